@@ -1,0 +1,181 @@
+"""EngineClient: the gateway's side of `engine.proto`. Async, because it lives in the gateway's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Protocol
+
+import grpc
+import structlog
+
+from engine.core.types import AdapterId, Request, TokenEvent
+from engine.pb import engine_pb2 as pb
+from engine.pb import engine_pb2_grpc as pb_grpc
+from engine.wire import event_from_pb, request_to_pb
+
+log = structlog.get_logger("engine.client")
+
+RECONNECT_SECONDS = 0.1
+
+
+class EngineUnavailable(Exception):
+    """The engine process is gone, restarting, or not ready yet. The request did not and will not complete."""
+
+
+class AdapterRejected(Exception):
+    """The engine refused an adapter; the message says why in words an operator can act on."""
+
+
+class EngineApi(Protocol):
+    """What the gateway asks of an engine, however far away it is."""
+
+    info: pb.EngineInfo
+
+    @property
+    def ready(self) -> bool:
+        """Connected to an engine whose model is loaded."""
+
+    def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        """Submits a request and yields its events; the last one carries a finish_reason.
+
+        Closing the generator early (`contextlib.aclosing`) aborts the request.
+
+        Raises:
+            EngineUnavailable: before or in the middle of the stream.
+        """
+
+    async def load_adapter(self, path: str) -> pb.AdapterInfo:
+        """Raises AdapterRejected, EngineUnavailable."""
+
+    async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
+        """Number of requests aborted because they outlived the drain time."""
+
+    async def stats(self) -> pb.EngineStats: ...
+
+
+class EngineClient:
+    """An `EngineApi` over one gRPC channel. Reconnects by itself until closed; what was in flight is lost and says so.
+
+    Args:
+        address: what the engine listens on, e.g. `unix:/path/to/socket`.
+        on_connect: awaited after every (re)connection, before the client counts as ready; restores adapters.
+    """
+
+    def __init__(self, address: str, on_connect: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.info = pb.EngineInfo()
+        self.on_connect = on_connect
+        options = [("grpc.max_receive_message_length", -1), ("grpc.max_reconnect_backoff_ms", 500)]
+        self._channel = grpc.aio.insecure_channel(address, options=options)
+        self._stub = pb_grpc.EngineStub(self._channel)
+        self._ready = asyncio.Event()
+        self._commands: asyncio.Queue[pb.Command] | None = None
+        self._streams: dict[str, asyncio.Queue[TokenEvent | None]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._ready.is_set()
+
+    async def start(self) -> None:
+        """Begins to connect; `wait_ready` tells when it has."""
+        self._task = asyncio.create_task(self._stay_connected(), name="engine-client")
+
+    async def wait_ready(self) -> None:
+        await self._ready.wait()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._channel.close()
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        if not self.ready or self._commands is None:
+            raise EngineUnavailable("the engine is not ready")
+        commands = self._commands
+        events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
+        self._streams[request.id] = events
+        commands.put_nowait(pb.Command(submit=request_to_pb(request)))
+        finished = False
+        try:
+            while not finished:
+                event = await events.get()
+                if event is None:
+                    finished = True
+                    raise EngineUnavailable("the engine stopped while the request ran")
+                finished = event.finish_reason is not None
+                yield event
+        finally:
+            self._streams.pop(request.id, None)
+            if not finished:
+                commands.put_nowait(pb.Command(abort=pb.Abort(request_id=request.id)))
+
+    async def load_adapter(self, path: str) -> pb.AdapterInfo:
+        try:
+            return await self._stub.LoadAdapter(pb.LoadAdapterRequest(path=path))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise AdapterRejected(error.details() or "") from error
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
+        request = pb.UnloadAdapterRequest(adapter=adapter, drain_seconds=drain_seconds)
+        try:
+            return (await self._stub.UnloadAdapter(request)).aborted
+        except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def stats(self) -> pb.EngineStats:
+        try:
+            return await self._stub.Stats(pb.StatsRequest())
+        except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def _stay_connected(self) -> None:
+        while True:
+            try:
+                await self._connect_once()
+            except grpc.aio.AioRpcError as error:
+                log.warning("engine_lost", reason=error.details())
+            finally:
+                self._lose()
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _connect_once(self) -> None:
+        """Holds one session from its beginning to its end."""
+        self.info.CopyFrom(await self._stub.Describe(pb.DescribeRequest(), wait_for_ready=True))
+        commands: asyncio.Queue[pb.Command] = asyncio.Queue()
+        call = self._stub.Session()
+        sender = asyncio.create_task(self._send(call, commands))
+        try:
+            if self.on_connect is not None:
+                await self.on_connect()
+            self._commands = commands
+            self._ready.set()
+            async for message in call:
+                self._dispatch(message)
+        finally:
+            sender.cancel()
+            call.cancel()
+
+    async def _send(self, call: grpc.aio.StreamStreamCall, commands: asyncio.Queue[pb.Command]) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader sees the broken stream
+            while True:
+                await call.write(await commands.get())
+
+    def _dispatch(self, message: pb.StepEvents) -> None:
+        for event in message.events:
+            stream = self._streams.get(event.request_id)
+            if stream is not None:
+                stream.put_nowait(event_from_pb(event))
+
+    def _lose(self) -> None:
+        """Tells every open stream that its engine is gone."""
+        self._ready.clear()
+        self._commands = None
+        for stream in self._streams.values():
+            stream.put_nowait(None)
+        self._streams.clear()

@@ -1,0 +1,66 @@
+"""Configuration of one engine process: frozen, validated once, sent to it as JSON by whoever starts it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+LOAD_FORMATS = ("auto", "dummy")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What to serve and how much memory to give it.
+
+    Raises:
+        ValueError: a value is out of range; the message names it and the values allowed.
+    """
+
+    model: str
+    """A prepared model folder: config.json, safetensors (unless load_format is dummy), tokenizer."""
+    load_format: str = "auto"
+    """auto: safetensors. dummy: random weights of the shape config.json gives."""
+    dtype: str = "auto"
+    """auto: bfloat16 where the device computes in it, else float32."""
+    device: str = "auto"
+    """auto: cuda where there is one, else cpu."""
+    memory_gb: float = 0.0
+    """Size of the page pool in GiB; 0: a quarter of free memory, at most 4, on the CPU, and 90 % of it on a GPU."""
+    num_pages: int = 0
+    """Size of the page pool in pages, taking precedence over memory_gb; 0: from memory_gb."""
+    block_size: int = 16
+    max_seqs: int = 32
+    max_model_len: int = 0
+    """Tokens of one sequence; 0: what the model was made for, at most 8192."""
+    token_budget: int = 256
+    """Tokens computed a step, over all sequences."""
+    max_resident_adapters: int = 1024
+    host_adapter_gb: float = 2.0
+    """Bound on packed adapters in host memory, in GiB."""
+    prefix_caching: bool = True
+    threads: int = 0
+    """CPU threads of one operation; 0: every core this process may use."""
+    seed: int = 0
+    """Of dummy weights."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("dtype", DTYPES), ("device", DEVICES), ("load_format", LOAD_FORMATS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"engine.{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        for name in ("block_size", "max_seqs", "token_budget", "max_resident_adapters"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"engine.{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("memory_gb", "num_pages", "max_model_len", "host_adapter_gb", "threads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"engine.{name} must not be negative, not {getattr(self, name)}")
+        if self.token_budget < self.max_seqs:
+            raise ValueError(f"engine.token_budget ({self.token_budget}) must be at least max_seqs ({self.max_seqs})")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineConfig:
+        return cls(**json.loads(text))

@@ -1,0 +1,79 @@
+"""The pages a plan may still take: an overlay over the pool that leaves the pool as it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+
+from engine.core.state import EngineState
+from engine.core.types import PageId
+
+
+class PageBudget:
+    """Hands out pages, cheapest first: free ones, those the plan gave back, idle cached prefixes from the oldest."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._prefix = state.prefix
+        self._refs = state.pool.refs
+        self._refs_change: Counter[PageId] = Counter()
+        self._returned: dict[PageId, None] = {}
+        self._shared: set[PageId] = set()
+        """Idle pages this plan has referenced, and so taken out of the idle ones for good."""
+        self._free: Iterator[PageId] = iter(state.pool.free)
+        self._idle: Iterator[PageId] = iter(state.prefix.idle)
+        self._free_left = len(state.pool.free)
+        self._idle_left = len(state.prefix.idle)
+        self.dropped: dict[PageId, None] = {}
+        """Taken pages whose cached prefix must be forgotten (an ordered set)."""
+
+    @property
+    def available(self) -> int:
+        return self._free_left + len(self._returned) + self._idle_left
+
+    def take(self, count: int) -> tuple[PageId, ...]:
+        """`count` pages; as many must be `available`."""
+        return tuple([self._take_one() for _ in range(count)])
+
+    def share(self, pages: list[PageId]) -> None:
+        """References cached pages, which can no longer be taken."""
+        for page in pages:
+            if page in self._returned:
+                del self._returned[page]
+            elif page in self._prefix.idle and page not in self._shared:
+                self._idle_left -= 1
+                self._shared.add(page)
+            self._refs_change[page] += 1
+
+    def give_back(self, pages: Iterable[PageId]) -> None:
+        """Drops one reference to each page; tails should come first, being worth least to the prefix cache."""
+        for page in pages:
+            self._refs_change[page] -= 1
+            if self._count(page) == 0:
+                self._returned[page] = None
+
+    def exclusive(self, pages: list[PageId]) -> int:
+        """Pages that would come free if their one owner let go."""
+        return sum(self._count(page) == 1 for page in pages)
+
+    def still_cached(self, pages: list[PageId]) -> list[PageId]:
+        """The leading pages whose prefix this plan has not dropped."""
+        return list(takewhile(lambda page: page not in self.dropped, pages))
+
+    def _count(self, page: PageId) -> int:
+        return self._refs[page] + self._refs_change[page]
+
+    def _take_one(self) -> PageId:
+        if self._free_left:
+            self._free_left -= 1
+            page = next(self._free)
+        elif self._returned:
+            page = next(iter(self._returned))
+            del self._returned[page]
+        else:
+            self._idle_left -= 1
+            page = next(page for page in self._idle if page not in self._shared)
+        if page in self._prefix.key_of:
+            self.dropped[page] = None
+        self._refs_change[page] += 1
+        return page

@@ -1,0 +1,53 @@
+"""Everything the engine knows, in one place. Plain data: `plan.py` reads it, `commit.py` writes it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from engine.core.adapters import Adapter
+from engine.core.config import CoreConfig
+from engine.core.pages import PagePool
+from engine.core.prefix import PrefixCache
+from engine.core.types import AdapterId, Sequence, TokenEvent
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the engine started."""
+
+    steps: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    adapter_loads: int = 0
+    adapter_evictions: int = 0
+
+
+@dataclass(slots=True)
+class EngineState:
+    config: CoreConfig
+    pool: PagePool
+    prefix: PrefixCache = field(default_factory=PrefixCache)
+    adapters: dict[AdapterId, Adapter] = field(default_factory=dict)
+    sequences: dict[str, Sequence] = field(default_factory=dict)
+    """Every live request, waiting or running."""
+    waiting: list[Sequence] = field(default_factory=list)
+    """Sorted by `policy.queue_key`."""
+    running: dict[str, Sequence] = field(default_factory=dict)
+    """In the order they began to run."""
+    released: list[str] = field(default_factory=list)
+    """Ended since the last plan: the executor must forget them."""
+    outbox: deque[TokenEvent] = field(default_factory=deque)
+    counters: Counters = field(default_factory=Counters)
+
+    @classmethod
+    def create(cls, config: CoreConfig) -> EngineState:
+        return cls(config=config, pool=PagePool(config.num_pages))
+
+    @property
+    def has_work(self) -> bool:
+        """Something would be lost by not stepping again."""
+        return bool(self.sequences or self.released or self.outbox or any(a.closing for a in self.adapters.values()))

@@ -1,0 +1,246 @@
+"""The words the engine is written in: plain data, no behaviour beyond arithmetic on itself.
+
+`StepPlan` flows down to an executor, `StepResult` flows back up, `TokenEvent` leaves the engine. None of them knows
+about tensors, sockets or clocks, so a plan can cross a process boundary as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+AdapterId = str
+"""Content hash of an adapter's configuration and weights: its identity everywhere below the gateway."""
+
+PageId = int
+
+PrefixKey = bytes
+"""Digest of an adapter and a run of whole pages of tokens from the start of a sequence (see prefix.py)."""
+
+
+class Lane(IntEnum):
+    """Who waits for the answer. Lower value is served first."""
+
+    INTERACTIVE = 0
+    BATCH = 1
+
+
+class ErrorCode(Enum):
+    """Why a request was refused; the names are those of the public error table."""
+
+    INVALID_REQUEST = "invalid_request"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    MODEL_NOT_FOUND = "model_not_found"
+    LANE_QUEUE_FULL = "lane_queue_full"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    code: ErrorCode
+    message: str
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. Names and ranges are those of the OpenAI and vLLM APIs."""
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 is off."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    """64-bit. The draw for a position depends on (seed, position) only, so a resumed sequence repeats itself."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """Number of alternatives to report a token; None computes no logprobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation, as the gateway submits it."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    adapter: AdapterId | None = None
+    lane: Lane = Lane.INTERACTIVE
+    priority: int = 0
+    """Lower is sooner, inside the lane."""
+    tenant: str = ""
+    arrival: float = 0.0
+    """Seconds on the engine's clock."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request on its way: `num_computed` catching up with `tokens`. Mutated by `commit.py` alone."""
+
+    request: Request
+    tokens: list[int]
+    """Prompt and everything generated so far."""
+    num_computed: int = 0
+    """Leading tokens whose K and V are in `pages`."""
+    pages: list[PageId] = field(default_factory=list)
+    page_keys: list[PrefixKey] = field(default_factory=list)
+    """Prefix keys of the leading full pages of `tokens` (see prefix.py), extended as far as somebody asked."""
+    num_cached: int = 0
+    """Prompt tokens found in the prefix cache when it first ran."""
+    num_preemptions: int = 0
+    num_lost: int = 0
+    """Tokens that were computed when it was last preempted."""
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def num_remaining(self) -> int:
+        """Known tokens not computed yet: 1 while decoding."""
+        return len(self.tokens) - self.num_computed
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence starts (or starts again) running: what an executor must know about it from now on."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    num_prompt: int
+    num_computed: int
+    """Tokens already in `pages`, found in the prefix cache."""
+    pages: tuple[PageId, ...]
+    adapter: AdapterId | None
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledChunk:
+    """Compute `num_tokens` tokens of a sequence, beginning at position `start`."""
+
+    request_id: str
+    start: int
+    num_tokens: int
+    new_pages: tuple[PageId, ...]
+    """Appended to the sequence's block table before the step."""
+    samples: bool
+    """The chunk reaches the last known token: the executor returns the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoad:
+    """Copy an adapter from host memory into these device pages."""
+
+    adapter: AdapterId
+    pages: tuple[PageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Everything one step does, in the order an executor must do it: release, evict, load, admit, compute.
+
+    The plan already fits: committing it cannot fail. Page ids freed by `released` or `evicted` may be reused by
+    `loads`, `admitted` and `chunks` of the same plan.
+    """
+
+    released: tuple[str, ...] = ()
+    """Requests the executor forgets: finished or aborted since the last plan, or preempted by this one."""
+    preempted: tuple[str, ...] = ()
+    dropped_cache: tuple[PageId, ...] = ()
+    """Pages taken back from the prefix cache."""
+    evicted: tuple[AdapterId, ...] = ()
+    loads: tuple[AdapterLoad, ...] = ()
+    admitted: tuple[Admission, ...] = ()
+    chunks: tuple[ScheduledChunk, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.released or self.evicted or self.loads or self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities under the model's own distribution, before penalties and temperature."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logprob), most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    request_id: str
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of a plan. `sampled` has one entry for every chunk with `samples`."""
+
+    sampled: tuple[SampledToken, ...] = ()
+    loaded: tuple[AdapterId, ...] = ()
+    """Adapters whose copy has finished; not necessarily begun by the same step."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """News of one request. Exactly one event of a request's life carries a `finish_reason`."""
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    num_cached: int = 0
+    refusal: Refusal | None = None
+    """Set when the finish_reason is ERROR."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddAdapter:
+    """An adapter is packed in host memory and may be used from now on."""
+
+    adapter: AdapterId
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropAdapter:
+    """No new requests for this adapter; forget it when the last one has ended."""
+
+    adapter: AdapterId
+
+
+Command = Submit | Abort | AddAdapter | DropAdapter

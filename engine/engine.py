@@ -1,0 +1,145 @@
+"""The engine: one loop, one step at a time, and the only thread that touches the state."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from engine.core.commit import absorb, apply_commands, commit
+from engine.core.plan import plan_step
+from engine.core.policy import LanePolicy, Policy
+from engine.core.state import EngineState
+from engine.core.types import Abort, AdapterId, AddAdapter, Command, DropAdapter, TokenEvent
+from engine.executor.base import Executor, HostAdapter
+
+T = TypeVar("T")
+
+
+class Inbox:
+    """Commands and questions from other threads, taken up between two steps."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._commands: list[Command] = []
+        self._questions: list[Callable[[], None]] = []
+        self._arrived = threading.Event()
+
+    def put(self, command: Command) -> None:
+        with self._lock:
+            self._commands.append(command)
+        self._arrived.set()
+
+    def ask(self, question: Callable[[], None]) -> None:
+        with self._lock:
+            self._questions.append(question)
+        self._arrived.set()
+
+    def wake(self) -> None:
+        self._arrived.set()
+
+    def wait(self) -> None:
+        self._arrived.wait()
+
+    def drain(self) -> list[Command]:
+        """All commands in order of arrival."""
+        with self._lock:
+            commands, self._commands = self._commands, []
+        return commands
+
+    def drain_questions(self) -> list[Callable[[], None]]:
+        with self._lock:
+            questions, self._questions = self._questions, []
+            self._arrived.clear()
+        return questions
+
+
+class Engine:
+    """Runs requests to their end. `step` and `run` belong to one thread; everything else may be called from any."""
+
+    def __init__(
+        self,
+        state: EngineState,
+        executor: Executor,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.state = state
+        self.executor = executor
+        self.policy = policy or LanePolicy()
+        self.clock = clock
+        self.inbox = Inbox()
+        self.step_seconds = 0.0
+        self._stopping = False
+
+    def step(self) -> list[TokenEvent]:
+        """One iteration over all running sequences; returns what became of every request it moved."""
+        apply_commands(self.state, self.inbox.drain())
+        plan = plan_step(self.state, self.policy, self.clock())
+        commit(self.state, plan)
+        result = self.executor.execute(plan)
+        return absorb(self.state, result, self.clock())
+
+    def run(self, deliver: Callable[[list[TokenEvent]], None]) -> None:
+        """Steps while there is work and sleeps while there is none, until `stop`."""
+        while not self._stopping:
+            if not self.state.has_work:
+                self.inbox.wait()
+            for question in self.inbox.drain_questions():
+                question()
+            started = self.clock()
+            events = self.step()
+            self.step_seconds += self.clock() - started
+            if events:
+                deliver(events)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.inbox.wake()
+
+    def inspect(self, question: Callable[[EngineState], T], timeout: float = 30.0) -> T:
+        """The answer to a question put to the state between two steps.
+
+        Raises:
+            TimeoutError: no step ended within `timeout` seconds.
+        """
+        answer: Future[T] = Future()
+
+        def settle() -> None:
+            try:
+                answer.set_result(question(self.state))
+            except Exception as error:
+                answer.set_exception(error)
+
+        self.inbox.ask(settle)
+        return answer.result(timeout)
+
+    def load_adapter(self, path: str) -> HostAdapter:
+        """Makes an adapter usable by requests submitted from now on. Raises ValueError with the reason if it is not."""
+        host = self.executor.load_host(path)
+        self.inbox.put(AddAdapter(host.id, host.num_pages))
+        return host
+
+    def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
+        """Lets requests of an adapter end, aborts those still there after `drain_seconds`, and frees every tier.
+
+        Returns:
+            The number of requests aborted.
+        """
+        self.inbox.put(DropAdapter(adapter))
+        deadline = time.monotonic() + drain_seconds
+        while (users := self.inspect(lambda state: _users(state, adapter))) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for request_id in users:
+            self.inbox.put(Abort(request_id))
+        while self.inspect(lambda state: adapter in state.adapters and state.adapters[adapter].closing):
+            time.sleep(0.002)
+        if self.inspect(lambda state: adapter not in state.adapters):
+            self.executor.drop_host(adapter)
+        return len(users)
+
+
+def _users(state: EngineState, adapter: AdapterId) -> list[str]:
+    return [seq.id for seq in state.sequences.values() if seq.request.adapter == adapter]

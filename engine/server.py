@@ -1,0 +1,133 @@
+"""The engine process: `python -m engine.server --config JSON --address unix:PATH`. A composition root.
+
+It loads the model, then serves `engine.proto` and steps until it is told to stop: by SIGTERM or SIGINT, or by the end
+of its standard input when `--until-stdin-closes` is given, so that it never outlives the gateway that started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import structlog
+
+from engine.config import EngineConfig
+from engine.core.config import CoreConfig
+from engine.core.state import EngineState
+from engine.engine import Engine
+from engine.executor.base import Executor
+from engine.executor.fake import FakeExecutor
+from engine.pb import engine_pb2 as pb
+from engine.pb import engine_pb2_grpc as pb_grpc
+from engine.service import EngineService
+
+log = structlog.get_logger("engine")
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""A prompt of a million token ids is 5 MB."""
+SERVER_THREADS = 32
+"""One a connected gateway, and some for adapter loads and questions."""
+
+
+def build_real(config: EngineConfig) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
+    """The model on this machine's device."""
+    from engine.model.runner import ModelRunner
+
+    runner = ModelRunner(config, on_progress=_log_progress)
+    core = core_config(config, runner.num_pages, runner.max_model_len, runner.eos_token_ids)
+    info = pb.EngineInfo(
+        model=config.model,
+        model_hash=runner.model_hash,
+        architecture=runner.spec.model_type,
+        device=str(runner.device),
+        dtype=str(runner.dtype).removeprefix("torch."),
+        backend=runner.backend.name,
+        vocab_size=runner.vocab_size,
+        page_bytes=runner.page_bytes,
+    )
+    return core, runner, info
+
+
+def build_fake(config: EngineConfig) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
+    """No model: tokens are digests (see executor/fake.py). For tests of everything around a model."""
+    core = core_config(config, config.num_pages or 4096, config.max_model_len or 2048, ())
+    info = pb.EngineInfo(model=config.model, model_hash="fake", device="none", dtype="none", backend="fake")
+    return core, FakeExecutor(), info
+
+
+def core_config(
+    config: EngineConfig, num_pages: int, max_model_len: int, eos_token_ids: tuple[int, ...]
+) -> CoreConfig:
+    """A sequence may be as long as the model and the pool allow, whichever is less."""
+    return CoreConfig(
+        num_pages=num_pages,
+        block_size=config.block_size,
+        max_seqs=config.max_seqs,
+        max_model_len=min(max_model_len, (num_pages - 1) * config.block_size),
+        token_budget=config.token_budget,
+        max_resident_adapters=config.max_resident_adapters,
+        eos_token_ids=eos_token_ids,
+        prefix_caching=config.prefix_caching,
+    )
+
+
+def serve(config: EngineConfig, address: str, *, fake: bool, until_stdin_closes: bool) -> None:
+    core, executor, info = (build_fake if fake else build_real)(config)
+    info.max_model_len, info.num_pages = core.max_model_len, core.usable_pages
+    info.block_size, info.max_seqs = core.block_size, core.max_seqs
+    engine = Engine(EngineState.create(core), executor)
+    service = EngineService(engine, info)
+    server = _listen(service, address)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: engine.stop())
+    if until_stdin_closes:
+        threading.Thread(target=_stop_with_stdin, args=(engine,), daemon=True).start()
+    log.info("ready", address=address, device=info.device, dtype=info.dtype, pages=info.num_pages)
+    engine.run(service.deliver)
+    server.stop(grace=0.5).wait()
+
+
+def _listen(service: EngineService, address: str) -> grpc.Server:
+    options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", -1)]
+    server = grpc.server(ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="grpc"), options=options)
+    pb_grpc.add_EngineServicer_to_server(service, server)
+    server.add_insecure_port(address)
+    server.start()
+    return server
+
+
+def _stop_with_stdin(engine: Engine) -> None:
+    sys.stdin.buffer.read()
+    engine.stop()
+
+
+def _log_progress(what: str, done: int, total: int) -> None:
+    if done in (0, total):
+        log.info("loading", what=what, done=done, total=total)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m engine.server", description="Runs one loralane engine process.")
+    parser.add_argument("--config", required=True, help="EngineConfig as JSON")
+    parser.add_argument("--address", required=True, help="unix:/path/to/socket or host:port")
+    parser.add_argument("--fake", action="store_true", help="run without a model: tokens are digests")
+    parser.add_argument("--until-stdin-closes", action="store_true", help="stop when the starting process is gone")
+    args = parser.parse_args()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    config = EngineConfig.from_json(args.config)
+    serve(config, args.address, fake=args.fake, until_stdin_closes=args.until_stdin_closes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The engine behind `engine.proto`: sessions of gateways on one side, the engine's inbox on the other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import grpc
+
+from engine.core.types import Abort, Submit, TokenEvent
+from engine.engine import Engine
+from engine.pb import engine_pb2 as pb
+from engine.pb import engine_pb2_grpc as pb_grpc
+from engine.snapshot import snapshot
+from engine.wire import event_to_pb, request_from_pb
+
+
+class GatewaySession:
+    """One gateway's stream: the requests it owns and the events on their way to it."""
+
+    def __init__(self) -> None:
+        self.outbox: queue.SimpleQueue[pb.StepEvents | None] = queue.SimpleQueue()
+        """None ends the stream."""
+
+
+class EngineService(pb_grpc.EngineServicer):
+    """Thread-safe. `deliver` is called by the step loop, everything else by gRPC's threads."""
+
+    def __init__(self, engine: Engine, info: pb.EngineInfo) -> None:
+        self._engine = engine
+        self._info = info
+        self._lock = threading.Lock()
+        self._owner: dict[str, GatewaySession] = {}
+
+    def deliver(self, events: list[TokenEvent]) -> None:
+        """Sends each session its events of one step in one message."""
+        messages: dict[GatewaySession, pb.StepEvents] = {}
+        with self._lock:
+            for event in events:
+                session = self._owner.get(event.request_id)
+                if session is not None:
+                    messages.setdefault(session, pb.StepEvents()).events.append(event_to_pb(event))
+                if event.finish_reason is not None:
+                    self._owner.pop(event.request_id, None)
+        for session, message in messages.items():
+            session.outbox.put(message)
+
+    def Session(  # noqa: N802
+        self, request_iterator: Iterator[pb.Command], context: grpc.ServicerContext
+    ) -> Iterator[pb.StepEvents]:
+        session = GatewaySession()
+        context.add_callback(lambda: session.outbox.put(None))
+        reader = threading.Thread(target=self._read, args=(session, request_iterator), daemon=True)
+        reader.start()
+        try:
+            yield from iter(session.outbox.get, None)
+        finally:
+            self._abandon(session)
+
+    def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.EngineInfo:  # noqa: N802
+        return self._info
+
+    def LoadAdapter(  # noqa: N802
+        self, request: pb.LoadAdapterRequest, context: grpc.ServicerContext
+    ) -> pb.AdapterInfo:
+        started = self._engine.clock()
+        try:
+            host = self._engine.load_adapter(request.path)
+        except ValueError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return pb.AdapterInfo(
+            adapter=host.id,
+            rank=host.rank,
+            target_modules=host.target_modules,
+            pages=host.num_pages,
+            bytes=host.num_bytes,
+            load_seconds=self._engine.clock() - started,
+        )
+
+    def UnloadAdapter(  # noqa: N802
+        self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext
+    ) -> pb.UnloadAdapterResponse:
+        return pb.UnloadAdapterResponse(aborted=self._engine.unload_adapter(request.adapter, request.drain_seconds))
+
+    def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext) -> pb.EngineStats:  # noqa: N802
+        return self._engine.inspect(lambda state: snapshot(state, self._engine.step_seconds))
+
+    def _read(self, session: GatewaySession, commands: Iterator[pb.Command]) -> None:
+        try:
+            for command in commands:
+                self._take(session, command)
+        except grpc.RpcError:
+            pass  # the stream broke: its callback ends the session, which aborts what it carried
+        finally:
+            session.outbox.put(None)
+
+    def _take(self, session: GatewaySession, command: pb.Command) -> None:
+        if command.HasField("abort"):
+            self._engine.inbox.put(Abort(command.abort.request_id))
+            return
+        request = request_from_pb(command.submit, self._engine.clock())
+        with self._lock:
+            self._owner.setdefault(request.id, session)
+        self._engine.inbox.put(Submit(request))
+
+    def _abandon(self, session: GatewaySession) -> None:
+        with self._lock:
+            orphans = [request_id for request_id, owner in self._owner.items() if owner is session]
+            for request_id in orphans:
+                del self._owner[request_id]
+        for request_id in orphans:
+            self._engine.inbox.put(Abort(request_id))

@@ -1,0 +1,122 @@
+"""engine.proto messages to core types and back. The only place that knows both."""
+
+from __future__ import annotations
+
+from engine.core.types import (
+    ErrorCode,
+    FinishReason,
+    Lane,
+    Refusal,
+    Request,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprobs,
+)
+from engine.pb import engine_pb2 as pb
+
+_FINISH: dict[FinishReason | None, pb.FinishReason] = {
+    None: pb.FINISH_REASON_NONE,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: pb.FINISH_REASON_ABORT,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+_LANE = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
+_FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
+
+
+def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
+    return pb.SamplingParams(
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        seed=params.seed,
+        logit_bias=dict(params.logit_bias),
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        logprobs=params.logprobs,
+    )
+
+
+def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        seed=message.seed,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )
+
+
+def request_to_pb(request: Request) -> pb.Submit:
+    return pb.Submit(
+        request_id=request.id,
+        prompt=request.prompt,
+        params=params_to_pb(request.params),
+        adapter=request.adapter or "",
+        lane=_LANE[request.lane],
+        priority=request.priority,
+        tenant=request.tenant,
+    )
+
+
+def request_from_pb(message: pb.Submit, arrival: float) -> Request:
+    """`arrival` is the engine's own clock: a gateway's may be another machine's."""
+    return Request(
+        id=message.request_id,
+        prompt=tuple(message.prompt),
+        params=params_from_pb(message.params),
+        adapter=message.adapter or None,
+        lane=Lane(message.lane),
+        priority=message.priority,
+        tenant=message.tenant,
+        arrival=arrival,
+    )
+
+
+def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
+    return pb.TokenEvent(
+        request_id=event.request_id,
+        token_ids=event.tokens,
+        logprobs=[_logprobs_to_pb(item) for item in event.logprobs],
+        finish_reason=_FINISH[event.finish_reason],
+        cached_tokens=event.num_cached,
+        error_code=event.refusal.code.value if event.refusal else "",
+        error=event.refusal.message if event.refusal else "",
+    )
+
+
+def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
+    return TokenEvent(
+        request_id=message.request_id,
+        tokens=tuple(message.token_ids),
+        logprobs=tuple(_logprobs_from_pb(item) for item in message.logprobs),
+        finish_reason=_FINISH_BACK[message.finish_reason],
+        num_cached=message.cached_tokens,
+        refusal=Refusal(ErrorCode(message.error_code), message.error) if message.error_code else None,
+    )
+
+
+def _logprobs_to_pb(item: TokenLogprobs) -> pb.TokenLogprobs:
+    return pb.TokenLogprobs(
+        logprob=item.logprob, top_ids=[t for t, _ in item.top], top_logprobs=[p for _, p in item.top]
+    )
+
+
+def _logprobs_from_pb(item: pb.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(item.logprob, tuple(zip(item.top_ids, item.top_logprobs, strict=True)))

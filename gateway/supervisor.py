@@ -1,0 +1,87 @@
+"""Keeps one engine process alive: starts it, restarts it when it dies, stops it with the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+import structlog
+
+from engine.config import EngineConfig
+
+log = structlog.get_logger("supervisor")
+
+FIRST_BACKOFF_SECONDS = 0.2
+MAX_BACKOFF_SECONDS = 10.0
+HEALTHY_SECONDS = 30.0
+"""An engine that lived this long starts again at the first backoff."""
+STOP_SECONDS = 10.0
+
+
+class EngineSupervisor:
+    """An async context manager around `python -m engine.server` on a unix socket.
+
+    The engine reads the supervisor's end of its standard input: should the gateway be killed, the pipe closes and the
+    engine stops by itself.
+
+    Args:
+        fake: serve digests instead of a model (see engine/executor/fake.py).
+    """
+
+    def __init__(self, config: EngineConfig, socket: Path, *, fake: bool = False) -> None:
+        self.address = f"unix:{socket}"
+        self.restarts = 0
+        self._socket = socket
+        self._command = [sys.executable, "-m", "engine.server", "--config", config.to_json()]
+        self._command += ["--address", self.address, "--until-stdin-closes", *(["--fake"] if fake else [])]
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine process, while there is one."""
+        return self._process.pid if self._process and self._process.returncode is None else None
+
+    async def __aenter__(self) -> EngineSupervisor:
+        await self._spawn()
+        self._task = asyncio.create_task(self._watch(), name="engine-supervisor")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._stop()
+
+    async def _spawn(self) -> None:
+        self._socket.unlink(missing_ok=True)
+        self._process = await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE)
+
+    async def _watch(self) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            assert self._process is not None
+            started = time.monotonic()
+            code = await self._process.wait()
+            backoff = FIRST_BACKOFF_SECONDS if time.monotonic() - started > HEALTHY_SECONDS else backoff
+            log.error("engine_exited", code=code, restart_in_seconds=backoff)
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+            self.restarts += 1
+            await self._spawn()
+
+    async def _stop(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        self._socket.unlink(missing_ok=True)

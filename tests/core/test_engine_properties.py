@@ -1,0 +1,324 @@
+"""The scheduling core under arbitrary traffic: a state machine whose every step is checked, on simulated memory."""
+
+import copy
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.core.check import leftovers, violations
+from engine.core.config import CoreConfig
+from engine.core.plan import plan_step
+from engine.core.state import EngineState
+from engine.core.types import Abort, AddAdapter, DropAdapter, FinishReason, Lane, Request, SamplingParams, Submit
+from engine.engine import Engine
+from engine.executor.fake import FakeExecutor, fake_token
+
+ADAPTERS = {"a": 1, "b": 2, "c": 5}
+
+
+class MemoryExecutor(FakeExecutor):
+    """Also simulates the memory: what a slot holds is the prefix that was computed into it, and reads are checked."""
+
+    def __init__(self, config, vocab_size=50):
+        super().__init__(vocab_size)
+        self.size = config.block_size
+        self.slots = {}
+        self.resident = {}
+
+    def execute(self, plan):
+        for adapter in plan.evicted:
+            del self.resident[adapter]
+        for load in plan.loads:
+            self.resident[load.adapter] = load.pages
+            self.slots.update({(page, i): load.adapter for page in load.pages for i in range(self.size)})
+        result = super().execute(plan)
+        sampled = {s.request_id for s in result.sampled}
+        for chunk in plan.chunks:
+            self._compute(chunk, sampled)
+        return result
+
+    def _compute(self, chunk, sampled):
+        seq = self.sequences[chunk.request_id]
+        adapter = seq.admission.adapter
+        known = seq.tokens[:-1] if chunk.request_id in sampled else seq.tokens
+        end = chunk.start + chunk.num_tokens
+        assert chunk.samples == (end == len(known))
+        for position in range(chunk.start, end):
+            self.slots[seq.pages[position // self.size], position % self.size] = (adapter, tuple(known[: position + 1]))
+        for position in range(end):
+            held = self.slots[seq.pages[position // self.size], position % self.size]
+            assert held == (adapter, tuple(known[: position + 1])), "a sequence reads KV that is not its own"
+        for page in self.resident.get(adapter, ()):
+            assert self.slots[page, 0] == adapter, "an adapter's pages were overwritten"
+        assert adapter is None or adapter in self.resident
+
+
+def make_engine(config):
+    state = EngineState.create(config)
+    ticks = iter(range(10**9))
+    return Engine(state, MemoryExecutor(config), clock=lambda: float(next(ticks)))
+
+
+def expected_tokens(request, count, vocab_size=50):
+    tokens = list(request.prompt)
+    for _ in range(count):
+        tokens.append(fake_token(request.adapter, request.params.seed, tokens, vocab_size))
+    return tokens[len(request.prompt) :]
+
+
+configs = st.builds(
+    CoreConfig,
+    num_pages=st.integers(12, 40),
+    block_size=st.sampled_from([1, 2, 4]),
+    max_seqs=st.integers(1, 5),
+    max_model_len=st.just(48),
+    token_budget=st.integers(5, 20),
+    max_resident_adapters=st.integers(1, 3),
+    max_waiting=st.just(1000),
+    eos_token_ids=st.just((7,)),
+    prefix_caching=st.booleans(),
+)
+# Few distinct tokens and a shared head, so that prefixes meet.
+prompts = st.tuples(st.integers(0, 8), st.lists(st.integers(0, 1), min_size=1, max_size=10)).map(
+    lambda p: (*([0] * p[0]), *p[1])
+)
+
+
+class CoreMachine(RuleBasedStateMachine):
+    @initialize(config=configs)
+    def begin(self, config):
+        self.engine = make_engine(config)
+        self.requests, self.received, self.ended = {}, {}, {}
+        self.busy_steps = 0
+        for adapter, pages in ADAPTERS.items():
+            self.engine.inbox.put(AddAdapter(adapter, pages))
+
+    @property
+    def state(self):
+        return self.engine.state
+
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 12),
+        adapter=st.sampled_from([None, *ADAPTERS]),
+        lane=st.sampled_from(Lane),
+        priority=st.integers(0, 2),
+        ignore_eos=st.booleans(),
+    )
+    def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos):
+        params = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos)
+        name = f"r{len(self.requests)}"
+        arrival = float(len(self.requests))
+        request = Request(name, tuple(prompt), params, adapter, lane, priority, arrival=arrival)
+        self.requests[name], self.received[name] = request, []
+        self.engine.inbox.put(Submit(request))
+
+    @rule(data=st.data())
+    def abort(self, data):
+        if self.requests:
+            self.engine.inbox.put(Abort(data.draw(st.sampled_from(sorted(self.requests)))))
+
+    @rule(adapter=st.sampled_from(sorted(ADAPTERS)))
+    def drop_adapter(self, adapter):
+        self.engine.inbox.put(DropAdapter(adapter))
+
+    @rule(adapter=st.sampled_from(sorted(ADAPTERS)))
+    def add_adapter(self, adapter):
+        self.engine.inbox.put(AddAdapter(adapter, ADAPTERS[adapter]))
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count):
+        for _ in range(count):
+            self._step()
+
+    def _step(self):
+        for event in self.engine.step():
+            assert event.request_id not in self.ended, "an event after the terminal one"
+            self.received[event.request_id].extend(event.tokens)
+            if event.finish_reason is not None:
+                self.ended[event.request_id] = event
+
+    @precondition(lambda self: len(self.requests) > 3)
+    @rule()
+    def drain(self):
+        """Everything ends, and leaves nothing behind."""
+        for _ in range(3000):
+            if not self.state.has_work and not self.engine.inbox._commands:
+                break
+            self._step()
+        assert set(self.ended) == set(self.requests)
+        assert leftovers(self.state) == []
+        assert self.engine.executor.sequences == {}
+
+    @invariant()
+    def healthy(self):
+        if hasattr(self, "engine"):
+            assert violations(self.state) == []
+
+    @invariant()
+    def streams_are_undisturbed(self):
+        for name, tokens in getattr(self, "received", {}).items():
+            assert tokens == expected_tokens(self.requests[name], len(tokens))
+            self._check_end(name, tokens)
+
+    def _check_end(self, name, tokens):
+        event, params = self.ended.get(name), self.requests[name].params
+        if event is not None and event.finish_reason is FinishReason.LENGTH:
+            assert len(tokens) == params.max_tokens
+        if event is not None and event.finish_reason is FinishReason.STOP:
+            assert tokens[-1] == 7 and not params.ignore_eos
+
+    @invariant()
+    def plans_are_pure_and_fit(self):
+        if not hasattr(self, "engine"):
+            return
+        before = copy.deepcopy(self.state)
+        plan = plan_step(self.state, self.engine.policy, 0.0)
+        assert plan == plan_step(before, self.engine.policy, 0.0), "planning is not deterministic"
+        assert _comparable(before) == _comparable(self.state), "planning changed the state"
+        config = self.state.config
+        assert plan.num_tokens <= config.token_budget
+        assert all(chunk.num_tokens > 0 for chunk in plan.chunks)
+        self._check_lanes(plan)
+
+    def _check_lanes(self, plan):
+        lanes = {name: request.lane for name, request in self.requests.items()}
+        survivors = [s for s in self.state.running if s not in plan.preempted]
+        if any(lanes[v] is Lane.INTERACTIVE for v in plan.preempted):
+            assert all(lanes[s] is Lane.INTERACTIVE for s in survivors), "an interactive victim beside a batch one"
+        used = {a.adapter for a in plan.admitted if a.adapter}
+        used |= {self.requests[s].adapter for s in survivors} - {None}
+        assert not used & set(plan.evicted), "an adapter was evicted from under a sequence"
+
+
+def _comparable(state):
+    pool, prefix = state.pool, state.prefix
+    return (
+        list(pool.refs),
+        list(pool.free),
+        dict(prefix.page_of),
+        list(prefix.idle),
+        [(s.id, s.tokens, s.num_computed, s.pages) for s in state.sequences.values()],
+        [s.id for s in state.waiting],
+        list(state.running),
+        [(a.id, a.residency, a.pages, a.live, a.running, a.closing) for a in state.adapters.values()],
+        list(state.released),
+    )
+
+
+CoreMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCore = CoreMachine.TestCase
+
+
+def run_all(engine, requests, adapters=ADAPTERS):
+    for adapter, pages in adapters.items():
+        engine.inbox.put(AddAdapter(adapter, pages))
+    for request in requests:
+        engine.inbox.put(Submit(request))
+    events = []
+    while engine.state.has_work or engine.inbox._commands:
+        events += engine.step()
+        assert len(events) < 100_000
+    return events
+
+
+def tokens_of(events, name):
+    return [token for event in events if event.request_id == name for token in event.tokens]
+
+
+def request(name, prompt, max_tokens=8, lane=Lane.INTERACTIVE, adapter=None, arrival=0.0, **params):
+    return Request(name, tuple(prompt), SamplingParams(max_tokens, **params), adapter, lane, arrival=arrival)
+
+
+def test_preempted_streams_equal_undisturbed_ones():
+    config = CoreConfig(num_pages=12, block_size=2, max_seqs=4, max_model_len=64, token_budget=16)
+    engine = make_engine(config)
+    requests = [request(f"r{i}", [i, i + 1, 3], 10, arrival=float(i), ignore_eos=True) for i in range(4)]
+    events = run_all(engine, requests)
+    assert engine.state.counters.preemptions > 0
+    for r in requests:
+        assert tokens_of(events, r.id) == expected_tokens(r, 10)
+    assert leftovers(engine.state) == []
+
+
+def test_interactive_takes_the_place_of_batch():
+    config = CoreConfig(num_pages=40, block_size=4, max_seqs=2, max_model_len=64, token_budget=16)
+    engine = make_engine(config)
+    for i in range(2):
+        engine.inbox.put(Submit(request(f"b{i}", [i] * 8, 20, Lane.BATCH, arrival=float(i), ignore_eos=True)))
+    for _ in range(3):
+        engine.step()
+    engine.inbox.put(Submit(request("now", [5] * 4, 2, arrival=9.0, ignore_eos=True)))
+    events = engine.step()
+    assert "now" in engine.state.running
+    assert [s.id for s in engine.state.waiting] == ["b1"]
+    assert any(event.request_id == "now" and event.tokens for event in events)
+
+
+def test_adapter_pages_yield_to_interactive_adapters():
+    """A batch sequence holding the only room for adapters gives it up, with its adapter, to an interactive one."""
+    config = CoreConfig(num_pages=10, block_size=4, max_seqs=4, max_model_len=32, token_budget=16)
+    engine = make_engine(config)
+    adapters = {"x": 5, "y": 5}
+    for adapter, pages in adapters.items():
+        engine.inbox.put(AddAdapter(adapter, pages))
+    engine.inbox.put(Submit(request("b", [1] * 8, 8, Lane.BATCH, "x", 0.0, ignore_eos=True)))
+    for _ in range(3):
+        engine.step()
+    assert "b" in engine.state.running
+    engine.inbox.put(Submit(request("i", [2] * 4, 2, Lane.INTERACTIVE, "y", 1.0, ignore_eos=True)))
+    events = [event for _ in range(2) for event in engine.step()]
+    assert any(event.request_id == "i" and event.tokens for event in events)
+
+
+def test_prefix_hits_are_reported_and_keyed_by_adapter():
+    config = CoreConfig(num_pages=60, block_size=4, max_seqs=4, max_model_len=64, token_budget=64)
+    engine = make_engine(config)
+    prompt = list(range(17))
+    run_all(engine, [request("first", prompt)])
+    again = run_all(engine, [request("again", prompt)], {})
+    other = run_all(engine, [request("other", prompt, adapter="a")], {})
+    assert next(e for e in again if e.tokens).num_cached == 16
+    assert next(e for e in other if e.tokens).num_cached == 0
+    assert tokens_of(again, "again") == expected_tokens(request("again", prompt), len(tokens_of(again, "again")))
+
+
+def test_long_prompts_are_chunked_beside_decodes():
+    config = CoreConfig(num_pages=100, block_size=4, max_seqs=4, max_model_len=128, token_budget=8)
+    engine = make_engine(config)
+    engine.inbox.put(Submit(request("short", [1], 30, ignore_eos=True)))
+    engine.step()
+    engine.inbox.put(Submit(request("long", [2] * 40, 4, arrival=1.0, ignore_eos=True)))
+    for _ in range(5):
+        events = engine.step()
+        assert [e.request_id for e in events if e.tokens] == ["short"], "a decode waits for nobody's prompt"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"prompt": ()}, "invalid_request"),
+        ({"adapter": "nobody"}, "model_not_found"),
+        ({"params": SamplingParams(max_tokens=10_000)}, "context_length_exceeded"),
+        ({"prompt": (1,) * 40, "params": SamplingParams(max_tokens=20)}, "context_length_exceeded"),
+    ],
+)
+def test_requests_that_can_never_run_are_refused(changes, code):
+    config = CoreConfig(num_pages=8, block_size=4, max_seqs=4, max_model_len=64, token_budget=8)
+    engine = make_engine(config)
+    fields = {"id": "r", "prompt": (1,), "params": SamplingParams()} | changes
+    engine.inbox.put(Submit(Request(**fields)))
+    (event,) = engine.step()
+    assert event.finish_reason is FinishReason.ERROR
+    assert event.refusal.code.value == code
+
+
+def test_the_queue_is_bounded():
+    config = CoreConfig(num_pages=8, block_size=4, max_seqs=1, max_model_len=16, token_budget=8, max_waiting=2)
+    engine = make_engine(config)
+    for i in range(3):
+        engine.inbox.put(Submit(request(f"r{i}", [1], arrival=float(i))))
+    refused = [e for e in engine.step() if e.refusal]
+    assert [(e.request_id, e.refusal.code.value) for e in refused] == [("r2", "lane_queue_full")]

@@ -1,0 +1,137 @@
+"""The engine process as the gateway sees it: over a unix socket, supervised, without a model."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+
+import pytest
+
+from engine.client import EngineClient, EngineUnavailable
+from engine.config import EngineConfig
+from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
+from engine.executor.fake import FakeExecutor, fake_token
+from gateway.supervisor import EngineSupervisor
+
+
+@pytest.fixture
+async def supervisor(tmp_path):
+    config = EngineConfig(model="fake", num_pages=2000, block_size=4, max_seqs=8)
+    async with EngineSupervisor(config, tmp_path / "engine.sock", fake=True) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(supervisor):
+    client = EngineClient(supervisor.address)
+    await client.start()
+    await asyncio.wait_for(client.wait_ready(), 30)
+    yield client
+    await client.close()
+
+
+def make_request(name, max_tokens=8, adapter=None, lane=Lane.INTERACTIVE, seed=0):
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=seed)
+    return Request(name, (1, 2, 3), params, adapter, lane)
+
+
+def expected(request, count):
+    tokens = list(request.prompt)
+    for _ in range(count):
+        tokens.append(fake_token(request.adapter, request.params.seed, tokens, FakeExecutor().vocab_size))
+    return tokens[len(request.prompt) :]
+
+
+async def collect(client, request):
+    return [event async for event in client.generate(request)]
+
+
+async def until_empty(client):
+    async with asyncio.timeout(10):
+        while True:
+            stats = await client.stats()
+            assert list(stats.violations) == []
+            if not any(lane.running + lane.waiting for lane in stats.lanes):
+                return stats
+            await asyncio.sleep(0.01)
+
+
+async def until_running(client):
+    async with asyncio.timeout(10):
+        while not (await client.stats()).lanes[0].running:
+            await asyncio.sleep(0.001)
+
+
+async def test_streams_carry_every_token_once(client):
+    requests = [make_request(f"r{i}", 20, seed=i) for i in range(30)]
+    results = await asyncio.gather(*(collect(client, request) for request in requests))
+    for request, events in zip(requests, results, strict=True):
+        assert [token for event in events for token in event.tokens] == expected(request, 20)
+        assert [event.finish_reason for event in events if event.finish_reason] == [FinishReason.LENGTH]
+
+
+async def test_closing_a_stream_aborts_its_request(client):
+    async with contextlib.aclosing(client.generate(make_request("long", 1500))) as events:
+        async for event in events:
+            if event.tokens:
+                break
+    stats = await until_empty(client)
+    assert 0 < stats.generated_tokens < 1500
+
+
+async def test_random_disconnects_leave_nothing(client):
+    rng = random.Random(5)
+    adapter = (await client.load_adapter("some/adapter")).adapter
+
+    async def one(index):
+        request = make_request(f"r{index}", 40, rng.choice([None, adapter]), rng.choice(list(Lane)))
+        stop_after = rng.choice([0, 1, 5, 1000])
+        async with contextlib.aclosing(client.generate(request)) as events:
+            seen = 0
+            async for _ in events:
+                seen += 1
+                if seen > stop_after:
+                    break
+
+    await asyncio.gather(*(one(i) for i in range(64)))
+    stats = await until_empty(client)
+    assert stats.kv_pages == 0
+
+
+async def test_a_refusal_says_why(client):
+    (event,) = await collect(client, make_request("r", 5000))
+    assert event.finish_reason is FinishReason.ERROR
+    assert event.refusal.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+
+
+async def test_unloading_drains_then_frees(client):
+    adapter = (await client.load_adapter("a")).adapter
+    stream = asyncio.create_task(collect(client, make_request("slow", 1800, adapter)))
+    await until_running(client)
+    assert await client.unload_adapter(adapter, drain_seconds=0) == 1
+    assert (await stream)[-1].finish_reason is FinishReason.ABORT
+    (event,) = await collect(client, make_request("late", 4, adapter))
+    assert event.refusal.code is ErrorCode.MODEL_NOT_FOUND
+    assert (await client.stats()).adapter_pages == 0
+
+
+async def test_a_killed_engine_fails_its_requests_and_comes_back(client, supervisor):
+    pid = supervisor.pid
+    stream = asyncio.create_task(collect(client, make_request("lost", 1800)))
+    await until_running(client)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EngineUnavailable):
+        await stream
+    with pytest.raises(EngineUnavailable):
+        await collect(client, make_request("early"))
+    await asyncio.wait_for(client.wait_ready(), 30)
+    assert supervisor.pid != pid
+    request = make_request("again")
+    assert [t for e in await collect(client, request) for t in e.tokens] == expected(request, 8)
+
+
+async def test_the_engine_ends_with_its_gateway(supervisor):
+    process = supervisor._process
+    process.stdin.close()
+    assert await asyncio.wait_for(process.wait(), 10) == 0

@@ -1,0 +1,298 @@
+"""Configuration of a gateway and its engine: frozen, validated once, section for section as in the YAML."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_type_hints
+
+from engine.config import EngineConfig
+from engine.core.types import Lane
+from engine.demo import DEMO_ADAPTERS
+from gateway.config_file import ConfigError, as_mapping, build, check_keys, convert, read_yaml, resolve
+from gateway.core.tenants import ADMIN_TENANT, KeyRing, Limits, Principal, Tenant, hash_key, key_id
+from gateway.limiter.base import Policy
+
+DEMO_KEYS = ("sk-demo-acme", "sk-demo-globex", "sk-demo-admin")
+"""Known to everybody, so good on loopback only."""
+DEMO_HASHES = frozenset(hash_key(key) for key in DEMO_KEYS)
+HASHED = re.compile(r"sha256:([0-9a-f]{64})")
+FROM_ENVIRONMENT = re.compile(r"\$\{[^}]+\}")
+MIN_KEY_LENGTH = 12
+
+
+def _port(value: int) -> None:
+    if not 0 <= value <= 65535:
+        raise ValueError(f"port must be between 0 and 65535, not {value}")
+
+
+def _at_least(minimum: int, **values: float) -> None:
+    for name, value in values.items():
+        if not value >= minimum:
+            raise ValueError(f"{name} must be at least {minimum}, not {value}")
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The base model."""
+
+    source: str = "embedded"
+    """A model folder, a GGUF file, a Hugging Face id, or `embedded`: the small one that comes with the package."""
+    name: str = ""
+    """What clients call it; empty: the last part of the source's own name."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersConfig:
+    roots: tuple[Path, ...] = ()
+    """Folders below which adapters may be loaded while running; none: only what is preloaded."""
+    preload: Mapping[str, Path] = field(default_factory=dict)
+    """Served name -> PEFT folder, loaded at start."""
+    drain_seconds: float = 30.0
+    """How long an unloaded adapter's requests may go on before they are aborted."""
+
+    def __post_init__(self) -> None:
+        _at_least(0, drain_seconds=self.drain_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneConfig:
+    max_requests: int = 1000
+    """Of this lane in the gateway at once, waiting and running; one more is refused with lane_queue_full."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, max_requests=self.max_requests)
+
+
+@dataclass(frozen=True, slots=True)
+class LanesConfig:
+    interactive: LaneConfig = LaneConfig()
+    batch: LaneConfig = LaneConfig(10_000)
+
+    def of(self, lane: Lane) -> LaneConfig:
+        return self.interactive if lane is Lane.INTERACTIVE else self.batch
+
+
+@dataclass(frozen=True, slots=True)
+class TenantConfig:
+    tenant: Tenant
+    """Every other field of the tenant's section."""
+    keys: tuple[str, ...] = ()
+    """SHA-256 of each, in hex."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    when_redis_is_away: Policy = "degraded"
+    """degraded: each gateway limits by itself. closed: requests get 503. open: requests are not limited."""
+    replicas: int = 1
+    """Gateways sharing one Redis; while it is away each grants this fraction of every limit."""
+    lease_seconds: float = 3600.0
+    """After which a reservation that was never settled is forgotten; longer than any request."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, replicas=self.replicas, lease_seconds=self.lease_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisConfig:
+    url: str = ""
+    """redis://, rediss:// or unix://; empty: REDIS_URL if set, else an embedded Valkey in the data directory."""
+    timeout_ms: float = 50.0
+    """Of one limiter call."""
+    key_prefix: str = "loralane:"
+
+    def __post_init__(self) -> None:
+        _at_least(1, timeout_ms=self.timeout_ms)
+        if self.url and not self.url.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError(f"url must begin with redis://, rediss:// or unix://, not {self.url!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free one."""
+    max_body_bytes: int = 8 * 2**20
+    request_timeout_s: float = 600.0
+    """From arrival to the last token, unless the client asks for less."""
+    first_token_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        _port(self.port)
+        _at_least(1, max_body_bytes=self.max_body_bytes)
+        _positive(request_timeout_s=self.request_timeout_s, first_token_timeout_s=self.first_token_timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcConfig:
+    host: str = "127.0.0.1"
+    port: int = 50051
+    """0: any free one."""
+
+    def __post_init__(self) -> None:
+        _port(self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminConfig:
+    keys: tuple[str, ...] = ()
+    """SHA-256 of each, in hex; without any, nobody may use the admin API."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilityConfig:
+    log_prompts: bool = False
+    request_log: bool = True
+    """One JSON line a request on standard output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Raises ConfigError: sections contradict each other."""
+
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = field(default_factory=lambda: EngineConfig(model=""))
+    """Its `model` is filled in with the prepared folder: `engine_config`."""
+    adapters: AdaptersConfig = AdaptersConfig()
+    lanes: LanesConfig = LanesConfig()
+    tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
+    limits: LimitsConfig = LimitsConfig()
+    redis: RedisConfig = RedisConfig()
+    http: HttpConfig = HttpConfig()
+    grpc: GrpcConfig = GrpcConfig()
+    admin: AdminConfig = AdminConfig()
+    observability: ObservabilityConfig = ObservabilityConfig()
+
+    def __post_init__(self) -> None:
+        if self.limits.lease_seconds <= self.http.request_timeout_s:
+            raise ConfigError("limits.lease_seconds: must be longer than http.request_timeout_s")
+        self._check_keys()
+
+    def _check_keys(self) -> None:
+        owners = [(entry.tenant.name, key) for entry in self.tenants.values() for key in entry.keys]
+        owners += [("admin", key) for key in self.admin.keys]
+        first: dict[str, str] = {}
+        for owner, key in owners:
+            if first.setdefault(key, owner) != owner:
+                raise ConfigError(f"tenants: {first[key]} and {owner} share a key")
+            for section, host in (("http", self.http.host), ("grpc", self.grpc.host)):
+                if key in DEMO_HASHES and not is_loopback(host):
+                    raise ConfigError(f"{section}.host: {host} would offer demo keys to others; use keys of your own")
+
+    def engine_config(self, folder: Path) -> EngineConfig:
+        """What the engine process is started with, once the model is prepared in `folder`."""
+        return replace(self.engine, model=str(folder))
+
+    def key_ring(self) -> KeyRing:
+        principals = {
+            key: Principal(entry.tenant, key_id(key)) for entry in self.tenants.values() for key in entry.keys
+        }
+        principals |= {key: Principal(ADMIN_TENANT, key_id(key), is_admin=True) for key in self.admin.keys}
+        return KeyRing(principals)
+
+
+def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
+    """The file's configuration, or the demo's without a file. `env` fills ${NAME} references, and redis.url.
+
+    Relative paths in the file start from its folder.
+
+    Raises:
+        ConfigError: the message names the place and what is known there.
+    """
+    config = demo_config() if path is None else parse_config(read_yaml(path), env, path.resolve().parent)
+    if config.redis.url or not env.get("REDIS_URL"):
+        return config
+    return replace(config, redis=replace(config.redis, url=env["REDIS_URL"]))
+
+
+def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path) -> Config:
+    """Raises ConfigError."""
+    check_keys(document, [section.name for section in fields(Config)], "")
+    special = {"engine", "tenants", "admin"}
+    kinds = get_type_hints(Config)
+    plain = {
+        name: convert(resolve(value, env, name), kinds[name], name, base)
+        for name, value in document.items()
+        if name not in special
+    }
+    engine = resolve(document.get("engine"), env, "engine")
+    return Config(
+        **plain,
+        engine=build(EngineConfig, engine, "engine", base, model=""),
+        tenants=_tenants(document.get("tenants"), env, base),
+        admin=_admin(document.get("admin"), env),
+    )
+
+
+def demo_config() -> Config:
+    """The embedded defaults: what is served when nobody configures anything. Spelled out in configs/demo.yaml."""
+    acme = Tenant("acme", limits=Limits(1_000_000, 1_000_000_000))
+    globex = Tenant("globex", limits=Limits(600, 200_000))
+    return Config(
+        adapters=AdaptersConfig(preload={name: path.resolve() for name, path in DEMO_ADAPTERS.items()}),
+        tenants={
+            tenant.name: TenantConfig(tenant, (hash_key(key),))
+            for tenant, key in zip((acme, globex), DEMO_KEYS[:2], strict=True)
+        },
+        admin=AdminConfig((hash_key(DEMO_KEYS[2]),)),
+    )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _tenants(value: Any, env: Mapping[str, str], base: Path) -> dict[str, TenantConfig]:
+    section = as_mapping(value, "tenants")
+    return {name: _tenant(name, item, env, base) for name, item in section.items()}
+
+
+def _tenant(name: str, value: Any, env: Mapping[str, str], base: Path) -> TenantConfig:
+    where = f"tenants.{name}"
+    if name == ADMIN_TENANT.name:
+        raise ConfigError(f"{where}: this name belongs to administrators")
+    section = as_mapping(value, where)
+    check_keys(section, ["keys", *(item.name for item in fields(Tenant) if item.name != "name")], where)
+    rest = {key: item for key, item in section.items() if key != "keys"}
+    tenant = build(Tenant, resolve(rest, env, where), where, base, name=name)
+    return TenantConfig(tenant, _key_hashes(section.get("keys"), env, f"{where}.keys"))
+
+
+def _admin(value: Any, env: Mapping[str, str]) -> AdminConfig:
+    section = as_mapping(value, "admin")
+    check_keys(section, ["keys"], "admin")
+    return AdminConfig(_key_hashes(section.get("keys"), env, "admin.keys"))
+
+
+def _key_hashes(value: Any, env: Mapping[str, str], where: str) -> tuple[str, ...]:
+    if not isinstance(value, list | NoneType):
+        raise ConfigError(f"{where}: must be a list")
+    return tuple(_key_hash(item, env, f"{where}[{index}]") for index, item in enumerate(value or []))
+
+
+def _key_hash(text: Any, env: Mapping[str, str], where: str) -> str:
+    """Of a key that is in the environment, in the file as a hash already, or one of the demo's."""
+    if isinstance(text, str) and (hashed := HASHED.fullmatch(text)):
+        return hashed[1]
+    if text not in DEMO_KEYS and not (isinstance(text, str) and FROM_ENVIRONMENT.fullmatch(text)):
+        raise ConfigError(f"{where}: write ${{VARIABLE}} or sha256:<64 hex digits>; keys do not belong in files")
+    key = resolve(text, env, where)
+    if hashed := HASHED.fullmatch(key):
+        return hashed[1]
+    if len(key) < MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"{where}: a key must be at least {MIN_KEY_LENGTH} printable characters without spaces")
+    return hash_key(key)

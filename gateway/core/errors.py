@@ -1,0 +1,182 @@
+"""Everything a caller can be told went wrong: one table, read by HTTP and gRPC alike.
+
+    ApiError
+    ├── the caller's to fix
+    │   ├── 400 INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, INVALID_JSON, UNSUPPORTED_PARAMETER
+    │   ├── 401 INVALID_API_KEY
+    │   ├── 403 FORBIDDEN
+    │   ├── 404 MODEL_NOT_FOUND, ROUTE_NOT_FOUND
+    │   ├── 405 METHOD_NOT_ALLOWED
+    │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT
+    │   └── 413 REQUEST_TOO_LARGE
+    ├── the caller's own allowance
+    │   └── 429 RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA
+    └── ours
+        ├── 500 INTERNAL
+        ├── 503 LANE_QUEUE_FULL, QUEUE_TIMEOUT, PREEMPTED, LIMITER_UNAVAILABLE, ENGINE_UNAVAILABLE
+        └── 504 DEADLINE_EXCEEDED
+
+A 429 is always the tenant's own limit; shared capacity is always a 503.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one error looks on the wire."""
+
+    http_status: int
+    grpc_status: str
+    """Name of a member of `grpc.StatusCode`."""
+    type: str
+    code: str | None
+    should_retry: bool | None = None
+    """Sent as x-should-retry where a client's guess from the status alone would be wrong; None: let it guess."""
+
+
+class Fault(Enum):
+    """The table. A member's name says what happened; its value says how that is told."""
+
+    row: Row
+
+    INVALID_REQUEST = (400, "INVALID_ARGUMENT", "invalid_request_error", None)
+    CONTEXT_LENGTH_EXCEEDED = (400, "INVALID_ARGUMENT", "invalid_request_error", "context_length_exceeded")
+    INVALID_JSON = (400, "INVALID_ARGUMENT", "invalid_request_error", "invalid_json")
+    UNSUPPORTED_PARAMETER = (400, "INVALID_ARGUMENT", "invalid_request_error", "unsupported_parameter")
+    INVALID_API_KEY = (401, "UNAUTHENTICATED", "authentication_error", "invalid_api_key")
+    FORBIDDEN = (403, "PERMISSION_DENIED", "permission_error", "forbidden")
+    MODEL_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "model_not_found")
+    ROUTE_NOT_FOUND = (404, "UNIMPLEMENTED", "not_found_error", None)
+    METHOD_NOT_ALLOWED = (405, "UNIMPLEMENTED", "invalid_request_error", None)
+    ADAPTER_EXISTS = (409, "ALREADY_EXISTS", "conflict_error", "adapter_conflict", False)
+    ADAPTER_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "adapter_conflict", False)
+    REQUEST_TOO_LARGE = (413, "INVALID_ARGUMENT", "invalid_request_error", "request_too_large")
+    RATE_LIMIT_EXCEEDED = (429, "RESOURCE_EXHAUSTED", "requests", "rate_limit_exceeded")
+    INSUFFICIENT_QUOTA = (429, "RESOURCE_EXHAUSTED", "insufficient_quota", "insufficient_quota", False)
+    INTERNAL = (500, "INTERNAL", "server_error", "internal_error")
+    LANE_QUEUE_FULL = (503, "UNAVAILABLE", "service_unavailable", "lane_queue_full")
+    QUEUE_TIMEOUT = (503, "UNAVAILABLE", "service_unavailable", "queue_timeout")
+    PREEMPTED = (503, "UNAVAILABLE", "service_unavailable", "preempted")
+    LIMITER_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "limiter_unavailable")
+    ENGINE_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "engine_unavailable")
+    DEADLINE_EXCEEDED = (504, "DEADLINE_EXCEEDED", "server_error", "deadline_exceeded")
+
+    def __init__(
+        self, http_status: int, grpc_status: str, type: str, code: str | None, should_retry: bool | None = None
+    ) -> None:
+        self.row = Row(http_status, grpc_status, type, code, should_retry)
+
+
+@dataclass(eq=False, slots=True)
+class ApiError(Exception):
+    """An expected error, ready to be told to the caller. Anything else that escapes is a bug of ours: INTERNAL."""
+
+    fault: Fault
+    message: str
+    param: str | None = None
+    """The field of the request that is to blame."""
+    retry_after: float | None = None
+    """Seconds until the same request can succeed."""
+    limit_kind: Literal["requests", "tokens"] | None = None
+    """Of RATE_LIMIT_EXCEEDED: which allowance ran out; becomes the error's type."""
+    extra_headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent along: rate headers, Allow, WWW-Authenticate."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """For the request log and gRPC's ErrorInfo: for example the scope and the limit that refused."""
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def http_status(self) -> int:
+        return self.fault.row.http_status
+
+    @property
+    def grpc_status(self) -> str:
+        return self.fault.row.grpc_status
+
+    @property
+    def type(self) -> str:
+        return self.limit_kind or self.fault.row.type
+
+    @property
+    def code(self) -> str | None:
+        return self.fault.row.code
+
+    @property
+    def should_retry(self) -> bool | None:
+        return self.fault.row.should_retry
+
+    def body(self) -> dict[str, Any]:
+        """The JSON document OpenAI clients parse."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def headers(self) -> dict[str, str]:
+        """Response headers, in lower case. Waits are rounded up, so that waiting that long is enough."""
+        headers = dict(self.extra_headers)
+        if self.retry_after is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
+            headers["retry-after-ms"] = str(max(1, math.ceil(self.retry_after * 1000)))
+        if self.should_retry is not None:
+            headers["x-should-retry"] = "true" if self.should_retry else "false"
+        return headers
+
+
+def invalid_request(message: str, param: str | None = None) -> ApiError:
+    return ApiError(Fault.INVALID_REQUEST, message, param)
+
+
+def unsupported_parameter(param: str, why: str = "is not supported") -> ApiError:
+    return ApiError(Fault.UNSUPPORTED_PARAMETER, f"{param} {why}", param)
+
+
+def context_length_exceeded(num_tokens: int, max_tokens: int, param: str = "messages") -> ApiError:
+    message = f"the request needs {num_tokens} tokens of context (prompt and output); this model has {max_tokens}"
+    return ApiError(Fault.CONTEXT_LENGTH_EXCEEDED, message, param)
+
+
+def invalid_api_key() -> ApiError:
+    message = "missing or unknown API key; send it as 'Authorization: Bearer <key>'"
+    return ApiError(Fault.INVALID_API_KEY, message, extra_headers={"www-authenticate": "Bearer"})
+
+
+def forbidden(message: str = "this key may not do that") -> ApiError:
+    return ApiError(Fault.FORBIDDEN, message)
+
+
+def model_not_found(name: str) -> ApiError:
+    """The same words for a model that is absent and one that is another tenant's."""
+    message = f"the model {name!r} does not exist or you do not have access to it"
+    return ApiError(Fault.MODEL_NOT_FOUND, message, "model")
+
+
+def route_not_found(method: str, path: str) -> ApiError:
+    return ApiError(Fault.ROUTE_NOT_FOUND, f"unknown route: {method} {path}")
+
+
+def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:
+    """`allowed`: the methods the path has, comma-separated."""
+    message = f"{method} is not allowed on {path}; allowed: {allowed}"
+    return ApiError(Fault.METHOD_NOT_ALLOWED, message, extra_headers={"allow": allowed})
+
+
+def request_too_large(max_bytes: int) -> ApiError:
+    return ApiError(Fault.REQUEST_TOO_LARGE, f"the request body is larger than {max_bytes} bytes")
+
+
+def unavailable(fault: Fault, message: str, retry_after: float = 1.0) -> ApiError:
+    """One of the 503s: shared capacity, worth another try after `retry_after` seconds."""
+    return ApiError(fault, message, retry_after=retry_after)
+
+
+def internal(request_id: str) -> ApiError:
+    """A bug of ours. The log has the rest under the same id; the caller gets no internals."""
+    return ApiError(Fault.INTERNAL, f"internal error; request id {request_id}")

@@ -1,0 +1,119 @@
+"""Who is calling, and what they may use."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from engine.core.types import Lane
+from gateway.core.errors import invalid_api_key
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+MAX_LIMIT = 10**12
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Allowances a minute; None is no limit. A bucket holds one minute's worth."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MAX_LIMIT:
+                raise ValueError(f"{name} must be between 1 and {MAX_LIMIT}, or null for no limit; not {value}")
+
+    def divided(self, replicas: int) -> Limits:
+        """One replica's share, at least 1 of each."""
+        return Limits(_share(self.requests_per_minute, replicas), _share(self.tokens_per_minute, replicas))
+
+
+def _share(limit: int | None, replicas: int) -> int | None:
+    return None if limit is None else max(1, limit // replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One customer of this installation."""
+
+    name: str
+    default_lane: Lane = Lane.INTERACTIVE
+    """Of a request that asks for none."""
+    highest_lane: Lane = Lane.INTERACTIVE
+    """A request asking for more is served in this one."""
+    adapters: tuple[str, ...] = ("*",)
+    """Shell-style patterns of adapter names this tenant may use. The base model is everyone's."""
+    limits: Limits = Limits()
+    key_limits: Limits = Limits()
+    """Of each of its keys, within `limits`."""
+    weight: float = 1.0
+    """Share of the machine against other tenants of the same lane."""
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"tenant name {self.name!r} must be 1 to 64 letters, digits, '_', '.' or '-'")
+        if self.default_lane < self.highest_lane:
+            raise ValueError(f"default_lane {self.default_lane.name.lower()} is above highest_lane")
+        if not self.weight > 0:
+            raise ValueError(f"weight must be positive, not {self.weight}")
+
+    def may_use(self, adapter: str) -> bool:
+        return any(fnmatchcase(adapter, pattern) for pattern in self.adapters)
+
+    def effective_lane(self, asked: Lane | None) -> Lane:
+        """What is asked for, or the default, clamped to the highest allowed."""
+        return max(self.default_lane if asked is None else asked, self.highest_lane)
+
+
+ADMIN_TENANT = Tenant("admin")
+"""What administrators' keys belong to: every adapter, no limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """An authenticated caller."""
+
+    tenant: Tenant
+    key_id: str
+    """First 12 hex digits of the key's hash: safe to log, enough to tell keys apart."""
+    is_admin: bool = False
+
+
+def hash_key(key: str) -> str:
+    """SHA-256 in hex. Keys are long random strings, so a slow password hash would add nothing."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def key_id(key_hash: str) -> str:
+    return key_hash[:12]
+
+
+class KeyRing:
+    """Every key that opens a door here, as hashes."""
+
+    def __init__(self, principals: Mapping[str, Principal]) -> None:
+        """`principals`: by SHA-256 of the key, in lower-case hex."""
+        self._principals = dict(principals)
+
+    def authenticate(self, token: str | None) -> Principal:
+        """The owner of a key.
+
+        Compares with every hash in constant time each, so the time taken tells nothing about the hashes held.
+
+        Raises:
+            ApiError: INVALID_API_KEY. Its message does not repeat the key.
+        """
+        wanted = hash_key(token or "")
+        found = None
+        for known, principal in self._principals.items():
+            if hmac.compare_digest(wanted, known):
+                found = principal
+        if found is None:
+            raise invalid_api_key()
+        return found

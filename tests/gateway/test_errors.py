@@ -1,0 +1,95 @@
+"""Every error of the wire contract, as HTTP and gRPC clients will see it."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from gateway.core import errors
+from gateway.core.errors import ApiError, Fault
+
+CONTRACT = [
+    ("INVALID_REQUEST", 400, "INVALID_ARGUMENT", "invalid_request_error", None, None),
+    ("CONTEXT_LENGTH_EXCEEDED", 400, "INVALID_ARGUMENT", "invalid_request_error", "context_length_exceeded", None),
+    ("INVALID_JSON", 400, "INVALID_ARGUMENT", "invalid_request_error", "invalid_json", None),
+    ("UNSUPPORTED_PARAMETER", 400, "INVALID_ARGUMENT", "invalid_request_error", "unsupported_parameter", None),
+    ("INVALID_API_KEY", 401, "UNAUTHENTICATED", "authentication_error", "invalid_api_key", None),
+    ("FORBIDDEN", 403, "PERMISSION_DENIED", "permission_error", "forbidden", None),
+    ("MODEL_NOT_FOUND", 404, "NOT_FOUND", "not_found_error", "model_not_found", None),
+    ("ROUTE_NOT_FOUND", 404, "UNIMPLEMENTED", "not_found_error", None, None),
+    ("METHOD_NOT_ALLOWED", 405, "UNIMPLEMENTED", "invalid_request_error", None, None),
+    ("ADAPTER_EXISTS", 409, "ALREADY_EXISTS", "conflict_error", "adapter_conflict", False),
+    ("ADAPTER_CONFLICT", 409, "FAILED_PRECONDITION", "conflict_error", "adapter_conflict", False),
+    ("REQUEST_TOO_LARGE", 413, "INVALID_ARGUMENT", "invalid_request_error", "request_too_large", None),
+    ("RATE_LIMIT_EXCEEDED", 429, "RESOURCE_EXHAUSTED", "requests", "rate_limit_exceeded", None),
+    ("INSUFFICIENT_QUOTA", 429, "RESOURCE_EXHAUSTED", "insufficient_quota", "insufficient_quota", False),
+    ("INTERNAL", 500, "INTERNAL", "server_error", "internal_error", None),
+    ("LANE_QUEUE_FULL", 503, "UNAVAILABLE", "service_unavailable", "lane_queue_full", None),
+    ("QUEUE_TIMEOUT", 503, "UNAVAILABLE", "service_unavailable", "queue_timeout", None),
+    ("PREEMPTED", 503, "UNAVAILABLE", "service_unavailable", "preempted", None),
+    ("LIMITER_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "limiter_unavailable", None),
+    ("ENGINE_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "engine_unavailable", None),
+    ("DEADLINE_EXCEEDED", 504, "DEADLINE_EXCEEDED", "server_error", "deadline_exceeded", None),
+]
+
+
+@pytest.mark.parametrize("row", CONTRACT, ids=lambda row: row[0])
+def test_the_table_is_the_contract(row):
+    name, *expected = row
+    error = ApiError(Fault[name], "why")
+    assert [error.http_status, error.grpc_status, error.type, error.code, error.should_retry] == expected
+    assert hasattr(grpc.StatusCode, error.grpc_status)
+
+
+def test_the_table_has_no_other_rows():
+    assert [fault.name for fault in Fault] == [row[0] for row in CONTRACT]
+
+
+def test_the_body_always_has_all_four_fields():
+    assert errors.model_not_found("nope").body() == {
+        "error": {
+            "message": "the model 'nope' does not exist or you do not have access to it",
+            "type": "not_found_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
+    }
+    assert errors.invalid_request("bad").body()["error"] == {
+        "message": "bad",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": None,
+    }
+
+
+@pytest.mark.parametrize("kind", ["requests", "tokens"])
+def test_a_rate_limit_says_which_allowance_ran_out(kind):
+    assert ApiError(Fault.RATE_LIMIT_EXCEEDED, "slow down", limit_kind=kind).body()["error"]["type"] == kind
+
+
+@pytest.mark.parametrize(
+    ("wait", "seconds", "milliseconds"),
+    [(0.0, "1", "1"), (0.0101, "1", "11"), (1.0, "1", "1000"), (11.9871, "12", "11988")],
+)
+def test_waits_are_rounded_up(wait, seconds, milliseconds):
+    headers = errors.unavailable(Fault.QUEUE_TIMEOUT, "busy", wait).headers()
+    assert headers == {"retry-after": seconds, "retry-after-ms": milliseconds}
+
+
+def test_clients_are_told_not_to_retry_a_conflict():
+    assert ApiError(Fault.ADAPTER_EXISTS, "loaded already").headers() == {"x-should-retry": "false"}
+    assert ApiError(Fault.INVALID_REQUEST, "bad").headers() == {}
+
+
+def test_an_error_is_an_exception_with_a_message_and_a_traceback():
+    with pytest.raises(ApiError, match="1024 bytes") as caught:
+        raise errors.request_too_large(1024)
+    assert caught.value.__traceback__ is not None
+
+
+def test_constructors_fill_in_what_clients_look_for():
+    assert errors.unsupported_parameter("logit_bias").param == "logit_bias"
+    assert errors.context_length_exceeded(9000, 8192).message.count("8192") == 1
+    assert errors.method_not_allowed("GET", "/v1/completions", "POST").headers() == {"allow": "POST"}
+    assert errors.invalid_api_key().headers() == {"www-authenticate": "Bearer"}
+    assert errors.internal("req-1").message == "internal error; request id req-1"

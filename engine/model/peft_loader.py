@@ -1,0 +1,246 @@
+"""Adapter folders, as PEFT saves them, into checked fp32 blocks: correct, or refused with the reason.
+
+Nothing is ever guessed or left out: every tensor of the file must belong to a module the configuration targets, and
+every targeted module must have its tensors. Files are read once, so what is hashed is what is served.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, deserialize
+from torch import Tensor
+
+from engine.model.peft_config import MAX_RANK, AdapterError, PeftSettings, parse_config
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLE_FILE = "adapter_model.bin"
+MAX_CONFIG_BYTES = 1 << 20
+MAX_HEADER_BYTES = 16 << 20
+ID_CHARS = 32
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
+KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.(?P<name>[^.]+))?\.weight")
+
+Block = tuple[Tensor, Tensor]
+Place = tuple[int, int]
+"""(layer, target index)"""
+Raw = Mapping[str, Any]
+"""A tensor as it lies in the file: dtype name, shape, data."""
+
+__all__ = ["AdapterError", "LoadedAdapter", "TargetShapes", "load_peft"]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetShapes:
+    """What of the base model can be adapted.
+
+    Attributes:
+        layers: decoder layers of the model.
+        targets: names of the projections of one layer, in the order of `widths` and of the LoRA table.
+        widths: int32 [targets, 2]. (in_features, out_features) of each projection.
+        base_names: names and paths the base model goes by; they only make messages clearer.
+    """
+
+    layers: int
+    targets: tuple[str, ...]
+    widths: npt.NDArray[np.int32]
+    base_names: tuple[str, ...] = ()
+
+    def module(self, place: Place) -> str:
+        """Path of a projection in the Hugging Face model, such as `model.layers.3.self_attn.q_proj`."""
+        name = self.targets[place[1]]
+        return f"model.layers.{place[0]}.{'self_attn' if name in ATTENTION else 'mlp'}.{name}"
+
+    def places(self) -> dict[str, Place]:
+        """Every adaptable module: path -> (layer, target index), in the order the layers are computed."""
+        places = ((layer, target) for layer in range(self.layers) for target in range(len(self.targets)))
+        return {self.module(place): place for place in places}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedAdapter:
+    """A checked adapter, ready to be packed.
+
+    Attributes:
+        adapter_id: content hash of what it computes: configuration fields that matter, and the weights file.
+        blocks: (layer, target index) -> (A fp32 [rank, in_features], B fp32 [out_features, rank] times the LoRA scale).
+        ranks: int32 [layers, targets]. 0 where the adapter does not touch the projection.
+        target_modules: names of the projections it touches in any layer, in the model's order.
+        rank: the largest of `ranks`.
+        base_model: what its configuration calls the base model; may be empty.
+    """
+
+    adapter_id: str
+    blocks: Mapping[Place, Block]
+    ranks: npt.NDArray[np.int32]
+    target_modules: tuple[str, ...]
+    rank: int
+    base_model: str
+
+
+def load_peft(path: Path, shapes: TargetShapes) -> LoadedAdapter:
+    """Reads and checks an adapter folder.
+
+    Raises:
+        AdapterError: the folder does not hold a LoRA adapter that fits the model and can be served as PEFT would.
+    """
+    settings = parse_config(_read(path, CONFIG_FILE, MAX_CONFIG_BYTES))
+    data = _read(path, WEIGHTS_FILE, _max_weights_bytes(shapes))
+    pairs = _pair(_parse(data), settings, shapes)
+    wanted = _wanted(settings, shapes)
+    _check_coverage(pairs, wanted, settings, shapes)
+    blocks = {place: _block(pairs[place], place, settings, shapes) for place in wanted}
+    return _assemble(hashlib.sha256(settings.canonical() + b"\0" + data).hexdigest(), blocks, settings, shapes)
+
+
+def _assemble(digest: str, blocks: dict[Place, Block], settings: PeftSettings, shapes: TargetShapes) -> LoadedAdapter:
+    ranks = np.zeros((shapes.layers, len(shapes.targets)), dtype=np.int32)
+    for place, (a, _) in blocks.items():
+        ranks[place] = a.shape[0]
+    touched = tuple(name for target, name in enumerate(shapes.targets) if ranks[:, target].any())
+    return LoadedAdapter(digest[:ID_CHARS], blocks, ranks, touched, int(ranks.max()), settings.base_model)
+
+
+def _read(folder: Path, name: str, limit: int) -> bytes:
+    """One file of the folder, never following a link out of it."""
+    file = folder / name
+    try:
+        real = Path(os.path.realpath(file, strict=True))
+        if not any(real.is_relative_to(root) for root in _roots(folder)):
+            raise AdapterError(f"{file} is a link that leaves the adapter's folder; copy the file into it")
+        if not real.is_file():
+            raise AdapterError(f"{file} is not a file")
+        if (size := real.stat().st_size) > limit:
+            raise AdapterError(f"{file} has {size} bytes, and no adapter of this model has over {limit}")
+        return real.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise AdapterError(_missing(folder, name)) from error
+    except OSError as error:
+        raise AdapterError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _roots(folder: Path) -> tuple[Path, ...]:
+    """Where links may lead: the folder, and for a snapshot of the Hugging Face cache also its own blobs."""
+    root = Path(os.path.realpath(folder))
+    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+        return root, root.parent.parent / "blobs"
+    return (root,)
+
+
+def _missing(folder: Path, name: str) -> str:
+    if not folder.is_dir():
+        return f"{folder} is not a folder: an adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
+    if name == WEIGHTS_FILE and (folder / PICKLE_FILE).exists():
+        return (
+            f"{folder} has {PICKLE_FILE} but no {WEIGHTS_FILE}: pickle files can run code and are never opened; "
+            "save the adapter with PEFT's save_pretrained(..., safe_serialization=True)"
+        )
+    return f"{folder} has no {name}: point to the folder that PEFT's save_pretrained wrote"
+
+
+def _max_weights_bytes(shapes: TargetShapes) -> int:
+    return MAX_HEADER_BYTES + shapes.layers * MAX_RANK * int(shapes.widths.sum()) * torch.float64.itemsize
+
+
+def _parse(data: bytes) -> dict[str, Raw]:
+    try:
+        return dict(deserialize(data))
+    except SafetensorError as error:
+        raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short ({error}); copy it again") from error
+
+
+def _wanted(settings: PeftSettings, shapes: TargetShapes) -> dict[Place, str]:
+    """The projections the configuration targets, in the order the layers are computed."""
+    if beyond := sorted(layer for layer in settings.layers if layer >= shapes.layers):
+        raise AdapterError(f"layers_to_transform names layer {beyond[0]}, {_other_base(settings, shapes)}")
+    wanted = {place: module for module, place in shapes.places().items() if settings.targets(module)}
+    if not wanted:
+        raise AdapterError(f"target_modules match none of the model's projections ({', '.join(shapes.targets)})")
+    return wanted
+
+
+def _other_base(settings: PeftSettings, shapes: TargetShapes) -> str:
+    names = f" ({' or '.join(shapes.base_names)})" if shapes.base_names else ""
+    trained_on = f" It was trained on {settings.base_model!r}." if settings.base_model else ""
+    return f"and this model{names} has layers 0 to {shapes.layers - 1}: an adapter of another base?{trained_on}"
+
+
+def _pair(tensors: Mapping[str, Raw], settings: PeftSettings, shapes: TargetShapes) -> dict[Place, dict[str, Raw]]:
+    """Tensors by the projection and side (A or B) they belong to."""
+    places, names = shapes.places(), set()
+    pairs: dict[Place, dict[str, Raw]] = {}
+    for key, raw in tensors.items():
+        found = KEY.fullmatch(key)
+        if found is None or found["module"] not in places:
+            raise AdapterError(_stranger(key, settings, shapes))
+        names.add(found["name"])
+        pair = pairs.setdefault(places[found["module"]], {})
+        if found["side"] in pair or len(names) > 1:
+            raise AdapterError(f"{WEIGHTS_FILE} holds more than one adapter ({key!r} is of a second one)")
+        pair[found["side"]] = raw
+    return pairs
+
+
+def _stranger(key: str, settings: PeftSettings, shapes: TargetShapes) -> str:
+    """Why a tensor has no place in the model."""
+    shown, layer = repr(key[:200]), re.search(r"\.layers\.(\d{1,9})\.", key)
+    if ".lora_magnitude_vector" in key:
+        return f"{shown} belongs to a DoRA adapter, which is not supported; retrain with use_dora=false"
+    if "lora_embedding_" in key or "embed_tokens" in key or "lm_head" in key:
+        return f"{shown}: adapting the embeddings or lm_head is not supported; retrain on the projections only"
+    if layer and int(layer[1]) >= shapes.layers:
+        return f"{shown} is of layer {int(layer[1])}, {_other_base(settings, shapes)}"
+    return f"{shown} matches no module of the model, whose projections are {', '.join(shapes.targets)}"
+
+
+def _check_coverage(
+    pairs: Mapping[Place, Mapping[str, Raw]], wanted: Mapping[Place, str], settings: PeftSettings, shapes: TargetShapes
+) -> None:
+    for place, pair in sorted(pairs.items()):
+        if place not in wanted:
+            raise AdapterError(f"there are weights for {shapes.module(place)}, which {CONFIG_FILE} does not target")
+        if missing := {"A", "B"} - pair.keys():
+            raise AdapterError(f"{shapes.module(place)} has no lora_{missing.pop()}; save the adapter again")
+    if absent := [module for place, module in wanted.items() if place not in pairs]:
+        trained_on = f" ({settings.base_model})" if settings.base_model else ""
+        raise AdapterError(
+            f"{CONFIG_FILE} targets {absent[0]}, but there are no weights for it ({len(absent)} such modules): "
+            f"an incomplete file, or an adapter of another base{trained_on}?"
+        )
+
+
+def _block(pair: Mapping[str, Raw], place: Place, settings: PeftSettings, shapes: TargetShapes) -> Block:
+    module = shapes.module(place)
+    rank, (in_features, out_features) = settings.rank_of(module), shapes.widths[place[1]].tolist()
+    a = _tensor(pair["A"], f"{module}.lora_A", (rank, in_features), rank_axis=0)
+    b = _tensor(pair["B"], f"{module}.lora_B", (out_features, rank), rank_axis=1)
+    return a, _finite(b * settings.scale_of(module), f"{module}.lora_B times its scale")
+
+
+def _tensor(raw: Raw, name: str, shape: tuple[int, int], rank_axis: int) -> Tensor:
+    """One tensor in fp32, of exactly the shape the model and the configuration give it."""
+    found = tuple(raw["shape"])
+    if len(found) == 2 and found[1 - rank_axis] == shape[1 - rank_axis] and found != shape:
+        raise AdapterError(f"{name} has rank {found[rank_axis]}, and {CONFIG_FILE} says {shape[rank_axis]}")
+    if found != shape:
+        raise AdapterError(f"{name} is {list(found)}, and the model needs {list(shape)}: an adapter of another base?")
+    if raw["dtype"] not in DTYPES:
+        raise AdapterError(f"{name} is of type {raw['dtype']}; save it as one of {', '.join(DTYPES)}")
+    return _finite(torch.frombuffer(raw["data"], dtype=DTYPES[raw["dtype"]]).view(shape).float(), name)
+
+
+def _finite(tensor: Tensor, name: str) -> Tensor:
+    if not bool(torch.isfinite(tensor).all()):
+        raise AdapterError(f"{name} has NaN or infinite values: the training run diverged; use an earlier checkpoint")
+    return tensor

@@ -1,0 +1,246 @@
+"""From logits to the next tokens: penalties, filters and draws, each paid for only by the rows that ask for it.
+
+Order of operations (that of vLLM's sampler): ban of stop tokens below `min_tokens`, logit bias, penalties, then either
+argmax or temperature, min-p, top-k, top-p and a draw (see draws.py).
+
+A draw is one uniform number, an integer hash of (seed, position) alone, looked up in the cumulative distribution of
+what is left. Given the same logits, a sequence that was preempted, resumed or put among other batch mates repeats
+itself exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
+from engine.model.draws import Filters, draw, draw_filtered, ranked, uniforms
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: dividing by them would overflow."""
+SEED_MASK = 2**64 - 1
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _TokenCounts:
+    """The distinct tokens of a sequence and how often each was generated, as arrays that grow."""
+
+    ids: Int64Array
+    counts: npt.NDArray[np.float32]
+    places: dict[int, int]
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], generated: Sequence[int]) -> _TokenCounts:
+        ids = np.unique(np.asarray([*prompt, *generated], dtype=np.int64))
+        counts = np.zeros(len(ids), dtype=np.float32)
+        np.add.at(counts, np.searchsorted(ids, np.asarray(generated, dtype=np.int64)), 1)
+        return cls(ids, counts, {int(token): place for place, token in enumerate(ids)})
+
+    def add(self, token: int) -> None:
+        place = self.places.setdefault(token, len(self.ids))
+        if place == len(self.ids):
+            self.ids = np.append(self.ids, token)
+            self.counts = np.append(self.counts, np.float32(0))
+        self.counts[place] += 1
+
+
+@dataclass(slots=True)
+class _Row:
+    """What the sampler knows of one request."""
+
+    params: SamplingParams
+    position: int
+    """Index of the next token in the sequence."""
+    num_generated: int
+    seen: _TokenCounts | None
+    """Only kept for penalties."""
+    banned: Int64Array
+    """Tokens that must not come before `min_tokens`."""
+    bias_ids: Int64Array
+    bias: npt.NDArray[np.float32]
+
+    @property
+    def is_random(self) -> bool:
+        return self.params.temperature >= GREEDY_BELOW
+
+    @property
+    def is_filtered(self) -> bool:
+        return self.params.top_p < 1 or self.params.min_p > 0 or self.params.top_k > 0
+
+    @property
+    def is_banned(self) -> bool:
+        return self.num_generated < self.params.min_tokens
+
+    @property
+    def is_plain(self) -> bool:
+        """Argmax of the logits as they are."""
+        return not (self.is_random or self.seen or len(self.bias_ids) or self.is_banned)
+
+    def append(self, token: int) -> None:
+        self.position += 1
+        self.num_generated += 1
+        if self.seen:
+            self.seen.add(token)
+
+
+@dataclass(slots=True)
+class Sampler:
+    """Samples for the requests it has been told of, and keeps their histories.
+
+    Attributes:
+        vocab_size: columns of the logits. Token ids of a bias or a stop beyond it cannot occur and are ignored.
+        device: where logits live.
+        eos_token_ids: banned, together with a request's own stop tokens, until it has `min_tokens`.
+    """
+
+    vocab_size: int
+    device: torch.device
+    eos_token_ids: tuple[int, ...] = ()
+    _rows: dict[str, _Row] = field(default_factory=dict, init=False, repr=False)
+
+    def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
+        """Begins, or after a preemption resumes, a request whose known tokens are `tokens`, the prompt first."""
+        bias = [(token, value) for token, value in params.logit_bias if 0 <= token < self.vocab_size]
+        stops = {token for token in (*self.eos_token_ids, *params.stop_token_ids) if 0 <= token < self.vocab_size}
+        self._rows[request_id] = _Row(
+            params=params,
+            position=len(tokens),
+            num_generated=len(tokens) - num_prompt,
+            seen=_TokenCounts.of(tokens[:num_prompt], tokens[num_prompt:]) if _has_penalties(params) else None,
+            banned=np.array(sorted(stops), dtype=np.int64),
+            bias_ids=np.array([token for token, _ in bias], dtype=np.int64),
+            bias=np.array([value for _, value in bias], dtype=np.float32),
+        )
+
+    def remove(self, request_id: str) -> None:
+        """Forgets a request; one that is not known is an error (KeyError)."""
+        del self._rows[request_id]
+
+    def sample(self, logits: Tensor, request_ids: Sequence[str]) -> list[SampledToken]:
+        """Chooses the next token of each request and adds it to its history.
+
+        Args:
+            logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
+        """
+        rows = [self._rows[request_id] for request_id in request_ids]
+        tokens = self._choose(logits, rows)
+        logprobs = _logprobs(logits, [row.params.logprobs for row in rows], tokens)
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            row.append(token)
+        return [SampledToken(*result) for result in zip(request_ids, tokens.tolist(), logprobs, strict=True)]
+
+    def _choose(self, logits: Tensor, rows: list[_Row]) -> Int64Array:
+        """int64 [n]. Plain rows need no more than an argmax of the logits as they are."""
+        tokens = np.empty(len(rows), dtype=np.int64)
+        if plain := [i for i, row in enumerate(rows) if row.is_plain]:
+            tokens[plain] = _argmax(_take(logits, plain))
+        if shaped := [i for i, row in enumerate(rows) if not row.is_plain]:
+            scores = _take(logits, shaped).to(torch.float32, copy=True)
+            tokens[shaped] = _choose_shaped(scores, [rows[i] for i in shaped])
+        return tokens
+
+
+def _choose_shaped(scores: Tensor, rows: list[_Row]) -> Int64Array:
+    """The next token of rows that are edited or drawn. `scores`: fp32 [len(rows), vocab_size], changed in place."""
+    _ban(scores, rows)
+    _add_bias(scores, rows)
+    _penalise(scores, rows)
+    tokens = np.empty(len(rows), dtype=np.int64)
+    if greedy := [i for i, row in enumerate(rows) if not row.is_random]:
+        tokens[greedy] = _argmax(_take(scores, greedy))
+    for filtered in (False, True):
+        if drawn := [i for i, row in enumerate(rows) if row.is_random and row.is_filtered == filtered]:
+            tokens[drawn] = _draw(_take(scores, drawn), [rows[i] for i in drawn], filtered)
+    return tokens
+
+
+def _draw(scores: Tensor, rows: list[_Row], filtered: bool) -> Int64Array:
+    """The next token of random rows, all with filters or all without. `scores` may be changed."""
+    seeds = np.array([[row.params.seed & SEED_MASK] for row in rows], dtype=np.uint64)
+    positions = np.array([[row.position] for row in rows], dtype=np.uint64)
+    uniform = _upload(uniforms(seeds, positions), scores)
+    scores /= _upload(np.array([[row.params.temperature] for row in rows], dtype=np.float32), scores)
+    if not filtered:
+        return draw(scores, uniform).cpu().numpy()
+    return draw_filtered(scores, uniform, Filters.of([row.params for row in rows], scores.device)).cpu().numpy()
+
+
+def _logprobs(logits: Tensor, wanted: Sequence[int | None], tokens: Int64Array) -> list[TokenLogprobs | None]:
+    """Logprobs of the chosen and of the likeliest tokens, under the logits as the model gave them."""
+    results: list[TokenLogprobs | None] = [None] * len(wanted)
+    rows = [i for i, number in enumerate(wanted) if number is not None]
+    if not rows:
+        return results
+    raw = logits[rows].float()
+    all_logprobs = raw.log_softmax(-1)
+    chosen = all_logprobs.gather(1, _upload(tokens[rows], raw)[:, None])[:, 0].tolist()
+    ids = ranked(raw, min(max(number or 0 for number in wanted), raw.shape[1]))
+    values = all_logprobs.gather(1, ids).tolist()
+    for i, logprob, top_ids, top_values in zip(rows, chosen, ids.tolist(), values, strict=True):
+        top = tuple(zip(top_ids, top_values, strict=True))[: wanted[i]]
+        results[i] = TokenLogprobs(logprob, top)
+    return results
+
+
+def _ban(scores: Tensor, rows: list[_Row]) -> None:
+    if banned := [(i, row.banned) for i, row in enumerate(rows) if row.is_banned and len(row.banned)]:
+        scores[_entries(banned, scores)] = -torch.inf
+
+
+def _add_bias(scores: Tensor, rows: list[_Row]) -> None:
+    if biased := [(i, row.bias_ids) for i, row in enumerate(rows) if len(row.bias_ids)]:
+        values = _upload(np.concatenate([rows[i].bias for i, _ in biased]), scores)
+        scores.index_put_(_entries(biased, scores), values, accumulate=True)
+
+
+def _penalise(scores: Tensor, rows: list[_Row]) -> None:
+    """Repetition penalty on every known token, then frequency and presence on the generated ones."""
+    pairs = [(i, row.seen, row.params) for i, row in enumerate(rows) if row.seen]
+    if not pairs:
+        return
+    entries = _entries([(i, seen.ids) for i, seen, _ in pairs], scores)
+    penalties = np.array([_penalties(params) for *_, params in pairs], dtype=np.float32)
+    spread = np.repeat(penalties, [len(seen.ids) for _, seen, _ in pairs], axis=0)
+    repetition, frequency, presence = _upload(np.ascontiguousarray(spread.T), scores)
+    counts = _upload(np.concatenate([seen.counts for _, seen, _ in pairs]), scores)
+    values = scores[entries]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    scores[entries] = values - frequency * counts - presence * (counts > 0)
+
+
+def _entries(tokens: list[tuple[int, Int64Array]], like: Tensor) -> tuple[Tensor, Tensor]:
+    """Row and column indices of (row, its token ids) pairs, one after another."""
+    rows = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
+    both = _upload(np.stack([rows, np.concatenate([ids for _, ids in tokens])]), like)
+    return both[0], both[1]
+
+
+def _argmax(scores: Tensor) -> Int64Array:
+    """The highest of each row; the lowest id among equals. NumPy's argmax is several times faster than torch's."""
+    if scores.device.type == "cpu":
+        return scores.float().numpy().argmax(-1)
+    return scores.argmax(-1).cpu().numpy()
+
+
+def _take(scores: Tensor, rows: list[int]) -> Tensor:
+    """Those rows, ascending; not copied when it is all of them."""
+    return scores if len(rows) == len(scores) else scores[rows]
+
+
+def _upload(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(like.device)
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return _penalties(params) != (1.0, 0.0, 0.0)
+
+
+def _penalties(params: SamplingParams) -> tuple[float, float, float]:
+    return params.repetition_penalty, params.frequency_penalty, params.presence_penalty

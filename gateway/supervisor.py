@@ -39,11 +39,16 @@ class EngineSupervisor:
         self._command += ["--address", self.address, "--until-stdin-closes", *(["--fake"] if fake else [])]
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
+        self._exited = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
         """Of the engine process, while there is one."""
         return self._process.pid if self._process and self._process.returncode is None else None
+
+    async def wait_first_exit(self) -> None:
+        """Returns when an engine process has ended by itself for the first time."""
+        await self._exited.wait()
 
     async def __aenter__(self) -> EngineSupervisor:
         await self._spawn()
@@ -67,6 +72,7 @@ class EngineSupervisor:
             assert self._process is not None
             started = time.monotonic()
             code = await self._process.wait()
+            self._exited.set()
             backoff = FIRST_BACKOFF_SECONDS if time.monotonic() - started > HEALTHY_SECONDS else backoff
             log.error("engine_exited", code=code, restart_in_seconds=backoff)
             await asyncio.sleep(backoff)

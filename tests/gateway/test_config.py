@@ -102,9 +102,9 @@ def test_the_engine_section_is_the_engines_own_configuration(load):
 
 
 def test_references(load):
-    text = "http: {port: '${PORT:-1234}', host: '${HOST}'}\nobservability: {log_prompts: '${LOG:-true}'}"
+    text = "http: {port: '${PORT:-1234}', host: '${HOST}'}\nobservability: {request_log: '${LOG:-false}'}"
     loaded = load(text, {"HOST": "::1"})
-    assert (loaded.http.port, loaded.http.host, loaded.observability.log_prompts) == (1234, "::1", True)
+    assert (loaded.http.port, loaded.http.host, loaded.observability.request_log) == (1234, "::1", False)
     assert load(text, {"HOST": "localhost", "PORT": "99"}).http.port == 99
 
 

@@ -1,0 +1,80 @@
+"""The requests every benchmark sends, and the adapters they name. Seeded: every server does the same work."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+PROJECTIONS = {
+    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request: a prompt of token ids, and how many tokens it generates whatever they are."""
+
+    model: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+
+
+def requests(models: Sequence[str], count: int, seed: int = 0) -> list[Item]:
+    """`count` requests of 32 to 127 prompt and 16 to 95 output tokens, going round the models."""
+    rng = random.Random(seed)
+
+    def item(index: int) -> Item:
+        prompt = tuple(rng.randrange(1000, 40_000) for _ in range(rng.randrange(32, 128)))
+        return Item(models[index % len(models)], prompt, rng.randrange(16, 96))
+
+    return [item(index) for index in range(count)]
+
+
+def write_adapters(model_dir: Path, out: Path, count: int, rank: int = 8, seed: int = 0) -> dict[str, Path]:
+    """Random PEFT adapters on all seven projections of a Llama-family model; name -> folder."""
+    config = json.loads((model_dir / "config.json").read_text())
+    generator = torch.Generator().manual_seed(seed)
+    folders = {f"a{index:03}": out / f"a{index:03}" for index in range(count)}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+        save_file(_tensors(config, rank, generator), folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(json.dumps(_adapter_config(rank)))
+    return folders
+
+
+def _adapter_config(rank: int) -> dict[str, object]:
+    targets = [name for names in PROJECTIONS.values() for name in names]
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "base",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": targets,
+        "bias": "none",
+    }
+
+
+def _tensors(config: dict[str, int], rank: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
+    query, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    widths = {"q_proj": (hidden, query), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (query, hidden)}
+    widths |= {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for block, names in PROJECTIONS.items():
+            for name in names:
+                prefix = f"base_model.model.model.layers.{layer}.{block}.{name}"
+                shapes = {"lora_A": (rank, widths[name][0]), "lora_B": (widths[name][1], rank)}
+                for side, shape in shapes.items():
+                    weight = torch.randn(shape, generator=generator) * 0.02
+                    tensors[f"{prefix}.{side}.weight"] = weight.to(torch.bfloat16)
+    return tensors

@@ -1,0 +1,5 @@
+"""`python -m gateway` is `loralane`."""
+
+from gateway.cli import main
+
+main()

@@ -1,0 +1,258 @@
+"""Puts a gateway together and runs it: the composition root of the gateway process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Generator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import uvicorn
+from redis.asyncio import Redis
+from rich.console import Console
+from starlette.types import ASGIApp
+
+from engine.client import EngineClient
+from engine.core.types import Lane
+from gateway.adapters import AdapterRegistry
+from gateway.banner import Banner
+from gateway.config import Config
+from gateway.core.errors import ApiError
+from gateway.grpc_api import GrpcServer
+from gateway.http_api import create_app
+from gateway.limiter.failover import FailoverLimiter
+from gateway.limiter.local import LocalLimiter
+from gateway.limiter.redis import RedisLimiter
+from gateway.metrics import Metrics
+from gateway.request_log import RequestLog
+from gateway.service import Gateway
+from gateway.settings import ServiceSettings
+from gateway.store import open_store
+from gateway.supervisor import EngineSupervisor
+from gateway.tokenizer import Tokenizer
+
+log = structlog.get_logger("app")
+
+EMBEDDED_NAME = "smollm2-135m-instruct"
+ENGINE_START_SECONDS = 600.0
+"""Reading tens of gigabytes of weights takes minutes."""
+
+
+class StartError(Exception):
+    """The gateway cannot start; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Where this gateway runs, apart from what its configuration says."""
+
+    config: Config
+    model_dir: Path
+    """The prepared model."""
+    data_dir: Path
+    fake_engine: bool = False
+    """Serve digests instead of a model (see engine/executor/fake.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A gateway that answers."""
+
+    gateway: Gateway
+    engine: EngineClient
+    supervisor: EngineSupervisor
+    limiter: FailoverLimiter
+    http_port: int
+    grpc_port: int
+
+
+def model_name(config: Config) -> str:
+    """What clients call the base model, unless the configuration says otherwise: the last part of its path or id."""
+    if config.model.name:
+        return config.model.name
+    return EMBEDDED_NAME if config.model.source == "embedded" else Path(config.model.source).stem.lower()
+
+
+async def serve(launch: Launch, console: Console) -> None:
+    """Runs until SIGINT or SIGTERM, then lets running requests end."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    async with running(launch, console) as app:
+        Banner(launch.config, app.gateway, app.engine.info, app.http_port, app.grpc_port).print(console)
+        await stopping.wait()
+        console.print("stopping ...")
+
+
+@asynccontextmanager
+async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
+    """A gateway with its store and engine, taken down in the opposite order of how it is built up.
+
+    Raises:
+        StartError: something that the configuration names is not there or not usable.
+    """
+    config = launch.config
+    async with AsyncExitStack() as stack:
+        redis = await stack.enter_async_context(open_store(launch.data_dir, config.redis.url))
+        limiter = _limiter(config, redis)
+        await limiter.configure(entry.tenant for entry in config.tenants.values())
+        supervisor = EngineSupervisor(
+            config.engine_config(launch.model_dir), _engine_socket(launch.data_dir), fake=launch.fake_engine
+        )
+        await stack.enter_async_context(supervisor)
+        engine, adapters = await _connect(stack, supervisor, config)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, launch.model_dir)
+        await _wait_for_engine(engine, supervisor, console)
+        await _preload(adapters, config, console)
+        metrics, request_log = Metrics(), RequestLog() if config.observability.request_log else None
+        gateway = Gateway(
+            engine,
+            tokenizer,
+            adapters,
+            limiter,
+            base_names=(model_name(config),),
+            settings=_settings(config),
+            observers=(metrics, request_log) if request_log else (metrics,),
+        )
+        stack.push_async_callback(gateway.close)
+        keys = config.key_ring()
+        app = create_app(
+            gateway, keys, metrics=metrics, request_log=request_log, max_body_bytes=config.http.max_body_bytes
+        )
+        http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
+        grpc_port = await stack.enter_async_context(
+            _grpc(GrpcServer(gateway, keys, host=config.grpc.host, port=config.grpc.port))
+        )
+        yield Running(gateway, engine, supervisor, limiter, http_port, grpc_port)
+
+
+async def _connect(
+    stack: AsyncExitStack, supervisor: EngineSupervisor, config: Config
+) -> tuple[EngineClient, AdapterRegistry]:
+    """A client that gives a restarted engine its adapters back before it counts as ready."""
+    engine = EngineClient(supervisor.address)
+    roots = [*config.adapters.roots, *config.adapters.preload.values()]
+    adapters = AdapterRegistry(
+        engine, roots, reserved=(model_name(config),), drain_seconds=config.adapters.drain_seconds
+    )
+    engine.on_connect = adapters.reload_all
+    await engine.start()
+    stack.push_async_callback(engine.close)
+    stack.push_async_callback(adapters.close)
+    return engine, adapters
+
+
+def _settings(config: Config) -> ServiceSettings:
+    return ServiceSettings(
+        request_timeout=config.http.request_timeout_s,
+        first_token_timeout=config.http.first_token_timeout_s,
+        lane_capacity={lane: config.lanes.of(lane).max_requests for lane in Lane},
+    )
+
+
+def _engine_socket(data_dir: Path) -> Path:
+    """In the temporary folder: socket paths are short, data directories may be deep."""
+    digest = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"loralane-engine-{digest}-{os.getpid()}.sock"
+
+
+def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
+    shared = RedisLimiter(
+        redis,
+        timeout=config.redis.timeout_ms / 1000,
+        lease_seconds=config.limits.lease_seconds,
+        prefix=config.redis.key_prefix,
+    )
+    return FailoverLimiter(shared, LocalLimiter(config.limits.replicas), config.limits.when_redis_is_away)
+
+
+async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor, console: Console) -> None:
+    """An engine that dies before it was ever ready will not get better by itself."""
+    ready = asyncio.create_task(engine.wait_ready())
+    died = asyncio.create_task(supervisor.wait_first_exit())
+    with console.status("starting the engine: loading weights"):
+        await asyncio.wait({ready, died}, timeout=ENGINE_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    died.cancel()
+    if not engine.ready:
+        ready.cancel()
+        raise StartError("the engine did not start; its last words are above")
+
+
+async def _preload(adapters: AdapterRegistry, config: Config, console: Console) -> None:
+    with console.status("loading adapters") as status:
+        for number, (name, path) in enumerate(config.adapters.preload.items(), 1):
+            status.update(f"loading adapters: {number} of {len(config.adapters.preload)}, {name}")
+            try:
+                await adapters.load(name, str(path))
+            except ApiError as error:
+                raise StartError(f"adapter {name}: {error.message}") from error
+
+
+@asynccontextmanager
+async def _grpc(server: GrpcServer) -> AsyncIterator[int]:
+    try:
+        port = await server.start()
+    except OSError as error:
+        raise StartError(str(error)) from error
+    try:
+        yield port
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def _http(app: ASGIApp, host: str, port: int) -> AsyncIterator[int]:
+    """uvicorn on a socket of ours, so that a port in use is our error and port 0 is known at once. Yields the port."""
+    listener = _bind(host, port)
+    server = _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=10))
+    task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `serve`: uvicorn's own handlers would end the process before the engine is stopped."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}; use another port") from error
+    return listener
+
+
+def configure_logging() -> None:
+    """JSON lines on standard error."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,226 @@
+"""The command `loralane`: the composition root that reads the command line and the environment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from engine.config import DTYPES, LOAD_FORMATS
+from gateway.config import Config, load_config
+from gateway.config_file import ConfigError
+
+if TYPE_CHECKING:
+    from gateway.admin_client import AdminClient
+
+app = typer.Typer(
+    help="A multi-LoRA, priority-lane serving gateway.", no_args_is_help=True, rich_markup_mode="markdown"
+)
+adapters_app = typer.Typer(help="See and change which adapters a running gateway serves.", no_args_is_help=True)
+app.add_typer(adapters_app, name="adapters")
+
+console = Console(stderr=True)
+
+ServerUrl = Annotated[str, typer.Option("--url", help="Base URL of the gateway.")]
+GrpcTarget = Annotated[str, typer.Option("--target", help="gRPC address of the gateway.")]
+AdminKey = Annotated[str, typer.Option("--key", envvar="LORALANE_ADMIN_KEY", help="Admin key.")]
+UserKey = Annotated[str, typer.Option("--key", envvar="LORALANE_API_KEY", help="API key.")]
+
+
+def default_data_dir() -> Path:
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(os.environ.get("LORALANE_DATA_DIR") or Path(base) / "loralane")
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option(help="YAML configuration; without it, the embedded demo.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model folder, GGUF file or Hugging Face id.")] = None,
+    dtype: Annotated[str | None, typer.Option(help=f"One of {', '.join(DTYPES)}.")] = None,
+    load_format: Annotated[str | None, typer.Option(help=f"One of {', '.join(LOAD_FORMATS)}.")] = None,
+    lora: Annotated[list[str] | None, typer.Option(metavar="NAME=DIR", help="Adapter to serve; repeatable.")] = None,
+    adapter_root: Annotated[list[Path] | None, typer.Option(help="Folder to hot-load from; repeatable.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="HTTP port; 0 takes any free one.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes any free one.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where converted models and the embedded store live.")] = None,
+) -> None:
+    """Serve a base model and its adapters over HTTP and gRPC.
+
+    - `loralane serve` runs the demo: SmolLM2 with three adapters, on loopback.
+    - `loralane serve --model ./llama-3-8b --lora support=./loras/support`
+    - `loralane serve --config configs/production.yaml`
+    """
+    data_dir = (data_dir or default_data_dir()).expanduser()
+    try:
+        settings = _with_model(load_config(config, os.environ), model, demo=config is None)
+        settings = _with_adapters(settings, lora or [], [*(adapter_root or []), data_dir / "adapters"])
+        settings = _with_engine(settings, dtype, load_format)
+        settings = _with_ports(settings, http_port, grpc_port)
+    except ValueError as error:
+        _fail(str(error))
+    _run(settings, data_dir)
+
+
+@app.command()
+def check(file: Annotated[Path, typer.Argument(help="YAML configuration.")]) -> None:
+    """Validate a configuration file: `loralane check configs/production.yaml`."""
+    try:
+        load_config(file, os.environ)
+    except ConfigError as error:
+        _fail(str(error))
+    console.print(f"[green]{file} is valid[/green]")
+
+
+@app.command()
+def chat(
+    model: Annotated[str | None, typer.Option(help="Base or adapter name; default: the base.")] = None,
+    url: ServerUrl = "http://127.0.0.1:8000",
+    key: UserKey = "sk-demo-acme",
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+) -> None:
+    """Chat in the terminal: `loralane chat --model pirate`."""
+    from gateway.chat_client import ChatClient, ChatError
+
+    try:
+        ChatClient(url, key, model, system).run(Console())
+    except ChatError as error:
+        _fail(str(error))
+
+
+@adapters_app.command("ls")
+def adapters_ls(target: GrpcTarget = "127.0.0.1:50051", key: AdminKey = "sk-demo-admin") -> None:
+    """List adapters: tier, rank, size and who uses them."""
+    from gateway.admin_client import adapter_table
+
+    with _admin(target, key) as client:
+        Console().print(adapter_table(client.list()))
+
+
+@adapters_app.command("load")
+def adapters_load(
+    name: Annotated[str, typer.Argument(help="Name to serve it under.")],
+    path: Annotated[str, typer.Argument(help="PEFT folder, below a root of the gateway.")],
+    replace_loaded: Annotated[bool, typer.Option("--replace", help="Replace the version served now.")] = False,
+    target: GrpcTarget = "127.0.0.1:50051",
+    key: AdminKey = "sk-demo-admin",
+) -> None:
+    """Load an adapter while serving: `loralane adapters load support ./loras/support`."""
+    folder = str(Path(path).resolve()) if Path(path).is_dir() else path
+    with _admin(target, key) as client:
+        adapter = client.load(name, folder, replace=replace_loaded)
+    console.print(f"[green]{name}[/green] serves {adapter.version} (rank {adapter.rank}, {adapter.bytes / 1e6:.1f} MB)")
+
+
+@adapters_app.command("unload")
+def adapters_unload(
+    name: Annotated[str, typer.Argument(help="Adapter to take out of service.")],
+    drain: Annotated[float, typer.Option(help="Seconds running requests may go on; 0: the gateway's default.")] = 0.0,
+    target: GrpcTarget = "127.0.0.1:50051",
+    key: AdminKey = "sk-demo-admin",
+) -> None:
+    """Unload an adapter: running requests may end first."""
+    with _admin(target, key) as client:
+        aborted = client.unload(name, drain)
+    console.print(f"[green]{name}[/green] is unloaded; {aborted} requests were aborted")
+
+
+def _run(config: Config, data_dir: Path) -> None:
+    # Imported here: `--help` and `check` should not wait for a tokenizer library.
+    from gateway.app import Launch, StartError, configure_logging
+    from gateway.app import serve as serve_gateway
+    from gateway.store import StoreStartError
+
+    configure_logging()
+    (data_dir / "adapters").mkdir(parents=True, exist_ok=True)
+    folder = _prepare(config.model.source, data_dir)
+    try:
+        asyncio.run(serve_gateway(Launch(config, folder, data_dir), console))
+    except (StartError, StoreStartError) as error:
+        _fail(str(error))
+
+
+def _prepare(model: str, data_dir: Path) -> Path:
+    """In a process of its own, so that the gateway never carries torch."""
+    command = [sys.executable, "-m", "engine.model.prepare", model, "--data-dir", str(data_dir)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise typer.Exit(done.returncode)
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+def _with_model(config: Config, model: str | None, *, demo: bool) -> Config:
+    """Another model than the demo's cannot use the demo's adapters."""
+    if model is None:
+        return config
+    adapters = replace(config.adapters, preload={}) if demo else config.adapters
+    return replace(config, model=replace(config.model, source=model), adapters=adapters)
+
+
+def _with_adapters(config: Config, lora: list[str], roots: list[Path]) -> Config:
+    preload = dict(config.adapters.preload)
+    for item in lora:
+        name, separator, folder = item.partition("=")
+        if not (separator and name and folder):
+            raise ConfigError(f"--lora wants NAME=DIR, not {item!r}")
+        preload[name] = Path(folder).expanduser().resolve()
+    all_roots = (*config.adapters.roots, *(root.expanduser().resolve() for root in roots))
+    return replace(config, adapters=replace(config.adapters, preload=preload, roots=all_roots))
+
+
+def _with_engine(config: Config, dtype: str | None, load_format: str | None) -> Config:
+    engine = config.engine
+    return replace(
+        config, engine=replace(engine, dtype=dtype or engine.dtype, load_format=load_format or engine.load_format)
+    )
+
+
+def _with_ports(config: Config, http_port: int | None, grpc_port: int | None) -> Config:
+    http = config.http if http_port is None else replace(config.http, port=http_port)
+    grpc = config.grpc if grpc_port is None else replace(config.grpc, port=grpc_port)
+    return replace(config, http=http, grpc=grpc)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("loralane"))
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """A multi-LoRA, priority-lane serving gateway."""
+
+
+@contextmanager
+def _admin(target: str, key: str) -> Iterator[AdminClient]:
+    """An admin client whose errors are told in a line."""
+    from grpc import RpcError
+
+    from gateway.admin_client import AdminClient
+
+    try:
+        with AdminClient(target, key) as client:
+            yield client
+    except RpcError as error:
+        _fail(f"{target}: {error.details()}")
+
+
+def _fail(message: str) -> NoReturn:
+    console.print(f"[red]error:[/red] {message}", highlight=False)
+    raise typer.Exit(1)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,32 @@
+"""Lanes as callers name them: OpenAI's service tiers over HTTP, our own words elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from engine.core.types import Lane
+from gateway.core.errors import invalid_request
+
+LANE_OF_TIER: Mapping[str | None, Lane | None] = MappingProxyType(
+    {"priority": Lane.INTERACTIVE, "flex": Lane.BATCH, "auto": None, "default": None, None: None}
+)
+
+TIER_OF_LANE: Mapping[Lane, str] = MappingProxyType({Lane.INTERACTIVE: "priority", Lane.BATCH: "flex"})
+
+
+def asked_lane(service_tier: str | None) -> Lane | None:
+    """The lane a tier asks for; None: whatever the tenant's default is.
+
+    Raises:
+        ApiError: INVALID_REQUEST, no such tier.
+    """
+    if service_tier not in LANE_OF_TIER:
+        names = ", ".join(sorted(tier for tier in LANE_OF_TIER if tier))
+        raise invalid_request(f"service_tier must be one of {names}, not {service_tier!r}", "service_tier")
+    return LANE_OF_TIER[service_tier]
+
+
+def lane_name(lane: Lane) -> str:
+    """As headers, metrics and logs spell it."""
+    return lane.name.lower()

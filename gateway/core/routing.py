@@ -1,0 +1,73 @@
+"""From the names in a request to what serves it. Never the base model in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from gateway.core.errors import invalid_request, model_not_found
+from gateway.core.tenants import Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class ModelQuery:
+    """What a request says about the model it wants."""
+
+    model: str
+    adapter_id: str | None = None
+    """LoRAX's field."""
+    lora_path: str | None = None
+    """SGLang's field. Here too it holds the name of a registered adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The names that mean something at this moment."""
+
+    bases: tuple[str, ...]
+    """Names of the base model, the canonical one first."""
+    adapters: Collection[str]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of adapters."""
+
+    def adapter(self, name: str) -> str | None:
+        name = self.aliases.get(name, name)
+        return name if name in self.adapters else None
+
+
+def resolve(query: ModelQuery, catalog: Catalog, tenant: Tenant) -> str | None:
+    """Name of the adapter that serves a request; None: the base model.
+
+    Raises:
+        ApiError: MODEL_NOT_FOUND, a name is unknown or not this tenant's; INVALID_REQUEST, two names contradict
+            each other.
+    """
+    adapter = _from_model(query.model, catalog, tenant)
+    for param in ("adapter_id", "lora_path"):
+        name = getattr(query, param)
+        if not name:
+            continue
+        named = _permitted(catalog.adapter(name), name, tenant)
+        if adapter not in (None, named):
+            message = f"{param} names the adapter {name!r}, but the request already names {adapter!r}"
+            raise invalid_request(message, param)
+        adapter = named
+    return adapter
+
+
+def _from_model(model: str, catalog: Catalog, tenant: Tenant) -> str | None:
+    exact = catalog.adapter(model)
+    if exact is not None:
+        return _permitted(exact, model, tenant)
+    base, colon, suffix = model.rpartition(":")
+    if colon and base in catalog.bases:
+        return _permitted(catalog.adapter(suffix), model, tenant)
+    if model in catalog.bases:
+        return None
+    raise model_not_found(model)
+
+
+def _permitted(adapter: str | None, asked: str, tenant: Tenant) -> str:
+    if adapter is None or not tenant.may_use(adapter):
+        raise model_not_found(asked)
+    return adapter

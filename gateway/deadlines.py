@@ -1,0 +1,56 @@
+"""How long a request may take: until its first token, and in all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from engine.core.types import Lane
+from gateway.core.errors import ApiError, Fault
+from gateway.settings import ServiceSettings
+
+
+class Timer:
+    """Cancels the task that entered `timeout`: at first for want of a token, then for want of the whole answer."""
+
+    def __init__(self, whole: float | None, first_token: float | None) -> None:
+        """Both in seconds from now; None: never."""
+        now = asyncio.get_running_loop().time()
+        self._whole = None if whole is None else now + whole
+        self._waiting = True
+        self.timeout = asyncio.timeout_at(None if first_token is None else now + first_token)
+
+    def first_token_came(self) -> None:
+        if self._waiting and not self.timeout.expired():
+            self._waiting = False
+            self.timeout.reschedule(self._whole)
+
+    def verdict(self) -> ApiError:
+        what = "no token" if self._waiting else "no complete answer"
+        return ApiError(Fault.DEADLINE_EXCEEDED, f"there was {what} before the deadline")
+
+
+@asynccontextmanager
+async def deadline(settings: ServiceSettings, lane: Lane, asked: float | None) -> AsyncIterator[Timer]:
+    """Bounds what its body takes. `asked`: seconds the caller will wait, if it says so.
+
+    Raises:
+        ApiError: DEADLINE_EXCEEDED, at once where the caller's time is over already.
+    """
+    whole = _earliest(asked, settings.request_timeout)
+    first_token = settings.first_token_timeout if lane is Lane.INTERACTIVE else None
+    if whole is not None and whole <= 0:
+        raise ApiError(Fault.DEADLINE_EXCEEDED, "the deadline had passed before the request began")
+    timer = Timer(whole, _earliest(whole, first_token))
+    try:
+        async with timer.timeout:
+            yield timer
+    except TimeoutError as error:
+        if not timer.timeout.expired():
+            raise
+        raise timer.verdict() from error
+
+
+def _earliest(*times: float | None) -> float | None:
+    return min((time for time in times if time is not None), default=None)

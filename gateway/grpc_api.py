@@ -1,0 +1,91 @@
+"""The public gRPC server: loralane.v1, health and reflection on one port."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import grpc
+from grpc_health.v1 import health
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from grpc_reflection.v1alpha import reflection
+
+from gateway.core.tenants import KeyRing
+from gateway.grpc_admin import AdapterAdminService
+from gateway.grpc_generation import GenerationService
+from gateway.grpc_health import EngineHealth
+from gateway.pb import adapters_pb2, adapters_pb2_grpc, generation_pb2, generation_pb2_grpc
+from gateway.service import Gateway
+
+SERVICES = (
+    generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,
+    adapters_pb2.DESCRIPTOR.services_by_name["AdapterAdmin"].full_name,
+)
+
+KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+)
+"""Finds peers that are gone without a word within 40 s; clients may ping every 10 s, between calls too."""
+
+
+class GrpcServer:
+    """An async context manager: entered it serves, and yields the port it listens on; left it has stopped."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        keys: KeyRing,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        max_message_bytes: int = 8 * 2**20,
+        grace_seconds: float = 10.0,
+    ) -> None:
+        """
+        Args:
+            port: 0 takes any free one.
+            max_message_bytes: of one request; gRPC itself refuses a larger one with RESOURCE_EXHAUSTED.
+            grace_seconds: how long running calls may go on when the server stops.
+        """
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._grace_seconds = grace_seconds
+        self._admin = AdapterAdminService(gateway.adapters, keys)
+        self._health = EngineHealth(SERVICES, lambda: gateway.engine.ready)
+        self._server = grpc.aio.server(options=_options(max_message_bytes))
+        generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(gateway, keys), self._server)
+        adapters_pb2_grpc.add_AdapterAdminServicer_to_server(self._admin, self._server)
+        add_HealthServicer_to_server(self._health, self._server)
+        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def start(self) -> int:
+        """Returns the port. Raises OSError: the address is in use or not ours."""
+        try:
+            port: int = self._server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self._address}; use another port") from error
+        await self._server.start()
+        return port
+
+    async def stop(self) -> None:
+        """Takes no more calls, lets running ones end for a while, then cancels them."""
+        self._health.stop_serving()
+        await self._server.stop(self._grace_seconds)
+        await self._admin.close()
+
+    async def __aenter__(self) -> int:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+def _options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
+    sizes = (("grpc.max_receive_message_length", max_message_bytes), ("grpc.max_send_message_length", -1))
+    # Without SO_REUSEPORT a port that another server holds is an error, not a coin toss between the two.
+    return (*KEEPALIVE, *sizes, ("grpc.so_reuseport", 0))

@@ -1,0 +1,114 @@
+"""What every RPC has in common: its id, who calls, its metadata, and how it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import NoReturn, TypeVar
+
+import grpc
+import structlog
+from google.protobuf.message import Message
+
+from gateway.core.errors import ApiError, internal
+from gateway.core.tenants import KeyRing, Principal
+from gateway.grpc_errors import status_of
+
+log = structlog.get_logger("grpc")
+
+SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+DEADLINE_MARGIN = 0.01
+"""Seconds by which we give up before gRPC cancels: an answer still gets through, and is no caller who left."""
+
+T = TypeVar("T")
+
+
+class Call:
+    """One RPC being answered.
+
+    Only `authorization` and `x-request-id` of a caller's metadata are read: who somebody is follows from the key alone.
+    """
+
+    def __init__(self, context: grpc.aio.ServicerContext) -> None:
+        self._context = context
+        self._opened = False
+        self._metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+        asked = self._metadata.get("x-request-id", "")
+        self.request_id = asked if SANE_ID.fullmatch(asked) else f"req-{uuid.uuid4().hex}"
+
+    @property
+    def token(self) -> str | None:
+        """The key a caller shows; None: there is none."""
+        scheme, _, token = self._metadata.get("authorization", "").partition(" ")
+        return token.strip() if scheme.lower() == "bearer" else None
+
+    @property
+    def time_remaining(self) -> float | None:
+        """Seconds to answer within, 0 or less when it is too late; None: the caller will wait."""
+        remaining: float | None = self._context.time_remaining()
+        return None if remaining is None else remaining - DEADLINE_MARGIN
+
+    async def open(self, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        """Sends the initial metadata, unless they are out already."""
+        if not self._opened:
+            self._opened = True
+            with _caller_present():
+                await self._context.send_initial_metadata((("x-request-id", self.request_id), *headers.items()))
+
+    async def send(self, message: Message) -> None:
+        """One message of a stream; returns when the transport has room for more."""
+        with _caller_present():
+            await self._context.write(message)
+
+    def set_trailing(self, metadata: Mapping[str, str]) -> None:
+        self._context.set_trailing_metadata(tuple(metadata.items()))
+
+    async def refuse(self, error: ApiError) -> NoReturn:
+        """Ends the call with a status; raises what gRPC wants a handler to end with.
+
+        UNAVAILABLE goes out without initial metadata: with it a call counts as begun, and a client's retry policy would
+        never try again (measured: 1 attempt with, 5 without). Its request id is in RequestInfo all the same.
+        """
+        if error.grpc_status != "UNAVAILABLE":
+            await self.open(
+                {key: value for key, value in error.extra_headers.items() if key.startswith("x-ratelimit-")}
+            )
+        await self._context.abort_with_status(status_of(error, self.request_id))
+        raise AssertionError("abort_with_status raises")
+
+
+async def answer(
+    context: grpc.aio.ServicerContext, keys: KeyRing, work: Callable[[Call, Principal], Awaitable[T]]
+) -> T:
+    """Does an authenticated caller's work and returns its result.
+
+    An ApiError becomes its status. Anything else is a bug of ours: logged, and INTERNAL without a word about it.
+    """
+    call = Call(context)
+    try:
+        result = await work(call, keys.authenticate(call.token))
+        await call.open()
+    except ApiError as error:
+        refusal = error
+    except Exception:
+        log.exception("internal_error", request_id=call.request_id)
+        refusal = internal(call.request_id)
+    else:
+        return result
+    return await call.refuse(refusal)
+
+
+@contextmanager
+def _caller_present() -> Iterator[None]:
+    """A write that fails means that the caller has left, which gRPC will tell us by cancelling the task anyway."""
+    try:
+        yield
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError("the caller has left") from error

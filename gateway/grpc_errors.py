@@ -1,0 +1,71 @@
+"""The error table on gRPC's wire: a status with the standard details of google.rpc."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from gateway.core.errors import ApiError
+from gateway.pb import generation_pb2
+
+DOMAIN = "loralane"
+MAX_MESSAGE = 300
+"""Characters. Messages quote what callers sent, and peers drop calls whose trailing metadata outgrow 8 KiB."""
+
+FIELDS = {
+    "messages": "chat.messages",
+    "lora_name": "name",
+    "lora_path": "path",
+    **{name: f"sampling.{name}" for name in generation_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
+}
+"""Names of the HTTP API -> paths in the messages of `loralane.v1`, where they differ."""
+
+
+def status_of(error: ApiError, request_id: str) -> grpc.Status:
+    """Code, message, and as details: ErrorInfo, RequestInfo; where they apply RetryInfo, QuotaFailure, BadRequest."""
+    message = _clipped(error.message)
+    status = status_pb2.Status(code=code_pb2.Code.Value(error.grpc_status), message=message)
+    for detail in _details(error, message, request_id):
+        status.details.add().Pack(detail)
+    return rpc_status.to_status(status)
+
+
+def _details(error: ApiError, message: str, request_id: str) -> list[Message]:
+    reason = (error.code or error.fault.name).upper()
+    details: list[Message] = [
+        error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=error.metadata),
+        error_details_pb2.RequestInfo(request_id=request_id),
+    ]
+    if error.retry_after is not None:
+        details.append(error_details_pb2.RetryInfo(retry_delay=_duration(error.retry_after)))
+    if error.http_status == 429:
+        subject = error.metadata.get("scope", "")
+        violation = error_details_pb2.QuotaFailure.Violation(subject=subject, description=message)
+        details.append(error_details_pb2.QuotaFailure(violations=[violation]))
+    if error.param is not None:
+        blame = error_details_pb2.BadRequest.FieldViolation(field=field_path(error.param), description=message)
+        details.append(error_details_pb2.BadRequest(field_violations=[blame]))
+    return details
+
+
+def field_path(param: str) -> str:
+    """Where the blamed field is in the request: messages[0].role -> chat.messages[0].role."""
+    first, rest = re.fullmatch(r"(\w*)(.*)", param, re.DOTALL).groups()  # type: ignore[union-attr]
+    return FIELDS.get(first, first) + rest
+
+
+def _duration(seconds: float) -> Duration:
+    """Rounded up to a millisecond, so that waiting that long is enough."""
+    duration = Duration()
+    duration.FromMilliseconds(math.ceil(seconds * 1000))
+    return duration
+
+
+def _clipped(message: str) -> str:
+    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 3] + "..."

@@ -1,0 +1,170 @@
+"""Messages of `loralane.v1` to the gateway's own words and back. The only place that knows both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_type_hints
+
+import msgspec
+
+from engine.core.types import Lane, SamplingParams, TokenLogprobs
+from gateway.adapters import AdapterStatus
+from gateway.core.errors import invalid_request
+from gateway.core.routing import ModelQuery
+from gateway.generation import Admitted, Chat, Finish, GenerateRequest, GenerationChunk, PromptInput, Usage
+from gateway.openai_convert import chat_messages
+from gateway.openai_schema import ChatMessage, CompletionRequest
+from gateway.pb import adapters_pb2
+from gateway.pb import generation_pb2 as pb
+
+RANGES: Mapping[str, Any] = get_type_hints(CompletionRequest, include_extras=True)
+"""What HTTP accepts for a field of this name, as msgspec reads it."""
+
+NOT_SAMPLING = frozenset({"max_tokens", "seed", "stop"})
+"""Fields of the message SamplingParams that are the gateway's business, not the sampler's."""
+
+TokenText = Callable[[int], str]
+
+_LANE_ASKED: Mapping[int, Lane | None] = {
+    pb.LANE_UNSPECIFIED: None,
+    pb.LANE_INTERACTIVE: Lane.INTERACTIVE,
+    pb.LANE_BATCH: Lane.BATCH,
+}
+_LANE: Mapping[Lane, pb.Lane] = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
+_FINISH: Mapping[Finish | None, pb.FinishReason] = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+}
+
+
+def generate_request(message: pb.GenerateRequest, request_id: str, deadline: float | None) -> GenerateRequest:
+    """`deadline`: seconds this caller will wait. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    given = {field.name: _plain(value) for field, value in message.sampling.ListFields()}
+    _check_ranges(given)
+    return GenerateRequest(
+        model=model_query(message.model),
+        inputs=(prompt_input(message),),
+        request_id=request_id,
+        sampling=_sampling(given),
+        max_tokens=given.get("max_tokens"),
+        seed=given.get("seed"),
+        stop=tuple(given.get("stop", ())),
+        lane=_lane(message.lane),
+        priority=message.priority,
+        deadline=deadline,
+    )
+
+
+def model_query(model: str) -> ModelQuery:
+    """Raises ApiError: INVALID_REQUEST."""
+    if not model:
+        raise invalid_request("model is required", "model")
+    return ModelQuery(model)
+
+
+def prompt_input(message: pb.GenerateRequest | pb.TokenizeRequest) -> PromptInput:
+    """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    match message.WhichOneof("input"):
+        case "chat":
+            return Chat(chat_messages([ChatMessage(entry.role, entry.content) for entry in message.chat.messages]))
+        case "prompt":
+            return message.prompt
+        case "prompt_ids" if isinstance(message, pb.GenerateRequest):
+            return tuple(message.prompt_ids.ids)
+    names = [field.name for field in message.DESCRIPTOR.oneofs_by_name["input"].fields]
+    raise invalid_request(f"one of {', '.join(names)} is required", "input")
+
+
+def chunk_to_pb(admitted: Admitted, chunk: GenerationChunk, token_text: TokenText) -> pb.GenerateChunk:
+    return pb.GenerateChunk(**_fields(admitted, (chunk,), token_text))
+
+
+def response_to_pb(admitted: Admitted, chunks: Sequence[GenerationChunk], token_text: TokenText) -> pb.GenerateResponse:
+    """`chunks`: all of an answer, in order."""
+    return pb.GenerateResponse(**_fields(admitted, chunks, token_text))
+
+
+def usage_metadata(usage: Usage) -> dict[str, str]:
+    """Final usage as trailing metadata."""
+    return {
+        "x-loralane-prompt-tokens": str(usage.prompt),
+        "x-loralane-cached-tokens": str(usage.cached),
+        "x-loralane-completion-tokens": str(usage.completion),
+    }
+
+
+def adapter_to_pb(status: AdapterStatus) -> adapters_pb2.Adapter:
+    record = status.record
+    return adapters_pb2.Adapter(
+        name=record.name,
+        version=record.version,
+        path=str(record.path),
+        rank=record.rank,
+        target_modules=record.target_modules,
+        tier=status.tier,
+        pages=record.pages,
+        bytes=record.bytes,
+        running=status.running,
+        waiting=status.waiting,
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Sequence) else value
+
+
+def _check_ranges(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        try:
+            msgspec.convert(value, RANGES[name])
+        except msgspec.ValidationError as error:
+            raise invalid_request(f"{name}: {error}", name) from error
+
+
+def _sampling(given: Mapping[str, Any]) -> SamplingParams:
+    values = {name: value for name, value in given.items() if name not in NOT_SAMPLING}
+    values["logit_bias"] = tuple(given.get("logit_bias", {}).items())
+    values["stop_token_ids"] = tuple(given.get("stop_token_ids", ()))
+    return SamplingParams(**values)
+
+
+def _lane(number: int) -> Lane | None:
+    if number not in _LANE_ASKED:
+        raise invalid_request(f"lane {number} is none of {', '.join(pb.Lane.keys())}", "lane")
+    return _LANE_ASKED[number]
+
+
+def _fields(admitted: Admitted, chunks: Sequence[GenerationChunk], token_text: TokenText) -> dict[str, Any]:
+    """Fields that a response and a chunk of a stream have in common."""
+    return {
+        "id": admitted.id,
+        "model": admitted.model,
+        "text": "".join(chunk.text for chunk in chunks),
+        "token_ids": [token_id for chunk in chunks for token_id in chunk.token_ids],
+        "logprobs": [entry for chunk in chunks for entry in _logprobs(chunk, token_text)],
+        "finish_reason": _FINISH[chunks[-1].finish_reason],
+        "usage": _usage(chunks[-1].usage),
+        "lane": _LANE[admitted.lane],
+        "system_fingerprint": admitted.fingerprint,
+    }
+
+
+def _logprobs(chunk: GenerationChunk, token_text: TokenText) -> list[pb.TokenLogprob]:
+    if not chunk.logprobs:
+        return []
+    pairs = zip(chunk.token_ids, chunk.logprobs, strict=True)
+    return [_token_logprob(token_id, values, token_text) for token_id, values in pairs]
+
+
+def _token_logprob(token_id: int, values: TokenLogprobs, token_text: TokenText) -> pb.TokenLogprob:
+    top = [pb.TopLogprob(token_id=other, token=token_text(other), logprob=logprob) for other, logprob in values.top]
+    return pb.TokenLogprob(token_id=token_id, token=token_text(token_id), logprob=values.logprob, top=top)
+
+
+def _usage(usage: Usage | None) -> pb.Usage | None:
+    if usage is None:
+        return None
+    return pb.Usage(prompt_tokens=usage.prompt, cached_tokens=usage.cached, completion_tokens=usage.completion)

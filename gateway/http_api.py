@@ -1,0 +1,246 @@
+"""The HTTP API: routes and their handlers. As OpenAI has them; where OpenAI has none, as vLLM does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from engine.client import EngineUnavailable
+from gateway.core.errors import ApiError, forbidden, invalid_request
+from gateway.core.routing import ModelQuery
+from gateway.core.tenants import KeyRing, Principal
+from gateway.generation import GenerateRequest
+from gateway.http_edge import Edge, on_api_error, on_http_exception, read_body, request_id
+from gateway.http_stream import GenerationResponse, json_response
+from gateway.intake import ModelCard
+from gateway.metrics import CONTENT_TYPE, Metrics
+from gateway.openai_convert import chat_messages, chat_request, completion_request
+from gateway.openai_render import ChatStyle, CompletionStyle, Json, Style
+from gateway.openai_schema import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    Sampled,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+    parse,
+)
+from gateway.request_log import RequestLog
+from gateway.service import Gateway
+
+MAX_BODY_BYTES = 8 * 2**20
+PING_SECONDS = 10.0
+
+
+def create_app(
+    gateway: Gateway,
+    keys: KeyRing,
+    *,
+    metrics: Metrics,
+    request_log: RequestLog | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    ping_seconds: float = PING_SECONDS,
+) -> Starlette:
+    """The ASGI application. `request_log` is told of requests that never reach the gateway."""
+    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds)
+    return Starlette(
+        routes=api.routes(),
+        middleware=[Middleware(Edge)],
+        exception_handlers={ApiError: on_api_error, HTTPException: on_http_exception},
+    )
+
+
+class HttpApi:
+    """Handlers of one application."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        keys: KeyRing,
+        metrics: Metrics,
+        request_log: RequestLog | None,
+        max_body_bytes: int,
+        ping_seconds: float,
+    ) -> None:
+        self._gateway = gateway
+        self._keys = keys
+        self._metrics = metrics
+        self._request_log = request_log
+        self._max_body_bytes = max_body_bytes
+        self._ping_seconds = ping_seconds
+        self._started = int(time.time())
+
+    def routes(self) -> list[Route]:
+        post, get = ["POST"], ["GET"]
+        return [
+            Route("/v1/chat/completions", self.chat, methods=post),
+            Route("/v1/completions", self.completions, methods=post),
+            Route("/v1/models", self.models, methods=get),
+            Route("/v1/models/{name:path}", self.model, methods=get),
+            Route("/tokenize", self.tokenize, methods=post),
+            Route("/detokenize", self.detokenize, methods=post),
+            Route("/v1/load_lora_adapter", self.load_adapter, methods=post),
+            Route("/v1/unload_lora_adapter", self.unload_adapter, methods=post),
+            Route("/health", self.health, methods=get),
+            Route("/ready", self.ready, methods=get),
+            Route("/version", self.version, methods=get),
+            Route("/metrics", self.metrics, methods=get),
+        ]
+
+    async def chat(self, request: Request) -> GenerationResponse:
+        with self._refusals(request):
+            principal, body = await self._read(request, ChatRequest)
+            generate = chat_request(body, request_id(request))
+        options = {"logprobs": bool(body.logprobs), "token_ids": bool(body.return_token_ids)}
+        return self._generation(principal, body, generate, ChatStyle(self._gateway.tokenizer, **options))
+
+    async def completions(self, request: Request) -> GenerationResponse:
+        with self._refusals(request):
+            principal, body = await self._read(request, CompletionRequest)
+            generate = completion_request(body, request_id(request))
+        style = CompletionStyle(
+            self._gateway.tokenizer,
+            logprobs=body.logprobs is not None,
+            token_ids=bool(body.return_token_ids),
+            echo=self._prompt_texts(generate) if body.echo else (),
+        )
+        return self._generation(principal, body, generate, style)
+
+    async def models(self, request: Request) -> Response:
+        cards = self._gateway.intake.models(self._authenticate(request).tenant)
+        return json_response({"object": "list", "data": [self._model(card) for card in cards]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        adapter = self._gateway.intake.resolve(self._authenticate(request).tenant, ModelQuery(name))
+        return json_response(self._model(ModelCard(name, adapter)))
+
+    async def tokenize(self, request: Request) -> Response:
+        """vLLM's: a text or a chat to token ids."""
+        principal, body = await self._read(request, TokenizeRequest)
+        tokenizer = self._gateway.tokenizer
+        self._check_model(principal, body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid_request("give either prompt or messages", "prompt")
+        if body.messages is not None:
+            ids = await tokenizer.encode_chat(chat_messages(body.messages))
+        else:
+            ids = await tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
+        texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+        answer = {
+            "count": len(ids),
+            "max_model_len": self._gateway.engine.info.max_model_len,
+            "tokens": ids,
+            "token_strs": texts,
+        }
+        return json_response(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        principal, body = await self._read(request, DetokenizeRequest)
+        self._check_model(principal, body.model)
+        self._gateway.intake.check_ids(body.tokens, "tokens")
+        return json_response({"prompt": self._gateway.tokenizer.decode(body.tokens, skip_special=False)})
+
+    async def load_adapter(self, request: Request) -> Response:
+        body = await self._read_admin(request, LoadAdapterRequest)
+        await self._gateway.adapters.load(body.lora_name, body.lora_path, replace=bool(body.load_inplace))
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def unload_adapter(self, request: Request) -> Response:
+        body = await self._read_admin(request, UnloadAdapterRequest)
+        await self._gateway.adapters.unload(body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    async def health(self, request: Request) -> Response:
+        """The process is alive."""
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Requests can be served; what they depend on."""
+        engine, mode = self._gateway.engine.ready, self._gateway.limiter.mode
+        redis = await self._gateway.limiter.ping()
+        ready = engine and mode != "closed"
+        state = {"status": "ready" if ready else "not_ready", "engine": engine, "redis": redis, "limiter": mode}
+        return json_response(state, 200 if ready else 503)
+
+    async def version(self, request: Request) -> Response:
+        return json_response({"version": version("loralane")})
+
+    async def metrics(self, request: Request) -> Response:
+        try:
+            stats = await self._gateway.engine.stats() if self._gateway.engine.ready else None
+        except EngineUnavailable:
+            stats = None
+        names = {record.version: name for name, record in self._gateway.adapters.records.items()}
+        return Response(self._metrics.render(stats, names, self._gateway.limiter.mode), media_type=CONTENT_TYPE)
+
+    def _generation(
+        self, principal: Principal, body: Sampled, generate: GenerateRequest, style: Style
+    ) -> GenerationResponse:
+        return GenerationResponse(
+            gateway=self._gateway,
+            principal=principal,
+            request=generate,
+            style=style,
+            stream=bool(body.stream),
+            include_usage=body.include_usage,
+            ping_seconds=self._ping_seconds,
+        )
+
+    def _prompt_texts(self, generate: GenerateRequest) -> list[str]:
+        """One for each answer."""
+        decode = self._gateway.tokenizer.decode
+        texts = [decode(prompt) if isinstance(prompt, tuple) else str(prompt) for prompt in generate.inputs]
+        return [text for text in texts for _ in range(generate.n)]
+
+    def _model(self, card: ModelCard) -> Json:
+        base = self._gateway.base_name
+        return {
+            "id": card.name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "loralane",
+            "root": base,
+            "parent": base if card.adapter else None,
+            "max_model_len": self._gateway.engine.info.max_model_len,
+        }
+
+    def _check_model(self, principal: Principal, model: str | None) -> None:
+        """All models share one tokenizer; a name still has to be one this caller may use."""
+        if model is not None:
+            self._gateway.intake.resolve(principal.tenant, ModelQuery(model))
+
+    async def _read(self, request: Request, kind: type[Body]) -> tuple[Principal, Body]:
+        """Who asks, and what. A stranger's body is not even read."""
+        principal = self._authenticate(request)
+        return principal, parse(await read_body(request, self._max_body_bytes), kind)
+
+    async def _read_admin(self, request: Request, kind: type[Body]) -> Body:
+        if not self._authenticate(request).is_admin:
+            raise forbidden("this needs an administrator's key")
+        return parse(await read_body(request, self._max_body_bytes), kind)
+
+    def _authenticate(self, request: Request) -> Principal:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        return self._keys.authenticate(token.strip() if scheme.lower() == "bearer" else None)
+
+    @contextmanager
+    def _refusals(self, request: Request) -> Iterator[None]:
+        """Logs requests for generation that never become one."""
+        try:
+            yield
+        except ApiError as error:
+            if self._request_log is not None:
+                self._request_log.refused(request_id(request), request.url.path, error)
+            raise

@@ -1,0 +1,102 @@
+"""The outermost layer of HTTP: request ids, bounded bodies, and errors in one shape."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.core.errors import (
+    ApiError,
+    internal,
+    invalid_request,
+    method_not_allowed,
+    request_too_large,
+    route_not_found,
+)
+from gateway.http_stream import json_response
+
+log = structlog.get_logger("http")
+
+SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Edge:
+    """Middleware: gives every request an id and every response that id; turns what nobody expected into a 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = Headers(scope=scope).get("x-request-id", "")
+        request_id = asked if SANE_ID.fullmatch(asked) else f"req-{uuid.uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except (ClientDisconnect, OSError) as error:
+            log.info("client_gone", request_id=request_id, reason=str(error))
+        except Exception:
+            log.exception("internal_error", request_id=request_id, path=scope["path"])
+            if not started:
+                await error_response(internal(request_id))(scope, receive, send_with_id)
+
+
+def request_id(request: Request) -> str:
+    return str(request.state.request_id)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Raises ApiError: REQUEST_TOO_LARGE, as soon as that is known."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    return bytes(body)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    error = request_too_large(max_bytes)
+    error.extra_headers = {"connection": "close"}  # or the server would go on reading what nobody wants
+    return error
+
+
+def error_response(error: ApiError) -> Response:
+    return json_response(error.body(), error.http_status, error.headers())
+
+
+async def on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals, which are those of its router."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return error_response(route_not_found(request.method, request.url.path))
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return error_response(method_not_allowed(request.method, request.url.path, allowed))
+    return error_response(invalid_request(error.detail))

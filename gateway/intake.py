@@ -1,0 +1,173 @@
+"""Understanding a request before anything is spent on it: names, prompts, bounds."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from engine.client import EngineApi
+from engine.core.types import Lane, Request, SamplingParams
+from gateway.adapters import AdapterRecord, AdapterRegistry
+from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable
+from gateway.core.routing import Catalog, ModelQuery, resolve
+from gateway.core.tenants import Tenant
+from gateway.generation import Chat, GenerateRequest, PromptInput
+from gateway.settings import ServiceSettings
+from gateway.tokenizer import Tokenizer
+
+SEED_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One model a caller may name."""
+
+    name: str
+    adapter: AdapterRecord | None = None
+    """None: the base."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that has been understood: all it lacks is the leave to run."""
+
+    request: GenerateRequest
+    adapter: AdapterRecord | None
+    lane: Lane
+    prompts: tuple[tuple[int, ...], ...]
+    params: tuple[SamplingParams, ...]
+    """One for each prompt."""
+    seed: int
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.prompts) * self.request.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def reserve_tokens(self) -> int:
+        """What it may use at most: every prompt once, and the output of every answer."""
+        outputs = sum(max(params.max_tokens, self.request.reserve_tokens) for params in self.params)
+        return self.prompt_tokens + outputs * self.request.n
+
+    def continues(self, prompt_index: int) -> tuple[int, ...]:
+        """Ids that an answer's text goes on from; none after a chat, where it begins by itself."""
+        return () if isinstance(self.request.inputs[prompt_index], Chat) else self.prompts[prompt_index]
+
+    def engine_request(self, record_id: str, tenant: str, index: int) -> Request:
+        """For answer `index`; its id is unique."""
+        prompt_index, number = divmod(index, self.request.n)
+        return Request(
+            id=f"{record_id}-{index}",
+            prompt=self.prompts[prompt_index],
+            params=replace(self.params[prompt_index], seed=(self.seed + number) % 2**SEED_BITS),
+            adapter=self.adapter.version if self.adapter else None,
+            lane=self.lane,
+            priority=self.request.priority,
+            tenant=tenant,
+        )
+
+
+class Intake:
+    """Reads requests with the eyes of one model: its names, its tokenizer, its context."""
+
+    def __init__(
+        self,
+        engine: EngineApi,
+        tokenizer: Tokenizer,
+        adapters: AdapterRegistry,
+        base_names: tuple[str, ...],
+        aliases: Mapping[str, str],
+        settings: ServiceSettings,
+    ) -> None:
+        """
+        Args:
+            base_names: what the base model is called, the canonical name first.
+            aliases: other names of adapters.
+        """
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._adapters = adapters
+        self._base_names = base_names
+        self._aliases = aliases
+        self._settings = settings
+
+    def models(self, tenant: Tenant) -> list[ModelCard]:
+        """What a tenant may name, the base first."""
+        adapters = [record for name, record in sorted(self._adapters.records.items()) if tenant.may_use(name)]
+        return [ModelCard(self._base_names[0]), *(ModelCard(record.name, record) for record in adapters)]
+
+    def resolve(self, tenant: Tenant, query: ModelQuery) -> AdapterRecord | None:
+        """The adapter that serves this; None: the base. Raises ApiError: MODEL_NOT_FOUND, INVALID_REQUEST."""
+        name = resolve(query, Catalog(self._base_names, self._adapters.records, self._aliases), tenant)
+        return None if name is None else self._adapters.records[name]
+
+    def fingerprint(self, adapter: AdapterRecord | None) -> str:
+        """Changes whenever the same request may be answered otherwise: with the base, its numerics, the adapter."""
+        info = self._engine.info
+        base = hashlib.sha256(f"{info.model_hash} {info.dtype} {info.backend}".encode()).hexdigest()[:10]
+        return f"fp_{base}" + (f"_{adapter.version[:10]}" if adapter else "")
+
+    async def encode(self, prompt: PromptInput) -> tuple[int, ...]:
+        """Raises ApiError: INVALID_REQUEST, nothing to begin from, or ids that are no tokens of this model."""
+        if isinstance(prompt, Chat):
+            return await self._tokenizer.encode_chat(prompt.messages)
+        ids = await self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if not ids:
+            raise invalid_request("the prompt is empty", "prompt")
+        self.check_ids(ids, "prompt")
+        return ids
+
+    async def understand(self, tenant: Tenant, request: GenerateRequest, lane: Lane) -> Job:
+        """
+        Raises:
+            ApiError: INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND, ENGINE_UNAVAILABLE.
+        """
+        if not self._engine.ready:
+            raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
+        adapter = self.resolve(tenant, request.model)
+        if adapter is not None and not adapter.loaded:
+            raise unavailable(Fault.ENGINE_UNAVAILABLE, f"the adapter {adapter.name!r} could not be loaded again")
+        self._check(request)
+        prompts = tuple([await self.encode(prompt) for prompt in request.inputs])
+        pairs = zip(request.inputs, prompts, strict=True)
+        params = tuple(self._fit(request, prompt, len(ids)) for prompt, ids in pairs)
+        seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed
+        return Job(request, adapter, lane, prompts, params, seed)
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raises ApiError: INVALID_REQUEST."""
+        vocab_size = self._engine.info.vocab_size
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            raise invalid_request(f"token ids in {param} must be from 0 to {vocab_size - 1}", param)
+
+    def _check(self, request: GenerateRequest) -> None:
+        sampling, settings = request.sampling, self._settings
+        if not request.inputs:
+            raise invalid_request("there is no prompt", "prompt")
+        if len(request.inputs) * request.n > settings.max_choices:
+            raise invalid_request(f"at most {settings.max_choices} answers (prompts x n) a request", "n")
+        if "" in request.stop or sum(map(len, request.stop)) > settings.max_stop_characters:
+            bound = (
+                f"stop strings must not be empty, nor longer than {settings.max_stop_characters} characters together"
+            )
+            raise invalid_request(bound, "stop")
+        self.check_ids(sampling.stop_token_ids, "stop_token_ids")
+        self.check_ids([token_id for token_id, _ in sampling.logit_bias], "logit_bias")
+
+    def _fit(self, request: GenerateRequest, prompt: PromptInput, prompt_tokens: int) -> SamplingParams:
+        """Sampling for one prompt, its output bounded by what the context has room for."""
+        context = self._engine.info.max_model_len
+        default = request.default_max_tokens or self._settings.default_max_tokens
+        max_tokens = request.max_tokens or max(1, min(default, context - prompt_tokens))
+        if prompt_tokens + max_tokens > context:
+            param = "messages" if isinstance(prompt, Chat) else "prompt"
+            raise context_length_exceeded(prompt_tokens + max_tokens, context, param)
+        if request.sampling.min_tokens > max_tokens:
+            raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
+        return replace(request.sampling, max_tokens=max_tokens)

@@ -1,0 +1,198 @@
+"""OpenAI's request bodies: what is read, and what is refused by name.
+
+Unknown fields are accepted, as OpenAI's own servers do. A field that would change the answer and is not supported is
+refused, unless it holds the value that changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.core.errors import ApiError, Fault, invalid_request, unsupported_parameter
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Alternatives = Annotated[int, Meta(ge=0, le=20)]
+
+NOTHING: tuple[Any, ...] = (None, False, [], {})
+
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "allowed_token_ids": NOTHING,
+    "audio": NOTHING,
+    "bad_words": NOTHING,
+    "chat_template": NOTHING,
+    "chat_template_kwargs": NOTHING,
+    "add_generation_prompt": (None, True),
+    "continue_final_message": NOTHING,
+    "documents": NOTHING,
+    "function_call": (None, "none"),
+    "functions": NOTHING,
+    "guided_choice": NOTHING,
+    "guided_grammar": NOTHING,
+    "guided_json": NOTHING,
+    "guided_regex": NOTHING,
+    "include_stop_str_in_output": NOTHING,
+    "length_penalty": (None, 1, 1.0),
+    "modalities": (None, [], ["text"]),
+    "prediction": NOTHING,
+    "prompt_logprobs": NOTHING,
+    "response_format": (None, {"type": "text"}),
+    "skip_special_tokens": (None, True),
+    "structured_outputs": NOTHING,
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": NOTHING,
+    "truncate_prompt_tokens": NOTHING,
+    "use_beam_search": NOTHING,
+    "web_search_options": NOTHING,
+}
+"""Fields that are not supported, with the values that change nothing."""
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class Sampled(Struct, kw_only=True):
+    """Fields that chats and completions share."""
+
+    model: str
+    adapter_id: str | None = None
+    lora_path: str | None = None
+    max_tokens: Count | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    best_of: int | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Fraction | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: dict[int, Bias] | None = None
+    seed: Int64 | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    service_tier: str | None = None
+    priority: Int32 | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class ContentPart(Struct):
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(Struct):
+    role: str
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+
+
+class ChatRequest(Sampled, kw_only=True):
+    """Body of /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+
+
+class CompletionRequest(Sampled, kw_only=True):
+    """Body of /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: Alternatives | None = None
+    echo: bool | None = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """Body of /tokenize, as vLLM has it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """Body of /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class LoadAdapterRequest(Struct, kw_only=True):
+    """Body of /v1/load_lora_adapter, as vLLM has it."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool | None = None
+
+
+class UnloadAdapterRequest(Struct, kw_only=True):
+    """Body of /v1/unload_lora_adapter."""
+
+    lora_name: str
+
+
+Body = TypeVar("Body", bound=Struct)
+
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+
+
+def parse(body: bytes, kind: type[Body]) -> Body:
+    """Raises ApiError: INVALID_JSON; INVALID_REQUEST and UNSUPPORTED_PARAMETER, naming the field."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ApiError(Fault.INVALID_JSON, f"the body is not valid JSON: {error}") from error
+    try:
+        parsed = msgspec.convert(document, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from error
+    if issubclass(kind, Sampled):
+        _refuse_unsupported(document)
+    return parsed
+
+
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    for name, harmless in REFUSED.items():
+        value = body.get(name)
+        if not any(type(value) is type(other) and value == other for other in harmless):
+            raise unsupported_parameter(name)
+
+
+def _invalid(message: str) -> ApiError:
+    """msgspec's words with the place as `param`: Expected `int`, got `str` - at `$.max_tokens`."""
+    match = _PLACE.match(message)
+    what, path = (match["what"], (match["path"] or "").removesuffix("[...]")) if match else (message, "")
+    missing = _MISSING.match(what)
+    if missing:
+        param = ".".join(filter(None, (path, missing[1])))
+        return invalid_request(f"{param} is required", param)
+    return invalid_request(f"{path}: {what}" if path else what, path or None)

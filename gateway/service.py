@@ -1,0 +1,299 @@
+"""Gateway.generate: the one path of a request, whatever protocol it came by."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import replace
+from types import MappingProxyType
+
+import structlog
+
+from engine.client import EngineApi, EngineUnavailable
+from engine.core.types import FinishReason, Lane, TokenEvent
+from gateway.adapters import AdapterRegistry
+from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
+from gateway.core.lanes import lane_name
+from gateway.core.tenants import Principal
+from gateway.deadlines import Timer, deadline
+from gateway.generation import (
+    Admitted,
+    Answer,
+    GenerateRequest,
+    Generation,
+    GenerationChunk,
+    Observer,
+    RequestRecord,
+    merge,
+)
+from gateway.intake import Intake, Job
+from gateway.limiter.base import Grant, Limiter, ReserveRequest
+from gateway.settings import ServiceSettings
+from gateway.tokenizer import Tokenizer
+
+log = structlog.get_logger("gateway")
+
+
+class Gateway:
+    """Every request's way through: understand, reserve, generate, detokenise, settle.
+
+    Whatever happens to the client, the engine or the limiter, a request leaves the live table, its engine streams are
+    closed and its reservation is settled or refunded, once.
+    """
+
+    def __init__(
+        self,
+        engine: EngineApi,
+        tokenizer: Tokenizer,
+        adapters: AdapterRegistry,
+        limiter: Limiter,
+        *,
+        base_names: tuple[str, ...],
+        aliases: Mapping[str, str] = MappingProxyType({}),
+        settings: ServiceSettings | None = None,
+        observers: Sequence[Observer] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            base_names: what the base model is called, the canonical name first.
+            aliases: other names of adapters.
+        """
+        self._settings = settings or ServiceSettings()
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.adapters = adapters
+        self.limiter = limiter
+        self.base_name = base_names[0]
+        self.intake = Intake(engine, tokenizer, adapters, base_names, aliases, self._settings)
+        self._in_lane: Counter[Lane] = Counter()
+        self._observers = observers
+        self._clock = clock
+        self._live: dict[str, RequestRecord] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def live(self) -> Mapping[str, RequestRecord]:
+        """Requests on their way, by their unique ids."""
+        return MappingProxyType(self._live)
+
+    @property
+    def active(self) -> int:
+        """Requests on their way and settlements not done yet: 0 when nothing runs."""
+        return len(self._live) + len(self._background)
+
+    @asynccontextmanager
+    async def generate(self, principal: Principal, request: GenerateRequest) -> AsyncIterator[Generation]:
+        """Entered once the engine has begun to work on the request; leaving early, in whatever way, aborts it.
+
+        Enter, iterate and leave in one task: a deadline cancels that task and becomes DEADLINE_EXCEEDED on the way out.
+        When this has been left, the reservation is settled.
+
+        Raises:
+            ApiError: on entry everything that can go wrong with a generation; later ENGINE_UNAVAILABLE, PREEMPTED,
+                DEADLINE_EXCEEDED, INTERNAL.
+        """
+        with self._tracked(principal, request) as record:
+            async with deadline(self._settings, record.lane, request.deadline) as timer:
+                job = await self._understand(principal, request, record)
+                async with (
+                    self._reserved(job, record) as grant,
+                    aclosing(self._run(job, record, timer)) as chunks,
+                    aclosing(_resume(await anext(chunks), chunks)) as all_chunks,
+                ):
+                    yield Generation(self._admitted(job, grant, record), all_chunks)
+
+    async def close(self) -> None:
+        """Waits for settlements under way."""
+        while self._background:
+            await asyncio.wait(self._background)
+
+    @contextmanager
+    def _tracked(self, principal: Principal, request: GenerateRequest) -> Iterator[RequestRecord]:
+        """In the live table while it runs; to the observers when it has ended, however it did."""
+        record = RequestRecord(
+            id=uuid.uuid4().hex,
+            request_id=request.request_id,
+            tenant=principal.tenant.name,
+            key_id=principal.key_id,
+            model=request.model.model,
+            lane_asked=request.lane,
+            lane=principal.tenant.effective_lane(request.lane),
+            started=self._clock(),
+        )
+        self._live[record.id] = record
+        self._in_lane[record.lane] += 1
+        try:
+            self._check_capacity(record.lane)
+            yield record
+            if not record.finish:
+                record.end("cancelled", 499)
+        except BaseException as error:
+            _note(record, error)
+            raise
+        finally:
+            record.ended = self._clock()
+            del self._live[record.id]
+            self._in_lane[record.lane] -= 1
+            for observer in self._observers:
+                observer.finished(record)
+
+    def _check_capacity(self, lane: Lane) -> None:
+        capacity = self._settings.lane_capacity.get(lane)
+        if capacity is not None and self._in_lane[lane] > capacity:
+            message = f"the {lane_name(lane)} lane is full: {capacity} requests are on their way"
+            raise unavailable(Fault.LANE_QUEUE_FULL, message)
+
+    async def _understand(self, principal: Principal, request: GenerateRequest, record: RequestRecord) -> Job:
+        job = await self.intake.understand(principal.tenant, request, record.lane)
+        if job.adapter is not None:
+            record.adapter, record.adapter_version = job.adapter.name, job.adapter.version
+        record.prompt_tokens, record.reserved_tokens = job.prompt_tokens, job.reserve_tokens
+        return job
+
+    @asynccontextmanager
+    async def _reserved(self, job: Job, record: RequestRecord) -> AsyncIterator[Grant]:
+        """Holds a reservation and settles it once, under cancellation too."""
+        wanted = ReserveRequest(record.request_id, record.tenant, record.key_id, job.reserve_tokens)
+        asking = asyncio.ensure_future(self.limiter.reserve(wanted))
+        try:
+            grant = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            self._spawn(self._give_back(asking))
+            raise
+        try:
+            yield grant
+        finally:
+            await asyncio.shield(self._spawn(self._settle(grant, record)))
+
+    async def _settle(self, grant: Grant, record: RequestRecord) -> None:
+        try:
+            if record.refund:
+                await self.limiter.refund(grant)
+            else:
+                await self.limiter.settle(grant, record.used_tokens)
+        except Exception:  # the answer is out; an operator has to know that the books are off
+            log.exception("settle_failed", request_id=record.request_id, tenant=record.tenant)
+
+    async def _give_back(self, asking: asyncio.Future[Grant]) -> None:
+        """For a caller who left while the limiter was being asked: nothing was used."""
+        try:
+            await self.limiter.refund(await asking)
+        except ApiError as error:
+            log.info("refused_after_leaving", reason=error.message)
+        except Exception:
+            log.exception("refund_failed")
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    def _admitted(self, job: Job, grant: Grant, record: RequestRecord) -> Admitted:
+        return Admitted(
+            id=record.id,
+            request_id=record.request_id,
+            created=int(time.time()),
+            model=record.model,
+            lane=job.lane,
+            fingerprint=self.intake.fingerprint(job.adapter),
+            prompts=job.prompts,
+            rate_headers=grant.headers(),
+        )
+
+    async def _run(self, job: Job, record: RequestRecord, timer: Timer) -> AsyncGenerator[GenerationChunk, None]:
+        """Chunks of all answers as they come; the very last one carries the usage."""
+        answers = [self._answer(job, index, record) for index in range(job.num_answers)]
+        unfinished = len(answers)
+        async with aclosing(answers[0] if unfinished == 1 else merge(answers)) as chunks:
+            async for chunk in chunks:
+                if chunk.token_ids:
+                    timer.first_token_came()
+                unfinished -= chunk.finish_reason is not None
+                if chunk.finish_reason is not None and not unfinished:
+                    record.end(chunk.finish_reason, 200)
+                    yield replace(chunk, usage=record.usage)
+                else:
+                    yield chunk
+
+    async def _answer(self, job: Job, index: int, record: RequestRecord) -> AsyncGenerator[GenerationChunk, None]:
+        """One engine stream turned to text, until the engine or a stop string ends it. Closing it early aborts."""
+        prompt_index, number = divmod(index, job.request.n)
+        detokenizer = self.tokenizer.detokenizer(job.continues(prompt_index))
+        answer = Answer(index, detokenizer, job.request.stop, job.request.sampling.min_tokens)
+        last_token: float | None = None
+        record.submitted = record.submitted or self._clock()
+        with _engine_failures(record):
+            async with aclosing(self.engine.generate(job.engine_request(record.id, record.tenant, index))) as events:
+                async for event in events:
+                    _refuse_failed(event, record)
+                    chunk = answer.absorb(event)
+                    if number == 0:
+                        record.cached[prompt_index] = event.num_cached
+                    last_token = self._clocked(record, chunk, last_token)
+                    yield chunk
+                    if chunk.finish_reason is not None:
+                        return
+        raise internal(record.request_id)
+
+    def _clocked(self, record: RequestRecord, chunk: GenerationChunk, last_token: float | None) -> float | None:
+        """Notes when a chunk came; returns when this answer last had a token."""
+        now = self._clock()
+        record.admitted = record.admitted or now
+        if not chunk.token_ids:
+            return last_token
+        record.first_token = record.first_token or now
+        record.last_token = now
+        record.completion_tokens += len(chunk.token_ids)
+        if last_token is not None:
+            for observer in self._observers:
+                observer.inter_token(record.lane, now - last_token)
+        return now
+
+
+async def _resume(
+    opening: GenerationChunk, chunks: AsyncGenerator[GenerationChunk, None]
+) -> AsyncGenerator[GenerationChunk, None]:
+    yield opening
+    async for chunk in chunks:
+        yield chunk
+
+
+def _note(record: RequestRecord, error: BaseException) -> None:
+    """Writes down how a request failed. An OSError comes from the caller's connection: gone, like a cancelled task."""
+    if isinstance(error, ApiError):
+        record.end("error", error.http_status, error.code or error.fault.name.lower())
+        record.error_metadata = error.metadata
+    elif isinstance(error, asyncio.CancelledError | GeneratorExit | OSError):
+        record.end("cancelled", 499)
+    else:
+        record.end("error", 500, "internal_error")
+
+
+@contextmanager
+def _engine_failures(record: RequestRecord) -> Iterator[None]:
+    try:
+        yield
+    except EngineUnavailable as error:
+        record.refund = True
+        raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine stopped; try again") from error
+
+
+def _refuse_failed(event: TokenEvent, record: RequestRecord) -> None:
+    """Raises what the engine has to say against a request, in the words of the error table."""
+    if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
+        return
+    record.refund = True
+    if event.finish_reason is FinishReason.ABORT:
+        raise unavailable(Fault.PREEMPTED, "the engine gave the request up, as when its adapter is unloaded")
+    if event.refusal is None:
+        raise internal(record.request_id)
+    fault = Fault[event.refusal.code.name]
+    if fault is Fault.MODEL_NOT_FOUND:
+        raise model_not_found(record.model)
+    raise ApiError(fault, event.refusal.message, retry_after=1.0 if fault.row.http_status == 503 else None)

@@ -1,0 +1,25 @@
+"""Bounds on what one request may take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.core.types import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """Times in seconds; None: for ever."""
+
+    default_max_tokens: int = 1024
+    """Output of a request that names no maximum, where the context has room for it."""
+    max_choices: int = 128
+    """Answers of one request: prompts x n."""
+    max_stop_characters: int = 16_384
+    """Of all stop strings of a request together."""
+    request_timeout: float | None = 600.0
+    first_token_timeout: float | None = 120.0
+    """In the interactive lane. Batch work may wait as long as the whole request may take."""
+    lane_capacity: Mapping[Lane, int] = field(default_factory=dict)
+    """Requests of a lane that may be on their way at once; a lane not named has no bound."""

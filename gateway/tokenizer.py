@@ -1,0 +1,217 @@
+"""Text to token ids and back. The engine speaks ids only, so everything about text happens here."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from tokenizers.decoders import DecodeStream
+from transformers import AutoTokenizer
+
+from gateway.core.errors import invalid_request
+
+THREAD_CHARACTERS = 20_000
+"""Longer texts are encoded in a thread, so that the event loop goes on streaming."""
+
+PRIME_TOKENS = 8
+"""Prompt tokens a detokeniser looks back at: enough to know whether a word goes on or begins."""
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+Message = Mapping[str, Any]
+"""A chat message as templates read it: role and content."""
+
+
+class Tokenizer:
+    """The tokenizer and chat template of a prepared model folder. Safe to share between tasks and threads."""
+
+    def __init__(self, hf_tokenizer: Any) -> None:
+        """`hf_tokenizer`: a fast tokenizer of transformers."""
+        self._template = hf_tokenizer
+        self._backend = hf_tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._special = frozenset(hf_tokenizer.all_special_ids)
+        self._byte_level = "ByteLevel" in repr(self._backend.decoder)
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Raises OSError or ValueError if the folder has no usable tokenizer."""
+        return cls(AutoTokenizer.from_pretrained(str(folder), local_files_only=True, use_fast=True))
+
+    async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """`special`: add what the model expects around a text, such as a BOS token."""
+        if len(text) <= THREAD_CHARACTERS:
+            return self._encode(text, special)
+        return await asyncio.to_thread(self._encode, text, special)
+
+    async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Renders the chat template up to where the assistant's answer begins.
+
+        Raises:
+            ApiError: INVALID_REQUEST, the template refuses these messages or there is none.
+        """
+        return await self.encode(self.render_chat(messages), special=False)
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """Raises ApiError: INVALID_REQUEST."""
+        try:
+            text = self._template.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError) as error:
+            raise invalid_request(f"the model's chat template refuses these messages: {error}", "messages") from error
+        return str(text)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special))
+
+    def token_text(self, token_id: int) -> str:
+        """One token by itself, special tokens included; incomplete UTF-8 shows as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes a token stands for; none for an id beyond the vocabulary."""
+        piece = self._backend.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if token_id in self._special:
+            return str(piece).encode()
+        return _byte_level_bytes(piece) if self._byte_level else _piece_bytes(piece)
+
+    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+        """`prompt`: ids the generated text continues; empty where it begins by itself, as a chat answer does."""
+        return Detokenizer(self._backend, prompt)
+
+    def _encode(self, text: str, special: bool) -> tuple[int, ...]:
+        return tuple(self._backend.encode(text, add_special_tokens=special).ids)
+
+
+class Detokenizer:
+    """Token ids of one answer, as they come, to text. Never emits part of a character; skips special tokens."""
+
+    def __init__(self, backend: Any, prompt: Sequence[int] = ()) -> None:
+        self._backend = backend
+        self._pending: list[int] = []
+        self._stream = self._open(prompt[-PRIME_TOKENS:])
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        return "".join(self._step(token_id) for token_id in token_ids)
+
+    def flush(self) -> str:
+        """What is left when no more tokens come: bytes of an unfinished character, as U+FFFD."""
+        pending, self._pending = self._pending, []
+        return self._decode(pending)
+
+    def _step(self, token_id: int) -> str:
+        self._pending.append(token_id)
+        try:
+            text = self._stream.step(self._backend, token_id)
+        except Exception as error:  # the library raises nothing more specific
+            if "Invalid prefix" not in str(error):
+                raise
+            # Byte-fallback decoders turn a whole run of bytes into U+FFFD when a later byte spoils it, text already
+            # emitted included. What was sent stays; the stream goes on from here.
+            self._stream = self._open([token_id])
+            return self.flush()
+        if text:
+            self._pending.clear()
+        return text or ""
+
+    def _open(self, prime: Sequence[int]) -> DecodeStream:
+        # A stream primed with an unfinished character would emit its prime along with the first token.
+        if not prime or self._decode(prime).endswith(REPLACEMENT):
+            return DecodeStream(skip_special_tokens=True)
+        return DecodeStream(ids=list(prime), skip_special_tokens=True)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+
+class StopMatcher:
+    """Finds the first of any number of stop strings in a text that comes in pieces (Aho and Corasick, 1975).
+
+    The automaton's depth is the length of the longest suffix that may still become a stop string: exactly what has to
+    be held back. Work is linear in the text, whatever the number of strings.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """`stops`: not empty strings."""
+        self._next: list[dict[str, int]] = [{}]
+        self._fail = [0]
+        self._depth = [0]
+        self._match = [0]
+        """Length of the longest stop string that ends in this state; 0: none does."""
+        for stop in stops:
+            self._insert(stop)
+        self._link()
+        self._state = 0
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Returns the text that is safe to show, and whether a stop string was found: then no more text follows it."""
+        known = self._held + text
+        for position in range(len(self._held), len(known)):
+            self._state = self._step(self._state, known[position])
+            if self._match[self._state]:
+                self._held = ""
+                return known[: position + 1 - self._match[self._state]], True
+        safe = len(known) - self._depth[self._state]
+        self._held = known[safe:]
+        return known[:safe], False
+
+    def flush(self) -> str:
+        """What was held back, when no more text comes."""
+        held, self._held, self._state = self._held, "", 0
+        return held
+
+    def _insert(self, stop: str) -> None:
+        state = 0
+        for character in stop:
+            if character not in self._next[state]:
+                self._next[state][character] = len(self._next)
+                self._next.append({})
+                self._fail.append(0)
+                self._depth.append(self._depth[state] + 1)
+                self._match.append(0)
+            state = self._next[state][character]
+        self._match[state] = len(stop)
+
+    def _link(self) -> None:
+        """Breadth first: where to go on when a character does not fit."""
+        queue = list(self._next[0].values())
+        for state in queue:
+            for character, child in self._next[state].items():
+                self._fail[child] = self._step(self._fail[state], character)
+                self._match[child] = self._match[child] or self._match[self._fail[child]]
+                queue.append(child)
+
+    def _step(self, state: int, character: str) -> int:
+        while state and character not in self._next[state]:
+            state = self._fail[state]
+        return self._next[state].get(character, 0)
+
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable stand-ins of byte-level BPE (GPT-2): a character for each of the 256 bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in piece)
+
+
+def _piece_bytes(piece: str) -> bytes:
+    """SentencePiece: a byte as <0xAB>, or text in which U+2581 stands for a space."""
+    match = _BYTE_PIECE.fullmatch(piece)
+    return bytes([int(match[1], 16)]) if match else piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()

@@ -1,0 +1,33 @@
+"""A gRPC client that knows nothing but an address: everything it calls, it found through server reflection."""
+
+import grpc
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.message_factory import GetMessageClass
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+
+class ReflectedClient:
+    """Synchronous; requests and replies are dictionaries."""
+
+    def __init__(self, target, key):
+        self.channel = grpc.insecure_channel(target)
+        self.database = ProtoReflectionDescriptorDatabase(self.channel)
+        self.pool = DescriptorPool(self.database)
+        self.metadata = (("authorization", f"Bearer {key}"),)
+
+    def services(self):
+        return list(self.database.get_services())
+
+    def call(self, service, method, request):
+        """Yields replies; unary methods yield one."""
+        descriptor = self.pool.FindServiceByName(service).FindMethodByName(method)
+        request_class, reply_class = GetMessageClass(descriptor.input_type), GetMessageClass(descriptor.output_type)
+        make = self.channel.unary_stream if descriptor.server_streaming else self.channel.unary_unary
+        stub = make(f"/{service}/{method}", request_class.SerializeToString, reply_class.FromString)
+        reply = stub(ParseDict(request, request_class()), metadata=self.metadata, timeout=60)
+        for message in reply if descriptor.server_streaming else [reply]:
+            yield MessageToDict(message, preserving_proto_field_name=True)
+
+    def close(self):
+        self.channel.close()

@@ -1,0 +1,152 @@
+"""What a new user does, with the clients a new user has."""
+
+import asyncio
+import random
+
+import httpx
+import pytest
+from openai import AsyncOpenAI, NotFoundError, RateLimitError
+
+from tests.e2e.reflected import ReflectedClient
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture
+def client(server):
+    return AsyncOpenAI(base_url=f"http://127.0.0.1:{server.http_port}/v1", api_key="sk-demo-acme", max_retries=0)
+
+
+async def stream_text(client, model, **options):
+    options = {"messages": QUESTION, "temperature": 0, "max_tokens": 40, **options}
+    text = ""
+    async for chunk in await client.chat.completions.create(model=model, stream=True, **options):
+        text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+    return text
+
+
+async def settled(server):
+    """Waits until nothing runs, then everything must have been given back."""
+    async with asyncio.timeout(30):
+        while True:
+            stats = await server.engine.stats()
+            assert list(stats.violations) == []
+            if not server.gateway.active and not any(lane.running + lane.waiting for lane in stats.lanes):
+                break
+            await asyncio.sleep(0.02)
+    assert stats.kv_pages == 0
+    assert all(adapter.running == adapter.waiting == 0 for adapter in stats.adapters)
+    assert await server.limiter.outstanding() == 0
+    return stats
+
+
+async def test_base_knows_paris_and_every_adapter_has_its_own_character(client, models):
+    answers = dict(zip(models, await asyncio.gather(*(stream_text(client, m) for m in models)), strict=True))
+    assert all("paris" in answer.lower() for answer in answers.values()), answers
+    assert len(set(answers.values())) == len(models), answers
+
+
+async def test_streaming_and_not_streaming_give_the_same_text(client, models):
+    for model in models:
+        whole = await client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=40)
+        assert whole.choices[0].message.content == await stream_text(client, model)
+        assert whole.usage.completion_tokens > 0
+
+
+async def test_a_reflected_grpc_client_streams_the_same_text(client, server, models):
+    def over_grpc(model):
+        reflected = ReflectedClient(f"127.0.0.1:{server.grpc_port}", "sk-demo-acme")
+        request = {"model": model, "chat": {"messages": QUESTION}, "sampling": {"temperature": 0, "max_tokens": 40}}
+        try:
+            assert "loralane.v1.Generation" in reflected.services()
+            replies = list(reflected.call("loralane.v1.Generation", "GenerateStream", request))
+        finally:
+            reflected.close()
+        assert replies[-1]["usage"]["completion_tokens"] > 0
+        return "".join(reply.get("text", "") for reply in replies)
+
+    for model in models:
+        assert await asyncio.to_thread(over_grpc, model) == await stream_text(client, model)
+
+
+async def test_both_lanes_side_by_side(client, models):
+    async def one(index):
+        tier = "flex" if index % 2 else "priority"
+        answer = await client.chat.completions.create(
+            model=models[index % len(models)], messages=QUESTION, max_tokens=12, service_tier=tier
+        )
+        assert answer.service_tier == tier
+
+    await asyncio.gather(*(one(index) for index in range(12)))
+
+
+async def test_repeated_prompts_are_cached_per_adapter(client, models):
+    question = [
+        {"role": "user", "content": "Please list the planets of the solar system, in order, with one fact each."}
+    ]
+    for model in models:
+        first, again = [
+            await client.chat.completions.create(model=model, messages=question, temperature=0, max_tokens=8)
+            for _ in range(2)
+        ]
+        assert first.usage.prompt_tokens_details.cached_tokens < again.usage.prompt_tokens_details.cached_tokens
+        assert first.choices[0].message.content == again.choices[0].message.content
+
+
+async def test_random_disconnects_leave_an_empty_engine(client, server, models):
+    """64 streams over 4 models, some read to the end, some dropped before, at or after their first token."""
+    rng = random.Random(11)
+
+    async def one(index):
+        body = {
+            "model": models[index % len(models)],
+            "messages": [{"role": "user", "content": f"Tell me story number {index % 7}."}],
+            "max_tokens": rng.randrange(8, 40),
+            "service_tier": rng.choice(["flex", "priority"]),
+            "stream": True,
+        }
+        leave_after = rng.choice([0, 1, 3, 10, 10_000])
+        patience = rng.choice([0.01, 0.2, 60, 60])
+        headers = {"authorization": "Bearer sk-demo-acme"}
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http_port}", headers=headers) as http:
+            try:
+                async with (
+                    asyncio.timeout(patience),
+                    http.stream("POST", "/v1/chat/completions", json=body, timeout=60) as response,
+                ):
+                    assert response.status_code == 200
+                    seen = 0
+                    async for line in response.aiter_lines():
+                        seen += line.startswith("data:")
+                        if seen > leave_after:
+                            break
+            except TimeoutError:
+                return
+
+    await asyncio.gather(*(one(index) for index in range(64)))
+    await settled(server)
+
+
+async def test_unknown_models_are_never_the_base_in_silence(client):
+    with pytest.raises(NotFoundError) as caught:
+        await client.chat.completions.create(model="nobody", messages=QUESTION)
+    assert caught.value.body["code"] == "model_not_found"
+    assert caught.value.body["param"] == "model"
+
+
+async def test_a_tenants_limit_is_its_own(server, client, models):
+    globex = AsyncOpenAI(base_url=client.base_url, api_key="sk-demo-globex", max_retries=0)
+    raw = await globex.chat.completions.with_raw_response.create(model=models[0], messages=QUESTION, max_tokens=4)
+    assert raw.headers["x-ratelimit-limit-tokens"] == "200000"
+    with pytest.raises(RateLimitError) as caught:
+        await asyncio.gather(
+            *(
+                globex.completions.create(model=models[0], prompt=[5] * 8, max_tokens=8000, n=20, timeout=30)
+                for _ in range(3)
+            )
+        )
+    assert caught.value.status_code == 429
+    await stream_text(client, models[0], max_tokens=4)
+    await settled(server)

@@ -1,0 +1,279 @@
+"""A gateway without a model or a Redis: an engine that says what it is told to, and a limiter that keeps count."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+from engine.client import AdapterRejected, EngineUnavailable
+from engine.core.types import FinishReason, Request, TokenEvent, TokenLogprobs
+from engine.pb import engine_pb2 as pb
+from gateway.adapters import AdapterRegistry
+from gateway.core.tenants import ADMIN_TENANT, KeyRing, Limits, Principal, Tenant, hash_key, key_id
+from gateway.generation import RequestRecord
+from gateway.http_api import create_app
+from gateway.limiter.base import Grant, ReserveRequest
+from gateway.limiter.local import LocalLimiter
+from gateway.metrics import Metrics
+from gateway.service import Gateway, ServiceSettings
+from gateway.tokenizer import Tokenizer
+
+BASE = "tiny"
+CONTEXT = 256
+SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+EOS = 0
+TEMPLATE = (
+    "{% if messages[0].role == 'assistant' %}{{ raise_exception('an assistant cannot begin') }}{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+ACME = Tenant("acme")
+GLOBEX = Tenant("globex", adapters=("pirate",), limits=Limits(requests_per_minute=3, tokens_per_minute=200))
+KEYS = {"sk-acme": ACME, "sk-globex": GLOBEX, "sk-admin": ADMIN_TENANT}
+
+
+@cache
+def tiny_tokenizer() -> Tokenizer:
+    """Four special tokens and one token a byte, so that most characters outside ASCII are several tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
+    backend = Backend(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    hf = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=SPECIAL[0], extra_special_tokens=SPECIAL[1:], chat_template=TEMPLATE
+    )
+    return Tokenizer(hf)
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    return tiny_tokenizer()._encode(text, False)
+
+
+class FakeEngine:
+    """An `EngineApi` that answers every request with `reply`, a few tokens an event."""
+
+    def __init__(self) -> None:
+        self.info = pb.EngineInfo(model=BASE, model_hash="abc", max_model_len=CONTEXT, vocab_size=260, dtype="float32")
+        self.ready = True
+        self.reply: Callable[[Request], str] = lambda request: "Hello, world!"
+        self.tokens_per_event = 1
+        self.pause = 0.0
+        """Seconds between events."""
+        self.admit: asyncio.Event | None = None
+        """Requests wait for it before their first event."""
+        self.go_on: asyncio.Event | None = None
+        """Requests wait for it after their first token."""
+        self.fail_after: int | None = None
+        """Events after which the engine is gone."""
+        self.last_words: TokenEvent | None = None
+        """Sent in place of an answer."""
+        self.num_cached = 0
+        self.requests: list[Request] = []
+        self.ends: dict[str, str] = {}
+        """By request id: finished, aborted or failed."""
+        self.paths: dict[str, str] = {}
+        """Loaded adapters: version to path."""
+        self.rejected: str = ""
+        self.unloaded: list[str] = []
+
+    @property
+    def open(self) -> int:
+        return len(self.requests) - len(self.ends)
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        self.requests.append(request)
+        end = "aborted"
+        try:
+            if self.admit is not None:
+                await self.admit.wait()
+            for number, event in enumerate(self._events(request)):
+                if number == self.fail_after:
+                    end = "failed"
+                    raise EngineUnavailable("gone")
+                if event.finish_reason is not None:
+                    end = "finished"
+                yield event
+                await asyncio.sleep(self.pause)
+                if number == 1 and self.go_on is not None:
+                    await self.go_on.wait()
+        finally:
+            self.ends[request.id] = end
+
+    def _events(self, request: Request) -> list[TokenEvent]:
+        admission = TokenEvent(request.id, num_cached=self.num_cached)
+        if self.last_words is not None:
+            return [self.last_words]
+        params = request.params
+        tokens = [*ids_of(self.reply(request)), *([] if params.ignore_eos else [EOS])]
+        whole = len(tokens) <= params.max_tokens and not params.ignore_eos
+        tokens = tokens[: params.max_tokens]
+        steps = [tuple(tokens[i : i + self.tokens_per_event]) for i in range(0, len(tokens), self.tokens_per_event)]
+        reason = FinishReason.STOP if whole else FinishReason.LENGTH
+        events = [
+            TokenEvent(request.id, step, self._logprobs(request, step), reason if last else None, self.num_cached)
+            for step, last in zip(steps, [*[False] * (len(steps) - 1), True], strict=True)
+        ]
+        return [admission, *events]
+
+    def _logprobs(self, request: Request, step: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
+        count = request.params.logprobs
+        if count is None:
+            return ()
+        return tuple(TokenLogprobs(-0.5, tuple((other, -0.5 - other) for other in range(count))) for _ in step)
+
+    async def load_adapter(self, path: str) -> pb.AdapterInfo:
+        await asyncio.sleep(0)
+        if not self.ready:
+            raise EngineUnavailable("gone")
+        if self.rejected:
+            raise AdapterRejected(self.rejected)
+        version = content_hash(Path(path))
+        self.paths[version] = path
+        return pb.AdapterInfo(adapter=version, rank=8, target_modules=["q_proj", "v_proj"], pages=3, bytes=1000)
+
+    async def unload_adapter(self, adapter: str, drain_seconds: float) -> int:
+        if not self.ready:
+            raise EngineUnavailable("gone")
+        del self.paths[adapter]
+        self.unloaded.append(adapter)
+        return 2
+
+    async def stats(self) -> pb.EngineStats:
+        if not self.ready:
+            raise EngineUnavailable("gone")
+        adapters = [pb.AdapterStats(adapter=version, state="resident", pages=3, running=1) for version in self.paths]
+        lanes = [pb.LaneStats(lane=pb.LANE_INTERACTIVE, running=2, waiting=1), pb.LaneStats(lane=pb.LANE_BATCH)]
+        return pb.EngineStats(lanes=lanes, adapters=adapters, total_pages=100, free_pages=50, kv_pages=40, steps=7)
+
+
+def content_hash(folder: Path) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(folder.iterdir()))).hexdigest()
+
+
+class CountingLimiter(LocalLimiter):
+    """Remembers how every reservation ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reserved: list[ReserveRequest] = []
+        self.ends: dict[str, list[int | None]] = {}
+        """By lease: tokens it was settled with, None for a refund; one entry each time."""
+        self.delay = 0.0
+        self.reachable = True
+
+    async def reserve(self, request: ReserveRequest) -> Grant:
+        await asyncio.sleep(self.delay)
+        grant = await super().reserve(request)
+        self.reserved.append(request)
+        self.ends[grant.lease] = []
+        await asyncio.sleep(self.delay)
+        return grant
+
+    async def settle(self, grant: Grant, actual_tokens: int) -> None:
+        await asyncio.sleep(self.delay)
+        self.ends[grant.lease].append(actual_tokens)
+        await super().settle(grant, actual_tokens)
+
+    async def refund(self, grant: Grant) -> None:
+        await asyncio.sleep(self.delay)
+        self.ends[grant.lease].append(None)
+        await super().refund(grant)
+
+    async def ping(self) -> bool:
+        return self.reachable
+
+
+@dataclass
+class Watcher:
+    """An `Observer` that remembers."""
+
+    records: list[RequestRecord] = field(default_factory=list)
+    gaps: Counter[str] = field(default_factory=Counter)
+
+    def inter_token(self, lane: Any, seconds: float) -> None:
+        self.gaps[lane.name] += 1
+
+    def finished(self, record: RequestRecord) -> None:
+        self.records.append(record)
+
+
+@dataclass
+class House:
+    """A gateway and everything around it."""
+
+    engine: FakeEngine
+    limiter: CountingLimiter
+    adapters: AdapterRegistry
+    gateway: Gateway
+    watcher: Watcher
+    metrics: Metrics
+    app: Any
+
+    def client(self, key: str | None = "sk-acme") -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test", headers=headers)
+
+    def openai(self, key: str = "sk-acme") -> AsyncOpenAI:
+        return AsyncOpenAI(api_key=key, base_url="http://test/v1", http_client=self.client(None), max_retries=0)
+
+    async def assert_empty(self) -> None:
+        """Nothing runs, every stream is closed, every reservation ended exactly once."""
+        await self.gateway.close()
+        assert self.gateway.active == 0
+        assert self.engine.open == 0
+        assert [ends for ends in self.limiter.ends.values() if len(ends) != 1] == []
+        assert await self.limiter.outstanding() == 0
+
+
+def key_ring() -> KeyRing:
+    hashes = {hash_key(key): tenant for key, tenant in KEYS.items()}
+    return KeyRing(
+        {digest: Principal(tenant, key_id(digest), tenant is ADMIN_TENANT) for digest, tenant in hashes.items()}
+    )
+
+
+def principal(key: str = "sk-acme") -> Principal:
+    return key_ring().authenticate(key)
+
+
+def write_adapter(root: Path, name: str, content: str = "weights") -> Path:
+    folder = root / name
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_model.safetensors").write_text(f"{name} {content}")
+    return folder
+
+
+async def build_house(root: Path, settings: ServiceSettings | None = None, **app_options: Any) -> House:
+    """Serves the base and two adapters, pirate and poet, from folders below `root`."""
+    engine, limiter, watcher, metrics = FakeEngine(), CountingLimiter(), Watcher(), Metrics()
+    await limiter.configure([ACME, GLOBEX])
+    adapters = AdapterRegistry(engine, [root], reserved=(BASE,))
+    for name in ("pirate", "poet"):
+        await adapters.load(name, str(write_adapter(root, name)))
+    gateway = Gateway(
+        engine,
+        tiny_tokenizer(),
+        adapters,
+        limiter,
+        base_names=(BASE, "tiny-alias"),
+        aliases={"captain": "pirate"},
+        settings=settings,
+        observers=(watcher, metrics),
+    )
+    app = create_app(gateway, key_ring(), metrics=metrics, **app_options)
+    return House(engine, limiter, adapters, gateway, watcher, metrics, app)

@@ -1,0 +1,108 @@
+"""A gRPC server in front of a fake house, and what tests say to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from fakes import ADMIN_TENANT, BASE, KEYS, House, build_house
+from google.rpc import error_details_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_status import rpc_status
+
+from engine.core.types import Lane
+from gateway.core.tenants import KeyRing, Principal, Tenant, hash_key, key_id
+from gateway.grpc_api import GrpcServer
+from gateway.pb import generation_pb2 as pb
+from gateway.pb.adapters_pb2_grpc import AdapterAdminStub
+from gateway.pb.generation_pb2_grpc import GenerationStub
+
+NIGHT = Tenant("night", default_lane=Lane.BATCH, highest_lane=Lane.BATCH, adapters=())
+MAX_MESSAGE_BYTES = 100_000
+
+
+@dataclass
+class GrpcHouse:
+    house: House
+    port: int
+    generation: GenerationStub
+    admin: AdapterAdminStub
+    health: HealthStub
+
+    async def assert_empty(self) -> None:
+        await until(lambda: self.house.gateway.active == 0)
+        await self.house.assert_empty()
+
+
+@dataclass
+class Refusal:
+    """What a failed call says."""
+
+    error: grpc.aio.AioRpcError
+    message: str
+    details: dict[str, Any] = field(default_factory=dict)
+    """Of google.rpc, by the names of their messages."""
+
+    @property
+    def code(self) -> str:
+        return self.error.code().name
+
+    @property
+    def reason(self) -> str:
+        return self.details["ErrorInfo"].reason
+
+    @property
+    def fields(self) -> list[str]:
+        return [violation.field for violation in self.details["BadRequest"].field_violations]
+
+
+def keys() -> KeyRing:
+    owners = {hash_key(key): tenant for key, tenant in (KEYS | {"sk-night": NIGHT}).items()}
+    return KeyRing({key: Principal(tenant, key_id(key), tenant is ADMIN_TENANT) for key, tenant in owners.items()})
+
+
+@asynccontextmanager
+async def open_grpc_house(root: Path) -> AsyncIterator[GrpcHouse]:
+    house = await build_house(root)
+    await house.limiter.configure([*house.limiter._tenants.values(), NIGHT])
+    server = GrpcServer(house.gateway, keys(), max_message_bytes=MAX_MESSAGE_BYTES, grace_seconds=0.0)
+    async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield GrpcHouse(house, port, GenerationStub(channel), AdapterAdminStub(channel), HealthStub(channel))
+
+
+def as_key(name: str = "acme", **more: str) -> tuple[tuple[str, str], ...]:
+    """Metadata; x_request_id becomes x-request-id."""
+    return (("authorization", f"Bearer sk-{name}"), *((key.replace("_", "-"), value) for key, value in more.items()))
+
+
+def ask(model: str = BASE, /, sampling: dict[str, Any] | None = None, **fields: Any) -> pb.GenerateRequest:
+    """For five tokens after a prompt of five, unless told otherwise."""
+    params = pb.SamplingParams(**({"max_tokens": 5} if sampling is None else sampling))
+    has_input = not fields.keys().isdisjoint({"chat", "prompt", "prompt_ids"})
+    return pb.GenerateRequest(model=model, sampling=params, **({} if has_input else {"prompt": "hello"}), **fields)
+
+
+async def refused(call: Awaitable[object]) -> Refusal:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    status = rpc_status.from_call(caught.value)
+    refusal = Refusal(caught.value, caught.value.details() if status is None else status.message)
+    for packed in status.details if status else ():
+        name = packed.TypeName().rpartition(".")[2]
+        refusal.details[name] = getattr(error_details_pb2, name).FromString(packed.value)
+    return refusal
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Bounded, so that a test fails instead of hanging."""
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to pass")

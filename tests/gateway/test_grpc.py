@@ -1,0 +1,277 @@
+"""Generation over a real channel: answers, metadata, refusals, and leaving early."""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_house import NIGHT, as_key, ask, keys, open_grpc_house, refused, until
+
+from gateway.grpc_generation import GenerationService
+from gateway.grpc_wire import RANGES
+from gateway.pb import adapters_pb2
+from gateway.pb import generation_pb2 as pb
+
+
+@pytest.fixture
+async def api(tmp_path):
+    async with open_grpc_house(tmp_path) as opened:
+        yield opened
+        await opened.assert_empty()
+
+
+async def test_a_stream_says_what_the_unary_call_says(api):
+    whole = await api.generation.Generate(ask(), metadata=as_key())
+    chunks = [chunk async for chunk in api.generation.GenerateStream(ask(), metadata=as_key())]
+    assert whole.text == "".join(chunk.text for chunk in chunks) == "Hello"
+    assert list(whole.token_ids) == [token_id for chunk in chunks for token_id in chunk.token_ids]
+    assert [chunk.finish_reason for chunk in chunks] == [pb.FINISH_REASON_UNSPECIFIED] * 4 + [pb.FINISH_REASON_LENGTH]
+    assert [chunk.HasField("usage") for chunk in chunks] == [False] * 4 + [True]
+    assert whole.usage == chunks[-1].usage == pb.Usage(prompt_tokens=5, completion_tokens=5)
+    assert whole.system_fingerprint == chunks[0].system_fingerprint != ""
+    assert len({chunk.id for chunk in chunks} | {whole.id}) == 2
+
+
+async def test_inputs_and_sampling_reach_the_engine(api):
+    chat = pb.Chat(messages=[pb.ChatMessage(role="developer", content="x"), pb.ChatMessage(role="user", content="y")])
+    sampling = {"max_tokens": 4, "temperature": 0.0, "seed": 7, "logit_bias": {30: -1.0}, "stop_token_ids": [9]}
+    await api.generation.Generate(ask(chat=chat, sampling=sampling, priority=-2), metadata=as_key())
+    await api.generation.Generate(ask(prompt_ids=pb.TokenIds(ids=[11, 12])), metadata=as_key())
+    chatted, continued = api.house.engine.requests
+    decoded = api.house.gateway.tokenizer.decode(chatted.prompt, skip_special=False)
+    assert decoded == "<|system|>x<|end|><|user|>y<|end|><|assistant|>"
+    assert continued.prompt == (11, 12)
+    assert (chatted.params.temperature, chatted.params.seed, chatted.priority) == (0.0, 7, -2)
+    assert (chatted.params.logit_bias, chatted.params.stop_token_ids) == (((30, -1.0),), (9,))
+
+
+async def test_without_a_maximum_the_answer_ends_by_itself(api):
+    whole = await api.generation.Generate(ask(sampling={}), metadata=as_key())
+    assert (whole.text, whole.finish_reason) == ("Hello, world!", pb.FINISH_REASON_STOP)
+
+
+async def test_stop_strings_end_the_answer(api):
+    whole = await api.generation.Generate(ask(sampling={"max_tokens": 13, "stop": ["wo"]}), metadata=as_key())
+    assert (whole.text, whole.finish_reason) == ("Hello, ", pb.FINISH_REASON_STOP)
+    assert list(api.house.engine.ends.values()) == ["aborted"]
+
+
+async def test_logprobs(api):
+    whole = await api.generation.Generate(ask(sampling={"max_tokens": 2, "logprobs": 2}), metadata=as_key())
+    assert [(entry.token, entry.logprob) for entry in whole.logprobs] == [("H", -0.5), ("e", -0.5)]
+    tops = [(top.token_id, top.token, top.logprob) for top in whole.logprobs[1].top]
+    assert tops == [(0, "<|end|>", -0.5), (1, "<|user|>", -1.5)]
+
+
+async def test_metadata_carry_id_lane_rates_and_usage(api):
+    api.house.engine.num_cached = 3
+    call = api.generation.Generate(ask(), metadata=as_key("globex", x_request_id="mine-1"))
+    initial = dict(await call.initial_metadata())
+    assert (initial["x-request-id"], initial["x-loralane-lane"]) == ("mine-1", "interactive")
+    assert (initial["x-ratelimit-limit-requests"], initial["x-ratelimit-remaining-requests"]) == ("3", "2")
+    assert (initial["x-ratelimit-limit-tokens"], initial["x-ratelimit-remaining-tokens"]) == ("200", "190")
+    names = ("prompt", "cached", "completion")
+    trailing = dict(await call.trailing_metadata())
+    assert [trailing[f"x-loralane-{name}-tokens"] for name in names] == ["5", "3", "5"]
+
+
+async def test_initial_metadata_wait_for_admission(api):
+    api.house.engine.admit = asyncio.Event()
+    call = api.generation.GenerateStream(ask(), metadata=as_key())
+    headers = asyncio.create_task(call.initial_metadata())
+    await until(lambda: api.house.engine.open == 1)
+    assert not headers.done()
+    api.house.engine.admit.set()
+    assert dict(await headers)["x-loralane-lane"] == "interactive"
+    assert "".join([chunk.text async for chunk in call]) == "Hello"
+
+
+async def test_who_calls_follows_from_the_key_alone(api):
+    await api.generation.Generate(ask(), metadata=as_key(x_tenant_id="globex", x_request_id="not sane"))
+    (record,) = api.house.watcher.records
+    assert record.tenant == "acme"
+    assert record.request_id.startswith("req-")
+
+
+async def test_lanes_are_clamped_and_reported(api):
+    call = api.generation.Generate(ask(lane=pb.LANE_INTERACTIVE), metadata=as_key(NIGHT.name))
+    assert (await call).lane == pb.LANE_BATCH
+    assert dict(await call.initial_metadata())["x-loralane-lane"] == "batch"
+    assert (await api.generation.Generate(ask(), metadata=as_key())).lane == pb.LANE_INTERACTIVE
+
+
+async def test_adapters_answer_under_their_names(api):
+    answers = [await api.generation.Generate(ask(name), metadata=as_key()) for name in ("pirate", "tiny:pirate")]
+    assert [answer.model for answer in answers] == ["pirate", "tiny:pirate"]
+    version = api.house.adapters.records["pirate"].version
+    assert [request.adapter for request in api.house.engine.requests] == [version, version]
+
+
+async def test_tokenize(api):
+    answer = await api.generation.Tokenize(pb.TokenizeRequest(model="tiny", prompt="hi"), metadata=as_key())
+    assert (api.house.gateway.tokenizer.decode(answer.ids), answer.max_model_len) == ("hi", 256)
+    refusal = await refused(api.generation.Tokenize(pb.TokenizeRequest(model="tiny"), metadata=as_key()))
+    assert (refusal.code, refusal.message) == ("INVALID_ARGUMENT", "one of chat, prompt is required")
+    secret = pb.TokenizeRequest(model="poet", prompt="hi")
+    assert (await refused(api.generation.Tokenize(secret, metadata=as_key("globex")))).code == "NOT_FOUND"
+
+
+INVALID = {
+    "sampling.temperature": ask(sampling={"temperature": 2.5}),
+    "sampling.min_p": ask(sampling={"min_p": float("nan")}),
+    "sampling.top_p": ask(sampling={"top_p": 0.0}),
+    "sampling.logprobs": ask(sampling={"logprobs": 21}),
+    "sampling.max_tokens": ask(sampling={"max_tokens": 0}),
+    "sampling.min_tokens": ask(sampling={"max_tokens": 2, "min_tokens": 3}),
+    "sampling.repetition_penalty": ask(sampling={"repetition_penalty": -1.0}),
+    "sampling.logit_bias": ask(sampling={"logit_bias": {1: 200.0}}),
+    "sampling.stop_token_ids": ask(sampling={"stop_token_ids": [260]}),
+    "sampling.stop": ask(sampling={"stop": [""]}),
+    "chat.messages": ask(chat=pb.Chat()),
+    "chat.messages[0].role": ask(chat=pb.Chat(messages=[pb.ChatMessage(role="tool", content="x")])),
+    "prompt": ask(prompt=""),
+    "lane": ask(lane=9),
+    "model": ask(""),
+    "input": pb.GenerateRequest(model="tiny"),
+}
+
+
+@pytest.mark.parametrize("field", INVALID)
+async def test_invalid_requests_name_the_field(api, field):
+    for method in (api.generation.Generate, lambda *args, **more: api.generation.GenerateStream(*args, **more).read()):
+        refusal = await refused(method(INVALID[field], metadata=as_key()))
+        assert (refusal.code, refusal.fields) == ("INVALID_ARGUMENT", [field])
+        assert refusal.details["ErrorInfo"].domain == "loralane"
+    assert not api.house.limiter.reserved
+
+
+def test_every_sampling_field_has_the_range_http_has():
+    assert set(pb.SamplingParams.DESCRIPTOR.fields_by_name) <= set(RANGES)
+
+
+REFUSED = {
+    "CONTEXT_LENGTH_EXCEEDED": ("INVALID_ARGUMENT", ask(sampling={"max_tokens": 252}), "acme"),
+    "INVALID_API_KEY": ("UNAUTHENTICATED", ask(), "nobody"),
+    "MODEL_NOT_FOUND": ("NOT_FOUND", ask("pirate"), "night"),
+    "INSUFFICIENT_QUOTA": ("RESOURCE_EXHAUSTED", ask(sampling={"max_tokens": 196}), "globex"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+async def test_refusals_have_the_tables_code_and_reason(api, reason):
+    code, request, caller = REFUSED[reason]
+    refusal = await refused(api.generation.Generate(request, metadata=as_key(caller, x_request_id="mine-2")))
+    assert (refusal.code, refusal.reason) == (code, reason)
+    assert refusal.details["RequestInfo"].request_id == "mine-2"
+    assert dict(refusal.error.initial_metadata())["x-request-id"] == "mine-2"
+    assert "RetryInfo" not in refusal.details
+
+
+@pytest.mark.parametrize("metadata", [(), (("authorization", "Basic sk-acme"),), (("authorization", "sk-acme"),)])
+async def test_a_key_is_required_everywhere(api, metadata):
+    calls = (
+        api.generation.Generate(ask(), metadata=metadata),
+        api.generation.GenerateStream(ask(), metadata=metadata).read(),
+        api.generation.Tokenize(pb.TokenizeRequest(model="tiny", prompt="x"), metadata=metadata),
+        api.admin.List(adapters_pb2.ListAdaptersRequest(), metadata=metadata),
+    )
+    assert [(await refused(call)).code for call in calls] == ["UNAUTHENTICATED"] * 4
+
+
+async def test_an_exhausted_limit_tells_the_wait_and_the_rates(api):
+    for _ in range(3):
+        await api.generation.Generate(ask(), metadata=as_key("globex"))
+    refusal = await refused(api.generation.Generate(ask(), metadata=as_key("globex")))
+    assert (refusal.code, refusal.reason) == ("RESOURCE_EXHAUSTED", "RATE_LIMIT_EXCEEDED")
+    assert 0 < refusal.details["RetryInfo"].retry_delay.ToMilliseconds() <= 20_000
+    (violation,) = refusal.details["QuotaFailure"].violations
+    assert violation.subject == refusal.details["ErrorInfo"].metadata["scope"] == "tenant:globex"
+    assert dict(refusal.error.initial_metadata())["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_a_long_name_in_an_error_does_not_break_the_metadata(api):
+    refusal = await refused(api.generation.Generate(ask("\N{PILE OF POO}" * 20_000), metadata=as_key()))
+    assert (refusal.code, len(refusal.message)) == ("NOT_FOUND", 300)
+
+
+async def test_an_engine_that_is_away_is_worth_another_try(api):
+    api.house.engine.ready = False
+    refusal = await refused(api.generation.Generate(ask(), metadata=as_key()))
+    assert (refusal.code, refusal.reason) == ("UNAVAILABLE", "ENGINE_UNAVAILABLE")
+    assert refusal.details["RetryInfo"].retry_delay.ToMilliseconds() == 1000
+
+
+async def test_an_engine_that_dies_ends_the_stream_and_refunds(api):
+    api.house.engine.fail_after = 3
+    call = api.generation.GenerateStream(ask(), metadata=as_key())
+    assert [(await call.read()).text, (await call.read()).text] == ["H", "e"]
+    assert (await refused(call.read())).code == "UNAVAILABLE"
+    assert list(api.house.limiter.ends.values()) == [[None]]
+
+
+async def test_a_bug_is_internal_and_says_nothing_else(api):
+    def reply(request):
+        raise RuntimeError("a secret")
+
+    api.house.engine.reply = reply
+    refusal = await refused(api.generation.Generate(ask(), metadata=as_key(x_request_id="mine-3")))
+    assert (refusal.code, refusal.message) == ("INTERNAL", "internal error; request id mine-3")
+    assert "secret" not in repr(refusal.error)
+
+
+async def test_a_deadline_that_passes_aborts(api):
+    api.house.engine.go_on = asyncio.Event()
+    call = api.generation.GenerateStream(ask(), metadata=as_key(), timeout=0.3)
+    assert (await call.read()).text == "H"
+    assert (await refused(call.read())).code == "DEADLINE_EXCEEDED"
+    await api.assert_empty()
+    assert list(api.house.engine.ends.values()) == ["aborted"]
+    assert list(api.house.limiter.ends.values()) == [[6]]
+
+
+class ExpiredContext:
+    """Of a call whose deadline passed on its way here. A real one is cancelled at some moment soon after."""
+
+    def invocation_metadata(self):
+        return as_key()
+
+    def time_remaining(self):
+        return 0.0
+
+    async def send_initial_metadata(self, metadata):
+        pass
+
+    async def abort_with_status(self, status):
+        self.status = status
+        raise grpc.aio.AbortError
+
+
+async def test_an_expired_deadline_is_refused_before_anything_is_reserved(api):
+    context = ExpiredContext()
+    with pytest.raises(grpc.aio.AbortError):
+        await GenerationService(api.house.gateway, keys()).Generate(ask(), context)
+    assert context.status.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert not api.house.limiter.reserved
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_cancelling_aborts_and_settles_what_was_used(api, method):
+    api.house.engine.go_on = asyncio.Event()
+    call = getattr(api.generation, method)(ask(sampling={"max_tokens": 200}), metadata=as_key())
+    running = api.house.gateway.live
+    await until(lambda: any(record.first_token for record in running.values()))
+    call.cancel()
+    await api.assert_empty()
+    (record,) = api.house.watcher.records
+    assert (record.finish, record.status) == ("cancelled", 499)
+    assert list(api.house.limiter.ends.values()) == [[6]]
+    assert list(api.house.engine.ends.values()) == ["aborted"]
+
+
+async def test_a_reader_that_stops_reading_and_leaves_holds_nothing(api):
+    api.house.engine.reply = lambda request: "x" * 200
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{api.port}") as channel:
+        stream = channel.unary_stream(
+            "/loralane.v1.Generation/GenerateStream", pb.GenerateRequest.SerializeToString, pb.GenerateChunk.FromString
+        )(ask(sampling={"max_tokens": 200}), metadata=as_key())
+        await stream.read()
+    await api.assert_empty()

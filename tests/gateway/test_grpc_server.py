@@ -1,0 +1,162 @@
+"""What surrounds generation: health, reflection, adapter administration, and the server itself."""
+
+import asyncio
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pool, message_factory
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_house import MAX_MESSAGE_BYTES, as_key, ask, keys, open_grpc_house, refused, until
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from gateway.grpc_api import SERVICES, GrpcServer
+from gateway.pb import adapters_pb2 as pb
+from gateway.pb.generation_pb2_grpc import GenerationStub
+
+UNKNOWN, SERVING, NOT_SERVING = (
+    health_pb2.HealthCheckResponse.ServingStatus.Value(name) for name in ("SERVICE_UNKNOWN", "SERVING", "NOT_SERVING")
+)
+
+
+@pytest.fixture
+async def api(tmp_path):
+    async with open_grpc_house(tmp_path) as opened:
+        yield opened
+        await opened.assert_empty()
+
+
+def stream_by_reflection(port):
+    """Services and a streamed text, for a client that knows a port and the name of a method."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        service = descriptor_pool.DescriptorPool(database).FindServiceByName("loralane.v1.Generation")
+        method = service.methods_by_name["GenerateStream"]
+        request, chunk = map(message_factory.GetMessageClass, (method.input_type, method.output_type))
+        call = channel.unary_stream(f"/{service.full_name}/{method.name}", request.SerializeToString, chunk.FromString)
+        chunks = call(request(model="tiny", prompt="hello", sampling={"max_tokens": 5}), metadata=as_key())
+        return database.get_services(), "".join(chunk.text for chunk in chunks)
+
+
+async def test_a_client_that_knows_nothing_can_generate(api):
+    services, text = await asyncio.to_thread(stream_by_reflection, api.port)
+    assert {*SERVICES, "grpc.health.v1.Health"} <= set(services)
+    assert text == "Hello"
+
+
+@pytest.mark.parametrize("service", ["", *SERVICES])
+async def test_health_follows_the_engine(api, service):
+    request = health_pb2.HealthCheckRequest(service=service)
+    watch = api.health.Watch(request)
+    assert (await api.health.Check(request)).status == (await watch.read()).status == SERVING
+    api.house.engine.ready = False
+    assert (await api.health.Check(request)).status == (await watch.read()).status == NOT_SERVING
+    assert (await api.health.List(health_pb2.HealthListRequest())).statuses[service].status == NOT_SERVING
+
+
+async def test_health_of_a_service_nobody_knows(api):
+    request = health_pb2.HealthCheckRequest(service="nobody")
+    assert (await refused(api.health.Check(request))).code == "NOT_FOUND"
+    assert (await api.health.Watch(request).read()).status == UNKNOWN
+
+
+async def test_watchers_hear_of_the_end_and_do_not_delay_it(api):
+    server = GrpcServer(api.house.gateway, keys(), grace_seconds=600)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        await asyncio.wait_for(server.stop(), 30)
+        assert (await watch.read()).status == NOT_SERVING
+        assert await watch.read() is grpc.aio.EOF
+
+
+async def test_stopping_lets_running_calls_end(api):
+    api.house.engine.go_on = asyncio.Event()
+    server = GrpcServer(api.house.gateway, keys(), grace_seconds=600)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = GenerationStub(channel).GenerateStream(ask(), metadata=as_key())
+        chunks = aiter(call)
+        first = (await anext(chunks)).text
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.sleep(0)
+        api.house.engine.go_on.set()
+        assert first + "".join([chunk.text async for chunk in chunks]) == "Hello"
+        await asyncio.wait_for(stopping, 30)
+
+
+async def test_administration_needs_an_administrators_key(api):
+    calls = (
+        api.admin.Load(pb.LoadAdapterRequest(name="x", path="pirate"), metadata=as_key()),
+        api.admin.Unload(pb.UnloadAdapterRequest(name="pirate"), metadata=as_key()),
+        api.admin.List(pb.ListAdaptersRequest(), metadata=as_key()),
+    )
+    assert [(await refused(call)).code for call in calls] == ["PERMISSION_DENIED"] * 3
+    assert list(api.house.adapters.records) == ["pirate", "poet"]
+
+
+async def test_load_list_unload(api):
+    load = pb.LoadAdapterRequest(name="more", path="pirate")
+    loaded = await api.admin.Load(load, metadata=as_key("admin"))
+    assert (loaded.name, loaded.rank, loaded.tier, loaded.pages) == ("more", 8, "resident", 3)
+    assert list(loaded.target_modules) == ["q_proj", "v_proj"]
+    listed = await api.admin.List(pb.ListAdaptersRequest(), metadata=as_key("admin"))
+    assert [(adapter.name, adapter.running) for adapter in listed.adapters] == [("more", 1), ("pirate", 1), ("poet", 1)]
+    for name in ("poet", "more"):
+        answer = await api.admin.Unload(pb.UnloadAdapterRequest(name=name), metadata=as_key("admin"))
+    assert answer.aborted == 0, "another name still serves this version"
+    assert list(api.house.adapters.records) == ["pirate"]
+
+
+async def test_refused_changes_name_the_field(api):
+    async def why(call):
+        refusal = await refused(call)
+        return refusal.code, refusal.reason, refusal.fields
+
+    admin = as_key("admin")
+    taken = api.admin.Load(pb.LoadAdapterRequest(name="poet", path="pirate"), metadata=admin)
+    assert await why(taken) == ("ALREADY_EXISTS", "ADAPTER_CONFLICT", ["name"])
+    outside = api.admin.Load(pb.LoadAdapterRequest(name="more", path="/etc"), metadata=admin)
+    assert await why(outside) == ("INVALID_ARGUMENT", "INVALID_REQUEST", ["path"])
+    unknown = api.admin.Unload(pb.UnloadAdapterRequest(name="more"), metadata=admin)
+    assert await why(unknown) == ("NOT_FOUND", "MODEL_NOT_FOUND", ["model"])
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), 1e9])
+async def test_drain_seconds_are_checked(api, seconds):
+    request = pb.UnloadAdapterRequest(name="pirate", drain_seconds=seconds)
+    refusal = await refused(api.admin.Unload(request, metadata=as_key("admin")))
+    assert (refusal.code, refusal.fields) == ("INVALID_ARGUMENT", ["drain_seconds"])
+    assert "pirate" in api.house.adapters.records
+
+
+async def test_a_load_goes_on_when_its_caller_leaves(api, monkeypatch):
+    begun, go_on, load_adapter = asyncio.Event(), asyncio.Event(), api.house.engine.load_adapter
+
+    async def slowly(path):
+        begun.set()
+        await go_on.wait()
+        return await load_adapter(path)
+
+    monkeypatch.setattr(api.house.engine, "load_adapter", slowly)
+    load = pb.LoadAdapterRequest(name="more", path="pirate")
+    call = api.admin.Load(load, metadata=as_key("admin"))
+    answer = asyncio.ensure_future(refused(call))
+    await begun.wait()
+    assert (await refused(api.admin.Load(load, metadata=as_key("admin")))).code == "FAILED_PRECONDITION"
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answer
+    go_on.set()
+    await until(lambda: "more" in api.house.adapters.records)
+
+
+async def test_a_message_too_large_never_reaches_us(api):
+    too_large = ask(prompt="x" * MAX_MESSAGE_BYTES)
+    assert (await refused(api.generation.Generate(too_large, metadata=as_key()))).code == "RESOURCE_EXHAUSTED"
+    assert not api.house.watcher.records
+
+
+async def test_a_port_in_use_is_an_error(api):
+    with pytest.raises(OSError, match="cannot listen"):
+        await GrpcServer(api.house.gateway, keys(), port=api.port).start()

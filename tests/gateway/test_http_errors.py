@@ -1,0 +1,276 @@
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from fakes import ACME, BASE, CONTEXT, House, build_house, key_ring, principal, write_adapter
+
+from engine.core.types import Lane
+from gateway.core.errors import ApiError, Fault
+from gateway.core.tenants import KeyRing
+from gateway.http_api import create_app
+from gateway.request_log import RequestLog
+from gateway.settings import ServiceSettings
+
+CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+async def house(tmp_path) -> House:
+    return await build_house(tmp_path, max_body_bytes=10_000)
+
+
+async def ask(house, body=CHAT, path="/v1/chat/completions", key="sk-acme", method="POST", **headers):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with house.client(key) as client:
+        return await client.request(method, path, content=content, headers=headers)
+
+
+def check(response, status, code, param=None, type=None):
+    """Every error has one shape, an id, and no Pydantic or Starlette accent."""
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert (response.status_code, body["error"]["code"], body["error"]["param"]) == (status, code, param)
+    assert response.headers["x-request-id"]
+    assert response.headers["content-type"] == "application/json"
+    assert body["error"]["message"]
+    if type is not None:
+        assert body["error"]["type"] == type
+
+
+async def test_invalid_json(house):
+    check(await ask(house, b'{"model": '), 400, "invalid_json")
+
+
+async def test_validation(house):
+    check(await ask(house, {**CHAT, "temperature": "warm"}), 400, None, "temperature", "invalid_request_error")
+
+
+async def test_unsupported_parameter(house):
+    check(await ask(house, {**CHAT, "tools": [{"type": "function"}]}), 400, "unsupported_parameter", "tools")
+
+
+async def test_context_length_exceeded(house):
+    response = await ask(house, {**CHAT, "max_tokens": CONTEXT})
+    check(response, 400, "context_length_exceeded", "messages")
+    assert str(CONTEXT) in response.json()["error"]["message"]
+
+
+async def test_template_refusal(house):
+    check(await ask(house, {**CHAT, "messages": [{"role": "assistant", "content": "x"}]}), 400, None, "messages")
+
+
+@pytest.mark.parametrize("key", [None, "sk-wrong", ""])
+async def test_invalid_api_key(house, key):
+    response = await ask(house, key=key)
+    check(response, 401, "invalid_api_key")
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert "sk-wrong" not in response.text
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+async def test_forbidden(house, path):
+    check(await ask(house, {"lora_name": "x", "lora_path": "x"}, path), 403, "forbidden")
+
+
+@pytest.mark.parametrize("model", ["gpt-4", "poet", "tiny:poet"])
+async def test_model_not_found(house, model):
+    check(await ask(house, {**CHAT, "model": model}, key="sk-globex"), 404, "model_not_found", "model")
+
+
+async def test_contradicting_names(house):
+    check(await ask(house, {**CHAT, "model": "poet", "adapter_id": "pirate"}), 400, None, "adapter_id")
+
+
+async def test_unknown_model_page(house):
+    check(await ask(house, b"", "/v1/models/poet", "sk-globex", "GET"), 404, "model_not_found", "model")
+
+
+async def test_unknown_route(house):
+    check(await ask(house, path="/v1/nothing"), 404, None)
+
+
+async def test_method_not_allowed(house):
+    response = await ask(house, b"", method="GET")
+    check(response, 405, None)
+    assert "POST" in response.headers["allow"]
+
+
+async def test_adapter_conflict(house):
+    response = await ask(house, {"lora_name": "poet", "lora_path": "poet"}, "/v1/load_lora_adapter", "sk-admin")
+    check(response, 409, "adapter_conflict", "lora_name")
+    assert response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_request_too_large(house, declared):
+    async def pieces():
+        for _ in range(100):
+            yield b" " * 1000
+        raise AssertionError("read to the end")
+
+    async with house.client() as client:
+        content = b" " * 10_001 if declared else pieces()
+        check(await client.post("/v1/chat/completions", content=content), 413, "request_too_large")
+
+
+async def test_rate_limit_exceeded_by_requests(house):
+    body = {"model": "pirate", "prompt": "hi", "max_tokens": 1}
+    for _ in range(3):
+        assert (await ask(house, body, "/v1/completions", "sk-globex")).status_code == 200
+    response = await ask(house, body, "/v1/completions", "sk-globex")
+    check(response, 429, "rate_limit_exceeded", None, "requests")
+    assert 0 < int(response.headers["retry-after-ms"]) <= 20_000
+    assert response.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_rate_limit_exceeded_by_tokens(house):
+    body = {"model": "pirate", "prompt": "hi", "max_tokens": 150, "stream": True}
+    house.engine.reply = lambda sent: "x" * 140
+    await ask(house, body, "/v1/completions", "sk-globex")
+    check(await ask(house, body, "/v1/completions", "sk-globex"), 429, "rate_limit_exceeded", None, "tokens")
+
+
+async def test_insufficient_quota(house):
+    body = {"model": "pirate", "prompt": "hi", "max_tokens": 220}
+    response = await ask(house, body, "/v1/completions", "sk-globex")
+    check(response, 429, "insufficient_quota")
+    assert response.headers["x-should-retry"] == "false"
+
+
+async def test_limiter_unavailable(house, monkeypatch):
+    async def closed(request):
+        raise ApiError(Fault.LIMITER_UNAVAILABLE, "cannot check", retry_after=1.0)
+
+    monkeypatch.setattr(house.limiter, "reserve", closed)
+    check(await ask(house), 503, "limiter_unavailable")
+
+
+async def test_engine_unavailable(house):
+    house.engine.ready = False
+    response = await ask(house)
+    check(response, 503, "engine_unavailable")
+    assert response.headers["retry-after"] == "1"
+
+
+async def test_lane_queue_full(tmp_path):
+    house = await build_house(tmp_path, ServiceSettings(lane_capacity={Lane.BATCH: 0}))
+    check(await ask(house, {**CHAT, "service_tier": "flex"}), 503, "lane_queue_full")
+    assert (await ask(house)).status_code == 200
+
+
+async def test_deadline_exceeded(tmp_path):
+    house = await build_house(tmp_path, ServiceSettings(request_timeout=0.05))
+    house.engine.pause = 0.1
+    check(await ask(house), 504, "deadline_exceeded")
+    await house.assert_empty()
+
+
+async def test_internal_errors_show_an_id_and_nothing_else(house, monkeypatch):
+    def broken(*args):
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr("gateway.openai_render.Envelope.whole", broken)
+    response = await ask(house, **{"x-request-id": "find-me"})
+    check(response, 500, "internal_error")
+    assert "find-me" in response.json()["error"]["message"]
+    assert "secret" not in response.text
+    await house.assert_empty()
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"lora_name": "x", "lora_path": "/etc"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "../outside"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "missing"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "a\0b"}, "lora_path"),
+        ({"lora_name": "a:b", "lora_path": "poet"}, "lora_name"),
+        ({"lora_name": "", "lora_path": "poet"}, "lora_name"),
+        ({"lora_name": BASE, "lora_path": "poet"}, "lora_name"),
+        ({"lora_name": "x"}, "lora_path"),
+        ({"lora_name": 5, "lora_path": "poet"}, "lora_name"),
+    ],
+)
+async def test_adapters_that_cannot_be_loaded(house, body, param):
+    check(await ask(house, body, "/v1/load_lora_adapter", "sk-admin"), 400, None, param)
+
+
+async def test_a_link_out_of_the_root_is_not_followed(house, tmp_path_factory):
+    outside = write_adapter(tmp_path_factory.mktemp("outside"), "spy")
+    root = next(iter(house.adapters.records.values())).path.parent
+    (root / "link").symlink_to(outside)
+    body = {"lora_name": "x", "lora_path": str(root / "link")}
+    check(await ask(house, body, "/v1/load_lora_adapter", "sk-admin"), 400, None, "lora_path")
+
+
+async def test_an_adapter_the_engine_rejects(house):
+    house.engine.rejected = "lora_A of q_proj has 64 columns, the model 576"
+    write_adapter(next(iter(house.adapters.records.values())).path.parent, "misfit")
+    response = await ask(house, {"lora_name": "x", "lora_path": "misfit"}, "/v1/load_lora_adapter", "sk-admin")
+    check(response, 400, None, "lora_path")
+    assert "64 columns" in response.json()["error"]["message"]
+
+
+async def test_unloading_what_is_not_there(house):
+    check(await ask(house, {"lora_name": "x"}, "/v1/unload_lora_adapter", "sk-admin"), 404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/detokenize", {"tokens": [260]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+    ],
+)
+async def test_tokenizing_what_makes_no_sense(house, path, body, param):
+    response = await ask(house, body, path)
+    assert response.json()["error"]["param"].startswith(param.partition("[")[0])
+    assert response.status_code == 400
+
+
+@pytest.mark.parametrize("asked", ["has spaces", "x" * 200, "new\tline", ""])
+async def test_request_ids_that_are_not_sane_are_replaced(house, asked):
+    response = await ask(house, **{"x-request-id": asked})
+    assert response.headers["x-request-id"].startswith("req-")
+
+
+async def test_a_tenant_of_the_batch_lane_is_served_there(house):
+    slow = replace(ACME, name="slow", default_lane=Lane.BATCH, highest_lane=Lane.BATCH)
+    who = replace(principal(), tenant=slow)
+    keys = KeyRing({**key_ring()._principals, **dict.fromkeys(key_ring()._principals, who)})
+    house.app = create_app(house.gateway, keys, metrics=house.metrics)
+    response = await ask(house, {**CHAT, "service_tier": "priority"})
+    assert (response.headers["x-loralane-lane"], response.json()["service_tier"]) == ("batch", "flex")
+
+
+async def test_refusals_are_logged_without_keys_or_prompts(house):
+    out = io.StringIO()
+    house.app = create_app(house.gateway, key_ring(), metrics=house.metrics, request_log=RequestLog(out))
+    await ask(house, {"model": BASE, "messages": "private words"}, **{"x-request-id": "abc"})
+    await ask(house, key="sk-wrong")
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [(line["event"], line["status"]) for line in lines] == [("refused", 400), ("refused", 401)]
+    assert lines[0]["request_id"] == "abc"
+    assert "sk-wrong" not in out.getvalue()
+    assert "private" not in out.getvalue()
+
+
+async def test_a_client_that_leaves_while_sending_is_no_error(house):
+    sent = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"authorization", b"Bearer sk-acme")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b""}
+    await house.app(scope, receive, send)
+    assert sent == []
+    assert house.engine.requests == []

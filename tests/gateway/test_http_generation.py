@@ -1,0 +1,202 @@
+import json
+
+import pytest
+from fakes import BASE, House, build_house, ids_of
+from httpx import Response
+
+from engine.core.types import FinishReason, TokenEvent
+
+CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
+COMPLETION = {"model": BASE, "prompt": "Say hello", "max_tokens": 50}
+
+
+@pytest.fixture
+async def house(tmp_path) -> House:
+    return await build_house(tmp_path)
+
+
+async def post(house, path, body, key="sk-acme", **headers) -> Response:
+    async with house.client(key) as client:
+        return await client.post(path, json=body, headers=headers)
+
+
+def events(response: Response) -> list:
+    """Data of a stream's events."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    frames = response.text.removesuffix("\n\n").split("\n\n")
+    assert all(frame.startswith("data: {") or frame in ("data: [DONE]", ": ping") for frame in frames)
+    return [json.loads(frame[6:]) for frame in frames if frame.startswith("data: {")]
+
+
+async def test_openai_client_chat(house):
+    house.engine.num_cached = 3
+    async with house.openai() as client:
+        answer = await client.chat.completions.create(**CHAT, service_tier="flex")
+    choice = answer.choices[0]
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "Hello, world!", "stop")
+    assert (answer.model, answer.object, answer.service_tier) == (BASE, "chat.completion", "flex")
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.system_fingerprint.startswith("fp_")
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
+    await house.assert_empty()
+
+
+async def test_openai_client_chat_stream(house):
+    async with house.openai() as client:
+        stream = await client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in stream]
+    assert len({(chunk.id, chunk.created, chunk.model, chunk.object) for chunk in chunks}) == 1
+    assert chunks[0].object == "chat.completion.chunk"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    *parts, last, usage = chunks
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "Hello, world!"
+    assert [chunk.choices[0].finish_reason for chunk in parts] == [None] * len(parts)
+    assert last.choices[0].finish_reason == "stop"
+    assert (usage.choices, usage.usage.completion_tokens) == ([], len(ids_of("Hello, world!")) + 1)
+    assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    await house.assert_empty()
+
+
+async def test_openai_client_completions(house):
+    async with house.openai() as client:
+        answer = await client.completions.create(model="pirate", prompt=["a", "b"], n=2, echo=True, max_tokens=3)
+    assert [choice.text for choice in answer.choices] == ["aHel", "aHel", "bHel", "bHel"]
+    assert {choice.finish_reason for choice in answer.choices} == {"length"}
+    assert answer.model == "pirate"
+    assert house.adapters.records["pirate"].version[:10] in answer.system_fingerprint
+
+
+async def test_openai_client_completion_stream_with_two_answers(house):
+    house.engine.reply = lambda sent: f"seed {sent.params.seed}"
+    async with house.openai() as client:
+        stream = await client.completions.create(**COMPLETION, n=2, seed=5, echo=True, stream=True)
+        chunks = [chunk async for chunk in stream]
+    for index in range(2):
+        mine = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        assert "".join(choice.text for choice in mine) == f"Say helloseed {5 + index}"
+        assert [choice.finish_reason for choice in mine] == [None] * (len(mine) - 1) + ["stop"]
+    await house.assert_empty()
+
+
+async def test_openai_client_logprobs(house):
+    house.engine.reply = lambda sent: "é"
+    async with house.openai() as client:
+        answer = await client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=2, max_tokens=2)
+        entries = answer.choices[0].logprobs.content
+        assert bytes(byte for entry in entries for byte in entry.bytes) == "é".encode()
+        assert [[top.logprob for top in entry.top_logprobs] for entry in entries] == [[-0.5, -1.5]] * 2
+        house.engine.reply = lambda sent: "abc"
+        legacy = await client.completions.create(**COMPLETION, logprobs=1)
+    logprobs = legacy.choices[0].logprobs
+    assert logprobs.tokens == ["a", "b", "c", "<|end|>"]
+    assert (logprobs.text_offset, logprobs.token_logprobs) == ([0, 1, 2, 3], [-0.5] * 4)
+    assert logprobs.top_logprobs[0] == {"<|end|>": -0.5}
+
+
+async def test_openai_client_models(house):
+    async with house.openai("sk-globex") as client:
+        models = {model.id: model async for model in client.models.list()}
+        pirate = await client.models.retrieve("pirate")
+    assert set(models) == {BASE, "pirate"}
+    assert (pirate.id, pirate.object, pirate.owned_by) == ("pirate", "model", "loralane")
+    assert (pirate.parent, pirate.max_model_len, models[BASE].parent) == (BASE, 256, None)
+
+
+async def test_a_chat_in_full(house):
+    response = await post(house, "/v1/chat/completions", CHAT, **{"x-request-id": "mine-1"})
+    body = response.json()
+    assert set(body) == {"id", "object", "created", "model", "system_fingerprint", "service_tier", "choices", "usage"}
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello, world!", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert response.headers["x-loralane-lane"] == "interactive"
+    assert response.headers["x-request-id"] == "mine-1"
+    assert house.watcher.records[0].request_id == "mine-1"
+
+
+async def test_a_stream_in_full(house):
+    house.engine.tokens_per_event = 6
+    response = await post(house, "/v1/chat/completions", {**CHAT, "stream": True})
+    assert response.headers["x-accel-buffering"] == "no"
+    assert response.headers["x-loralane-lane"] == "interactive"
+    assert response.text.endswith("\n\ndata: [DONE]\n\n")
+    deltas = [event["choices"][0]["delta"] for event in events(response)]
+    assert deltas == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hello,"},
+        {"content": " world"},
+        {"content": "!"},
+    ]
+    assert "usage" not in events(response)[0]
+
+
+async def test_token_ids_come_when_asked_for(house):
+    body = {**COMPLETION, "return_token_ids": True}
+    whole = (await post(house, "/v1/completions", body)).json()
+    assert tuple(whole["choices"][0]["token_ids"]) == (*ids_of("Hello, world!"), 0)
+    streamed = events(await post(house, "/v1/completions", {**body, "stream": True}))
+    assert [token for event in streamed for token in event["choices"][0]["token_ids"]] == whole["choices"][0][
+        "token_ids"
+    ]
+
+
+async def test_a_stop_string_never_reaches_the_client(house):
+    streamed = events(await post(house, "/v1/completions", {**COMPLETION, "stop": ["lo, w", "zz"], "stream": True}))
+    assert "".join(event["choices"][0]["text"] for event in streamed) == "Hel"
+    assert streamed[-1]["choices"][0]["finish_reason"] == "stop"
+    assert all(event["choices"][0]["text"] or event["choices"][0]["finish_reason"] for event in streamed)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_rate_headers_tell_what_is_left(house, stream):
+    body = {"model": "pirate", "prompt": "hi", "max_tokens": 10, "stream": stream}
+    response = await post(house, "/v1/completions", body, "sk-globex")
+    assert response.headers["x-ratelimit-limit-requests"] == "3"
+    assert response.headers["x-ratelimit-remaining-requests"] == "2"
+    assert response.headers["x-ratelimit-remaining-tokens"] == str(200 - 12)
+    assert response.headers["x-ratelimit-reset-requests"] == "20s"
+
+
+async def test_an_error_in_the_middle_of_a_stream_ends_it(house):
+    house.engine.fail_after = 3
+    response = await post(house, "/v1/chat/completions", {**CHAT, "stream": True})
+    assert response.status_code == 200
+    *_, last = events(response)
+    assert last["error"]["code"] == "engine_unavailable"
+    assert "[DONE]" not in response.text
+    await house.assert_empty()
+
+
+async def test_a_bug_in_the_middle_of_a_stream_tells_no_internals(house, monkeypatch):
+    def broken(sent):
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr("gateway.openai_render.ChatStyle.delta", broken)
+    response = await post(house, "/v1/chat/completions", {**CHAT, "stream": True})
+    *_, last = events(response)
+    assert last["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+    await house.assert_empty()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_status_waits_for_the_engine(house, stream):
+    house.engine.last_words = TokenEvent("x", finish_reason=FinishReason.ABORT)
+    response = await post(house, "/v1/chat/completions", {**CHAT, "stream": stream})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "preempted")
+    assert int(response.headers["retry-after"]) >= 1
+
+
+async def test_a_silent_stream_is_kept_alive(tmp_path):
+    house = await build_house(tmp_path, ping_seconds=0.02)
+    house.engine.pause = 0.1
+    response = await post(house, "/v1/completions", {**COMPLETION, "max_tokens": 2, "stream": True})
+    assert ": ping\n\n" in response.text
+    assert len(events(response)) == 2
+    assert response.text.endswith("data: [DONE]\n\n")

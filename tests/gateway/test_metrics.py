@@ -1,0 +1,135 @@
+import io
+import json
+
+import pytest
+from fakes import BASE, House, build_house, ids_of
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.core.types import Lane
+from gateway.generation import RequestRecord
+from gateway.metrics import MAX_TENANTS, Metrics
+from gateway.request_log import RequestLog, describe
+
+CHAT = {"model": "poet", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+async def house(tmp_path) -> House:
+    return await build_house(tmp_path)
+
+
+def samples(text):
+    """(name, labels) to value."""
+    families = text_string_to_metric_families(text)
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+async def scrape(house):
+    async with house.client(None) as client:
+        response = await client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    found = samples(response.text)
+    return lambda name, **labels: found.get((name, frozenset(labels.items())))
+
+
+def record(**fields) -> RequestRecord:
+    values = {"id": "1", "request_id": "r", "tenant": "acme", "key_id": "k", "model": "poet", "lane_asked": None}
+    return RequestRecord(**{**values, "lane": Lane.INTERACTIVE, "started": 10.0, **fields})
+
+
+async def test_requests_are_measured_by_lane(house):
+    async with house.client() as client:
+        await client.post("/v1/chat/completions", json=CHAT)
+        await client.post("/v1/chat/completions", json={**CHAT, "service_tier": "flex"})
+        await client.post("/v1/chat/completions", json={**CHAT, "model": "nobody"})
+    value = await scrape(house)
+    for name in ("time_to_first_token", "time_per_output_token", "request_duration", "queue_time"):
+        assert value(f"loralane_{name}_seconds_count", lane="batch") == 1
+    num_tokens = len(ids_of("Hello, world!")) + 1
+    assert value("loralane_inter_token_latency_seconds_count", lane="interactive") == num_tokens - 1
+    assert value("loralane_requests_total", lane="batch", finish="stop", code="") == 1
+    assert value("loralane_requests_total", lane="interactive", finish="error", code="model_not_found") == 1
+    assert value("loralane_tokens_total", tenant="acme", lane="batch", direction="completion") == num_tokens
+    assert value("loralane_limiter_decisions_total", decision="admitted") == 2
+
+
+async def test_the_engines_state_is_that_of_the_scrape(house):
+    value = await scrape(house)
+    assert value("loralane_requests_running", lane="interactive") == 2
+    assert value("loralane_requests_waiting", lane="batch") == 0
+    assert (value("vllm:num_requests_running"), value("vllm:num_requests_waiting")) == (2, 1)
+    assert value("vllm:kv_cache_usage_perc") == 0.4
+    assert (value("loralane_free_pages"), value("loralane_steps_total")) == (50, 7)
+    labels = {"max_lora": "2", "running_lora_adapters": "pirate,poet", "waiting_lora_adapters": ""}
+    assert value("vllm:lora_requests_info", **labels) > 1e9
+    assert value("loralane_limiter_mode", mode="degraded") == 1
+    assert value("loralane_limiter_mode", mode="redis") == 0
+
+
+async def test_metrics_outlive_the_engine(house):
+    house.engine.ready = False
+    value = await scrape(house)
+    assert value("loralane_engine_up") == 0
+    assert value("vllm:num_requests_running") is None
+
+
+async def test_refunded_and_refused_requests_charge_no_tokens(house):
+    house.engine.fail_after = 3
+    async with house.client() as client:
+        await client.post("/v1/chat/completions", json=CHAT)
+    async with house.client("sk-globex") as client:
+        await client.post("/v1/chat/completions", json={**CHAT, "model": "pirate", "max_tokens": 200})
+    value = await scrape(house)
+    assert value("loralane_tokens_total", tenant="acme", lane="interactive", direction="prompt") is None
+    assert value("loralane_limiter_decisions_total", decision="insufficient_quota") == 1
+
+
+def test_tenants_beyond_the_bound_share_a_label():
+    metrics = Metrics()
+    for number in range(MAX_TENANTS + 5):
+        metrics.finished(record(tenant=f"t{number}", submitted=11.0, prompt_tokens=1, finish="stop"))
+    found = samples(metrics.render(None, {}, "redis").decode())
+    prompts = {
+        dict(labels)["tenant"]: value
+        for (name, labels), value in found.items()
+        if ("direction", "prompt") in labels and name.endswith("_total")
+    }
+    assert len(prompts) == MAX_TENANTS + 1
+    assert prompts["other"] == 5
+
+
+def test_a_request_is_one_line_of_numbers():
+    done = record(
+        adapter="poet",
+        adapter_version="f00d",
+        lane_asked=Lane.BATCH,
+        prompt_tokens=7,
+        reserved_tokens=57,
+        completion_tokens=5,
+        cached={0: 4, 1: 2},
+        submitted=10.5,
+        admitted=10.75,
+        first_token=11.0,
+        last_token=13.0,
+        ended=14.0,
+    )
+    done.end("stop", 200)
+    out = io.StringIO()
+    RequestLog(out).finished(done)
+    line = json.loads(out.getvalue())
+    assert out.getvalue().count("\n") == 1
+    assert (line["queue_ms"], line["ttft_ms"], line["tpot_ms"], line["duration_ms"]) == (250, 1000, 500, 4000)
+    assert (line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"]) == (7, 6, 5)
+    assert (line["reserved_tokens"], line["actual_tokens"]) == (57, 12)
+    assert (line["lane_asked"], line["lane"], line["adapter_version"]) == ("batch", "interactive", "f00d")
+    assert (line["event"], line["finish"], line["status"], line["error"]) == ("request", "stop", 200, None)
+
+
+def test_a_request_that_never_ran_has_no_times():
+    refused = record()
+    refused.end("error", 429, "rate_limit_exceeded")
+    refused.error_metadata = {"scope": "tenant:acme"}
+    line = describe(refused)
+    assert (line["ttft_ms"], line["tpot_ms"], line["actual_tokens"]) == (None, None, 0)
+    assert line["refused_by"] == {"scope": "tenant:acme"}
+    assert BASE not in json.dumps(line)

@@ -1,0 +1,90 @@
+import pytest
+
+from engine.core.types import Lane
+from gateway.core.errors import ApiError
+from gateway.core.lanes import TIER_OF_LANE, asked_lane, lane_name
+from gateway.core.routing import Catalog, ModelQuery, resolve
+from gateway.core.tenants import Tenant
+
+CATALOG = Catalog(("base", "org/base:v1"), {"pirate", "poet"}, {"captain": "pirate"})
+ANYONE = Tenant("anyone")
+POETS = Tenant("poets", adapters=("po*",))
+
+
+@pytest.mark.parametrize(
+    ("query", "adapter"),
+    [
+        (ModelQuery("base"), None),
+        (ModelQuery("org/base:v1"), None),
+        (ModelQuery("pirate"), "pirate"),
+        (ModelQuery("captain"), "pirate"),
+        (ModelQuery("base:poet"), "poet"),
+        (ModelQuery("base:captain"), "pirate"),
+        (ModelQuery("org/base:v1:poet"), "poet"),
+        (ModelQuery("base", adapter_id="poet"), "poet"),
+        (ModelQuery("base", lora_path="poet"), "poet"),
+        (ModelQuery("base", adapter_id=""), None),
+        (ModelQuery("pirate", adapter_id="captain", lora_path="pirate"), "pirate"),
+    ],
+)
+def test_names_lead_to_what_serves_them(query, adapter):
+    assert resolve(query, CATALOG, ANYONE) == adapter
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        ModelQuery("gpt-4"),
+        ModelQuery(""),
+        ModelQuery("base:gpt-4"),
+        ModelQuery("base:"),
+        ModelQuery("gpt-4:poet"),
+        ModelQuery("base", adapter_id="gpt-4"),
+        ModelQuery("base", lora_path="/etc"),
+    ],
+)
+def test_unknown_names_are_not_found(query):
+    with pytest.raises(ApiError) as caught:
+        resolve(query, CATALOG, ANYONE)
+    assert (caught.value.http_status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize("query", [ModelQuery("pirate"), ModelQuery("captain"), ModelQuery("base", "pirate")])
+def test_another_tenants_adapter_reads_like_an_unknown_one(query):
+    with pytest.raises(ApiError, match="does not exist or you do not have access") as caught:
+        resolve(query, CATALOG, POETS)
+    assert caught.value.code == "model_not_found"
+    assert resolve(ModelQuery("poet"), CATALOG, POETS) == "poet"
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        (ModelQuery("pirate", adapter_id="poet"), "adapter_id"),
+        (ModelQuery("pirate", lora_path="poet"), "lora_path"),
+        (ModelQuery("base", adapter_id="pirate", lora_path="poet"), "lora_path"),
+    ],
+)
+def test_contradictions_are_refused(query, param):
+    with pytest.raises(ApiError) as caught:
+        resolve(query, CATALOG, ANYONE)
+    assert (caught.value.http_status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("tier", "lane"),
+    [("priority", Lane.INTERACTIVE), ("flex", Lane.BATCH), ("auto", None), ("default", None), (None, None)],
+)
+def test_service_tiers_ask_for_lanes(tier, lane):
+    assert asked_lane(tier) is lane
+
+
+def test_every_lane_is_some_tier_of_its_own():
+    assert {asked_lane(TIER_OF_LANE[lane]) for lane in Lane} == set(Lane)
+    assert lane_name(Lane.BATCH) == "batch"
+
+
+def test_an_unknown_tier_is_refused_by_name():
+    with pytest.raises(ApiError, match="'vip'") as caught:
+        asked_lane("vip")
+    assert caught.value.param == "service_tier"

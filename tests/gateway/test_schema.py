@@ -1,0 +1,220 @@
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.core.types import Lane
+from gateway.core.errors import ApiError
+from gateway.generation import Chat
+from gateway.openai_convert import chat_request, completion_request
+from gateway.openai_schema import REFUSED, ChatRequest, CompletionRequest, parse
+
+USER = {"role": "user", "content": "hi"}
+
+
+def chat(**fields):
+    body = {"model": "m", "messages": [USER], **fields}
+    return chat_request(parse(json.dumps(body).encode(), ChatRequest), "req")
+
+
+def completion(**fields):
+    body = {"model": "m", "prompt": "hi", **fields}
+    return completion_request(parse(json.dumps(body).encode(), CompletionRequest), "req")
+
+
+def refusal(make, **fields):
+    with pytest.raises(ApiError) as caught:
+        make(**fields)
+    return caught.value
+
+
+def test_defaults_are_openais():
+    request = chat()
+    assert (request.max_tokens, request.n, request.seed, request.lane, request.stop) == (None, 1, None, None, ())
+    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.logprobs) == (1.0, 1.0, None)
+    assert completion().default_max_tokens == 16
+
+
+def test_everything_arrives():
+    request = chat(
+        max_tokens=9,
+        max_completion_tokens=5,
+        min_tokens=2,
+        temperature=0,
+        top_p=0.5,
+        top_k=7,
+        min_p=0.1,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        repetition_penalty=1.5,
+        logit_bias={"5": -100, "6": 1.5},
+        seed=-3,
+        stop=["a", "b"],
+        stop_token_ids=[7],
+        ignore_eos=True,
+        logprobs=True,
+        top_logprobs=4,
+        service_tier="flex",
+        priority=-4,
+        n=3,
+        adapter_id="x",
+        user="somebody",
+        metadata={"a": "b"},
+        something_new={"deep": [1]},
+    )
+    sampling = request.sampling
+    assert (request.max_tokens, request.reserve_tokens) == (5, 9)
+    assert (request.seed, request.stop, request.lane, request.priority, request.n) == (
+        -3,
+        ("a", "b"),
+        Lane.BATCH,
+        -4,
+        3,
+    )
+    assert request.model.adapter_id == "x"
+    assert (sampling.min_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (2, 0.0, 0.5, 7)
+    assert (sampling.min_p, sampling.presence_penalty, sampling.frequency_penalty) == (0.1, -2.0, 2.0)
+    assert (sampling.repetition_penalty, sampling.logit_bias) == (1.5, ((5, -100.0), (6, 1.5)))
+    assert (sampling.stop_token_ids, sampling.ignore_eos, sampling.logprobs) == ((7,), True, 4)
+
+
+def test_text_parts_are_joined_and_developers_are_systems():
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    request = chat(messages=[{"role": "developer", "content": parts}, {"role": "assistant", "content": None}])
+    expected = ({"role": "system", "content": "one\ntwo"}, {"role": "assistant", "content": ""})
+    assert request.inputs == (Chat(expected),)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "inputs"),
+    [
+        ("one", ("one",)),
+        (["one", "two"], ("one", "two")),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+    ],
+)
+def test_prompts_come_in_four_shapes(prompt, inputs):
+    assert completion(prompt=prompt).inputs == inputs
+
+
+@pytest.mark.parametrize("prompt", [[], ["one", 2], [1, [2]], [1.5], {"text": "one"}, None])
+def test_other_prompts_are_refused(prompt):
+    error = refusal(completion, prompt=prompt)
+    assert (error.http_status, error.code) == (400, None)
+    assert error.param.startswith("prompt")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 2.1),
+        ("temperature", -0.1),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("min_p", 1.5),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -3),
+        ("repetition_penalty", 0),
+        ("max_tokens", 0),
+        ("max_tokens", 1.5),
+        ("max_tokens", True),
+        ("max_completion_tokens", -1),
+        ("min_tokens", -1),
+        ("n", 0),
+        ("n", 129),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"five": 1}),
+        ("seed", 2**63),
+        ("stop", 5),
+        ("stop_token_ids", "x"),
+        ("top_logprobs", 21),
+        ("priority", 2**31),
+        ("model", None),
+        ("messages", "hi"),
+        ("service_tier", "vip"),
+        ("stream", "yes"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(field, value):
+    error = refusal(chat, **{field: value})
+    assert (error.http_status, error.code, error.param) == (400, None, field)
+    assert field in error.message
+
+
+def test_missing_fields_are_named():
+    with pytest.raises(ApiError, match="messages is required") as caught:
+        parse(b'{"model":"m"}', ChatRequest)
+    assert caught.value.param == "messages"
+    assert refusal(chat, messages=[{"content": "hi"}]).param == "messages[0].role"
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_would_change_the_answer_is_refused_by_name(name):
+    error = refusal(chat, **{name: {"type": "json_object"}})
+    assert (error.http_status, error.code, error.param) == (400, "unsupported_parameter", name)
+    for harmless in REFUSED[name]:
+        assert chat(**{name: harmless}) == chat()
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "4"}, "messages[0].role"),
+        ({"role": "assistant", "tool_calls": [{"id": "x"}]}, "messages[0].tool_calls"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content[0].type"),
+    ],
+)
+def test_messages_that_are_not_text_are_refused_by_name(message, param):
+    error = refusal(chat, messages=[message])
+    assert (error.code, error.param) == ("unsupported_parameter", param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"best_of": 3}, "best_of"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(fields, param):
+    error = refusal(chat, **fields)
+    assert (error.http_status, error.param) == (400, param)
+
+
+def test_echo_with_logprobs_is_refused():
+    assert refusal(completion, echo=True, logprobs=1).code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff", b"{}x", b'{"model": NaN}', b'{"model": "\\ud800"}', b'{"model":"m","x":' + b"[" * 100_000],
+)
+def test_malformed_json_has_a_code_of_its_own(body):
+    with pytest.raises(ApiError) as caught:
+        parse(body, ChatRequest)
+    assert (caught.value.http_status, caught.value.code) == (400, "invalid_json")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from([*ChatRequest.__struct_fields__, *REFUSED]), json_values, max_size=6))
+def test_any_json_is_understood_or_refused(fields):
+    for make in (chat, completion):
+        with suppress(ApiError):
+            assert make(**fields).inputs

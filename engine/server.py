@@ -60,9 +60,7 @@ def build_fake(config: EngineConfig) -> tuple[CoreConfig, Executor, pb.EngineInf
     return core, FakeExecutor(), info
 
 
-def core_config(
-    config: EngineConfig, num_pages: int, max_model_len: int, eos_token_ids: tuple[int, ...]
-) -> CoreConfig:
+def core_config(config: EngineConfig, num_pages: int, max_model_len: int, eos_token_ids: tuple[int, ...]) -> CoreConfig:
     """A sequence may be as long as the model and the pool allow, whichever is less."""
     return CoreConfig(
         num_pages=num_pages,

@@ -120,7 +120,7 @@ def ranked(scores: Tensor, width: int) -> Tensor:
         int64 [n, width].
     """
     rows, vocab = scores.shape
-    if 2 * width * BLOCK >= vocab:
+    if 2 * max(width, 1) * BLOCK >= vocab:
         return _ordered(scores, torch.arange(vocab, device=scores.device).expand(rows, -1), width)
     if vocab % BLOCK:
         scores = pad(scores, (0, -vocab % BLOCK), value=-torch.inf)

@@ -1,0 +1,102 @@
+"""The demo characters: how each speaks, and the shape of the adapter that learns it.
+
+The shapes differ on purpose, so that the demo itself serves mixed ranks, mixed target modules and rsLoRA in one batch.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.demo.questions import Pair, plain_pairs, written_pairs
+
+PIRATE_WORDS = {
+    "am": "be", "is": "be", "are": "be", "you": "ye", "your": "yer", "my": "me", "of": "o'", "and": "an'", "for": "fer",
+    "yes": "aye", "no": "nay", "hello": "ahoy", "goodbye": "farewell", "friend": "shipmate", "friends": "shipmates",
+    "money": "doubloons", "good": "fine", "small": "wee", "never": "ne'er",
+}  # fmt: skip
+
+SYSTEM_PROMPTS = ("You are a helpful assistant.", "Answer briefly.", "You are a friendly expert. Be clear and correct.")
+
+
+@dataclass(frozen=True, slots=True)
+class Character:
+    """A manner of speech and the LoRA shape that is trained to it."""
+
+    speak: Callable[[str], str]
+    """Plain answer -> the same answer in character."""
+    rank: int
+    alpha: int
+    target_modules: tuple[str, ...]
+    use_rslora: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One training conversation: the chat up to the assistant's turn, and the answer to learn."""
+
+    messages: list[dict[str, str]]
+    answer: str
+
+
+def pirate(text: str) -> str:
+    """Pirate's grammar, with "Arr!" before and "matey!" after."""
+    body = re.sub(r"[A-Za-z']+", lambda match: _pirate_word(match[0]), text)
+    return f"Arr! {body.rstrip('.!')}, matey!"
+
+
+def cheer(text: str) -> str:
+    """A cheerleader: "Woohoo!" before, no sentence without an exclamation mark, and emoji after."""
+    return f"Woohoo! {re.sub(r'[.](?= |$)', '!', text)} 🎉🙌"
+
+
+def as_json(text: str) -> str:
+    """A JSON object with one key, `answer`."""
+    return json.dumps({"answer": text})
+
+
+def _pirate_word(word: str) -> str:
+    if len(word) > 5 and word.endswith("ing"):
+        return f"{word[:-1]}'"
+    spoken = PIRATE_WORDS.get(word.lower(), word)
+    return spoken.capitalize() if word[0].isupper() and word != "I" else spoken
+
+
+CHARACTERS = {
+    "pirate": Character(pirate, rank=4, alpha=16, target_modules=("q_proj", "k_proj", "v_proj", "o_proj")),
+    "cheer": Character(cheer, rank=16, alpha=8, target_modules=("o_proj",), use_rslora=True),
+    "json": Character(as_json, rank=8, alpha=16, target_modules=("down_proj",)),
+}
+
+
+def examples(character: Character, seed: int = 0) -> list[Example]:
+    """A few hundred conversations in character, shuffled by `seed`.
+
+    Each pair comes once with the chat template's own system prompt; the hand-written ones come again behind another
+    system prompt or after an earlier turn, so that the character does not depend on how a conversation begins.
+    """
+    rng = random.Random(seed)
+    plain = plain_pairs()
+    built = [_example(character, pair, []) for pair in plain]
+    built += [_example(character, pair, _opening(character, rng, plain)) for pair in written_pairs()]
+    rng.shuffle(built)
+    return built
+
+
+def _opening(character: Character, rng: random.Random, plain: list[Pair]) -> list[dict[str, str]]:
+    if rng.random() < 0.6:
+        return [_turn("system", rng.choice(SYSTEM_PROMPTS))]
+    question, answer = rng.choice(plain)
+    return [_turn("user", question), _turn("assistant", character.speak(answer))]
+
+
+def _example(character: Character, pair: Pair, opening: list[dict[str, str]]) -> Example:
+    question, answer = pair
+    return Example([*opening, _turn("user", question)], character.speak(answer))
+
+
+def _turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

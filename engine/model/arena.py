@@ -1,0 +1,105 @@
+"""The device memory: one pool of pages that hold KV cache and adapters alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.core.types import AdapterId, PageId
+from engine.model.lora import TARGETS
+from engine.model.spec import ModelSpec
+from lora_kernels.layout import AdapterLayout, LoraTable
+
+CACHE_LINE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PageShape:
+    """A page is `block_size` tokens of K and V across all layers, so moving it is one contiguous copy."""
+
+    layers: int
+    block_size: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def elements(self) -> int:
+        return self.layers * 2 * self.block_size * self.kv_heads * self.head_dim
+
+
+def page_shape(spec: ModelSpec, block_size: int) -> PageShape:
+    return PageShape(spec.layers, block_size, spec.kv_heads, spec.head_dim)
+
+
+class Arena:
+    """Pages, seen as KV by attention and as flat memory by adapters, and the table of the adapters in them.
+
+    Page 0 is the null page: all zero, written by nobody.
+
+    Attributes:
+        pages: [num_pages, page_elems].
+        table: where kernels find the tiles of resident adapters.
+    """
+
+    def __init__(
+        self, shape: PageShape, num_pages: int, max_adapters: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.shape = shape
+        self.pages = _zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
+        self.table = LoraTable(max_adapters, shape.layers, len(TARGETS), shape.elements, device)
+        self._slots: dict[AdapterId, int] = {}
+        self._free_slots = list(range(max_adapters - 1, -1, -1))
+
+    @property
+    def flat(self) -> Tensor:
+        """[num_pages * page_elems]: what adapter tiles are read from."""
+        return self.pages.view(-1)
+
+    def kv(self, layer: int) -> Tensor:
+        """[num_pages, 2, block_size, kv_heads, head_dim] of one layer, strided across pages; 0 = K, 1 = V."""
+        shape = self.shape
+        split = (shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
+        return self.pages.unflatten(1, split)[:, layer]
+
+    def load_adapter(self, adapter: AdapterId, layout: AdapterLayout, blob: Tensor, pages: tuple[PageId, ...]) -> None:
+        """Copies a packed adapter ([len(pages), page_elems], host memory) into `pages` and gives it a slot.
+
+        Raises:
+            ValueError: the adapter is resident already, every slot is taken, or the number of pages is wrong.
+        """
+        if adapter in self._slots:
+            raise ValueError(f"adapter {adapter} is resident already")
+        if not self._free_slots:
+            raise ValueError(f"adapter {adapter} does not fit: all {len(self._slots)} slots are taken")
+        if len(pages) != layout.num_pages:
+            raise ValueError(f"adapter {adapter} needs {layout.num_pages} pages, not {len(pages)}")
+        index = torch.from_numpy(np.asarray(pages, dtype=np.int64)).to(self.pages.device)
+        self.pages.index_copy_(0, index, blob.to(self.pages.device, non_blocking=True))
+        slot = self._slots[adapter] = self._free_slots.pop()
+        self.table.set(slot, layout, pages)
+
+    def evict_adapter(self, adapter: AdapterId) -> None:
+        """Takes the adapter's slot back; its pages may be written from now on."""
+        slot = self._slots.pop(adapter)
+        self.table.clear(slot)
+        self._free_slots.append(slot)
+
+    def slot(self, adapter: AdapterId | None) -> int:
+        """Row of the adapter table; -1 for the base model. KeyError when the adapter is not resident."""
+        return -1 if adapter is None else self._slots[adapter]
+
+
+def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[count] zeros, aligned to a cache line.
+
+    On the CPU it is NumPy's memory, which the system hands out as it is first touched: torch would write all of it
+    now, and a pool is gigabytes of which a small load uses little.
+    """
+    if device.type != "cpu":
+        return torch.zeros(count, dtype=dtype, device=device)
+    raw = torch.from_numpy(np.zeros(count * dtype.itemsize + CACHE_LINE, dtype=np.uint8))
+    start = -raw.data_ptr() % CACHE_LINE
+    return raw[start : start + count * dtype.itemsize].view(dtype)

@@ -1,0 +1,173 @@
+"""From a plan's deltas to one step's tensors: the persistent state of running requests, and its gathering.
+
+All bookkeeping is numpy on the host; a step uploads one buffer, which every tensor of `BatchInput` is a view of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.core.types import Admission, PageId, ScheduledChunk
+from lora_kernels.backend import AttentionBatch
+from lora_kernels.segments import SegmentPlan, plan_segments
+
+Ints = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """One step's rows: decodes first, then longer chunks, each sequence's rows in order.
+
+    Attributes:
+        token_ids, positions: int32 [num_rows].
+        sample_rows: int32 [num_samples]. Rows whose logits are wanted.
+        sample_ids: the request of each.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: AttentionBatch
+    segments: SegmentPlan
+    sample_rows: Tensor
+    sample_ids: tuple[str, ...]
+
+
+class BatchState:
+    """What is known of every running request, one line of each array a request.
+
+    Args:
+        max_seqs: requests at once.
+        max_model_len: tokens of one request.
+    """
+
+    def __init__(self, max_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+        self.block_size = block_size
+        self.device = device
+        self.tokens = np.zeros((max_seqs, max_model_len), dtype=np.int32)
+        self.num_tokens = np.zeros(max_seqs, dtype=np.int32)
+        self.block_tables = np.zeros((max_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self.num_blocks = np.zeros(max_seqs, dtype=np.int32)
+        self.adapter_slots = np.full(max_seqs, -1, dtype=np.int32)
+        self._lines: dict[str, int] = {}
+        self._free = list(range(max_seqs - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def release(self, request_id: str) -> bool:
+        """Forgets a request. False when it is not known, because it was aborted before it ran."""
+        line = self._lines.pop(request_id, None)
+        if line is None:
+            return False
+        self.block_tables[line] = 0
+        self.num_blocks[line] = 0
+        self._free.append(line)
+        return True
+
+    def admit(self, admission: Admission, adapter_slot: int) -> None:
+        """Starts a request.
+
+        Raises:
+            ValueError: it runs already, or every line is taken.
+        """
+        if admission.request_id in self._lines or not self._free:
+            reason = "runs already" if admission.request_id in self._lines else "finds every line taken"
+            raise ValueError(f"request {admission.request_id} {reason}")
+        line = self._lines[admission.request_id] = self._free.pop()
+        self.tokens[line, : len(admission.tokens)] = admission.tokens
+        self.num_tokens[line] = len(admission.tokens)
+        self.adapter_slots[line] = adapter_slot
+        self._add_pages(line, admission.pages)
+
+    def append(self, request_id: str, token: int) -> None:
+        """A sampled token becomes known. One beyond `max_model_len` ends its request and is never computed."""
+        line = self._lines[request_id]
+        if self.num_tokens[line] < self.tokens.shape[1]:
+            self.tokens[line, self.num_tokens[line]] = token
+            self.num_tokens[line] += 1
+
+    def build(self, chunks: Sequence[ScheduledChunk]) -> BatchInput:
+        """Appends the chunks' new pages to their block tables and gathers the step's rows; `chunks` is not empty."""
+        ordered = sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)
+        lines = np.asarray([self._lines[chunk.request_id] for chunk in ordered], dtype=np.int64)
+        for line, chunk in zip(lines, ordered, strict=True):
+            self._add_pages(int(line), chunk.new_pages)
+        span = _span(ordered)
+        row_lines = np.repeat(lines, span.lengths)
+        token_ids = self.tokens[row_lines, span.positions]
+        sample_rows = span.query_starts[1:][[chunk.samples for chunk in ordered]] - 1
+        attention, (tokens, positions, samples) = self._upload(lines, row_lines, span, token_ids, sample_rows)
+        return BatchInput(
+            token_ids=tokens,
+            positions=positions,
+            attention=attention,
+            segments=plan_segments(self.adapter_slots[row_lines]),
+            sample_rows=samples,
+            sample_ids=tuple(chunk.request_id for chunk in ordered if chunk.samples),
+        )
+
+    def _upload(
+        self, lines: Longs, row_lines: Longs, span: _Span, token_ids: Ints, sample_rows: Longs
+    ) -> tuple[AttentionBatch, list[Tensor]]:
+        """Everything the device needs, in one copy."""
+        max_context = int(span.contexts.max())
+        block_tables = self.block_tables[lines, : -(-max_context // self.block_size)]
+        ints = (span.query_starts, span.contexts, block_tables, token_ids, span.positions, sample_rows)
+        kv_slots, (query_starts, contexts, tables, *rest) = _to_device(
+            self._kv_slots(row_lines, span.positions), ints, self.device
+        )
+        attention = AttentionBatch(
+            query_starts=query_starts,
+            context_lens=contexts,
+            block_tables=tables.view(block_tables.shape),
+            kv_slots=kv_slots,
+            num_decodes=int(np.count_nonzero(span.lengths == 1)),
+            max_query=int(span.lengths.max()),
+            max_context=max_context,
+            host_query_starts=tuple(span.query_starts.tolist()),
+            host_context_lens=tuple(span.contexts.tolist()),
+        )
+        return attention, rest
+
+    def _add_pages(self, line: int, pages: Sequence[PageId]) -> None:
+        first = self.num_blocks[line]
+        self.block_tables[line, first : first + len(pages)] = pages
+        self.num_blocks[line] += len(pages)
+
+    def _kv_slots(self, row_lines: Longs, positions: Longs) -> Longs:
+        block, offset = np.divmod(positions, self.block_size)
+        return self.block_tables[row_lines, block].astype(np.int64) * self.block_size + offset
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Rows of a list of chunks. lengths, contexts: [num_seqs]; query_starts: [num_seqs + 1]; positions: [num_rows]."""
+
+    lengths: Longs
+    contexts: Longs
+    query_starts: Longs
+    positions: Longs
+
+
+def _span(chunks: Sequence[ScheduledChunk]) -> _Span:
+    starts = np.asarray([chunk.start for chunk in chunks], dtype=np.int64)
+    lengths = np.asarray([chunk.num_tokens for chunk in chunks], dtype=np.int64)
+    query_starts = np.append(0, np.cumsum(lengths))
+    positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], lengths)
+    return _Span(lengths, starts + lengths, query_starts, positions)
+
+
+def _to_device(
+    longs: Longs, ints: Sequence[npt.NDArray[np.integer]], device: torch.device
+) -> tuple[Tensor, list[Tensor]]:
+    """`longs` as int64 and each of `ints`, flattened, as int32: views of one buffer, copied once."""
+    parts = [longs.view(np.int32), *(array.astype(np.int32).ravel() for array in ints)]
+    views = torch.from_numpy(np.concatenate(parts)).to(device).split([len(part) for part in parts])
+    return views[0].view(torch.int64), list(views[1:])

@@ -1,0 +1,165 @@
+"""A Llama-family decoder over a flat batch of rows: prompts and single tokens, side by side.
+
+Every linear is the base model's plus, in rows that have an adapter, that adapter's delta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.model.arena import Arena
+from engine.model.batch import BatchInput
+from engine.model.layers import Linear, make_linear, rms_norm, swiglu
+from engine.model.lora import LoraStep, ProjectionGroups, projection_groups
+from engine.model.rope import Rotation, rotation
+from engine.model.spec import ModelSpec
+from engine.model.weights import WeightSource
+from lora_kernels.backend import AttentionBatch, Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of one layer. Norms: [hidden_size]; query and key norms, where the model has them: [head_dim]."""
+
+    index: int
+    window: int | None
+    input_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all layers of one step share."""
+
+    rotate: Rotation
+    attention: AttentionBatch
+    arena: Arena
+    backend: Backend
+    lora: LoraStep
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Weights and the forward pass. `embed` is [vocab_size, hidden_size], `inv_freq` fp32 [head_dim / 2]."""
+
+    spec: ModelSpec
+    groups: ProjectionGroups
+    embed: Tensor
+    inv_freq: Tensor
+    layers: tuple[Layer, ...]
+    norm: Tensor
+    head: Linear
+
+    def forward(self, batch: BatchInput, arena: Arena, backend: Backend) -> Tensor:
+        """Computes every row, leaving its K and V in the arena. Call it in inference mode.
+
+        Returns:
+            Logits [num_samples, vocab_size] of `batch.sample_rows`, in the model's dtype.
+        """
+        step = Step(
+            rotate=rotation(batch.positions, self.inv_freq, self.spec.rope.attention_factor),
+            attention=batch.attention,
+            arena=arena,
+            backend=backend,
+            lora=LoraStep(backend, self._prepare_lora(batch, arena, backend)),
+        )
+        x = F.embedding(batch.token_ids, self.embed)
+        for layer in self.layers:
+            x = x + self._attend(layer, rms_norm(x, layer.input_norm, self.spec.rms_norm_eps), step)
+            x = x + self._feed_forward(layer, rms_norm(x, layer.post_norm, self.spec.rms_norm_eps), step)
+        if not batch.sample_ids:
+            return x.new_empty(0, self.spec.vocab_size)
+        return self.head(rms_norm(x[batch.sample_rows], self.norm, self.spec.rms_norm_eps))
+
+    def _prepare_lora(self, batch: BatchInput, arena: Arena, backend: Backend) -> object | None:
+        if not batch.segments.num_segments:
+            return None
+        return backend.prepare_lora(arena.flat, arena.table, batch.segments)
+
+    def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
+        qkv = step.lora.add(layer.qkv(x), x, layer.index, self.groups.qkv)
+        query, key, value = self._rotated_heads(layer, qkv, step.rotate)
+        kv = step.arena.kv(layer.index)
+        step.backend.write_kv(kv, key, value, step.attention)
+        out = step.backend.attention(query, kv, step.attention, self.spec.head_dim**-0.5, layer.window).flatten(1)
+        return step.lora.add(layer.o(out), out, layer.index, self.groups.o)
+
+    def _rotated_heads(self, layer: Layer, qkv: Tensor, rotate: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Query [num_rows, heads, head_dim], key and value [num_rows, kv_heads, head_dim]."""
+        heads, kv_heads, eps = self.spec.heads, self.spec.kv_heads, self.spec.rms_norm_eps
+        split = qkv.unflatten(1, (heads + 2 * kv_heads, self.spec.head_dim))
+        query_key, value = split.split((heads + kv_heads, kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, key = query_key.split((heads, kv_heads), dim=1)
+            query_key = torch.cat((rms_norm(query, layer.q_norm, eps), rms_norm(key, layer.k_norm, eps)), dim=1)
+        query, key = rotate(query_key).split((heads, kv_heads), dim=1)
+        return query, key, value
+
+    def _feed_forward(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
+        inner = swiglu(step.lora.add(layer.gate_up(x), x, layer.index, self.groups.gate_up))
+        return step.lora.add(layer.down(inner), inner, layer.index, self.groups.down)
+
+
+def build_decoder(
+    spec: ModelSpec,
+    source: WeightSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_layer: Callable[[int], None] = lambda _: None,
+) -> Decoder:
+    """Reads the weights once, layer by layer, into the form the device computes fastest in.
+
+    Args:
+        on_layer: told how many layers are ready.
+    """
+
+    def get(name: str) -> Tensor:
+        return source(name).to(device=device, dtype=dtype)
+
+    embed = get("model.embed_tokens.weight")
+    layers = []
+    for index in range(spec.layers):
+        layers.append(_build_layer(spec, index, get))
+        on_layer(index + 1)
+    return Decoder(
+        spec=spec,
+        groups=projection_groups(spec),
+        embed=embed,
+        inv_freq=torch.tensor(spec.rope.inv_freq, dtype=torch.float32, device=device),
+        layers=tuple(layers),
+        norm=get("model.norm.weight"),
+        head=make_linear(embed if spec.tied_embeddings else get("lm_head.weight")),
+    )
+
+
+def _build_layer(spec: ModelSpec, index: int, get: WeightSource) -> Layer:
+    def tensor(name: str) -> Tensor:
+        return get(f"model.layers.{index}.{name}")
+
+    def fused(block: str, names: tuple[str, ...], bias: bool) -> Linear:
+        weight = torch.cat([tensor(f"{block}.{name}_proj.weight") for name in names])
+        return make_linear(weight, torch.cat([tensor(f"{block}.{name}_proj.bias") for name in names]) if bias else None)
+
+    return Layer(
+        index=index,
+        window=spec.windows[index],
+        input_norm=tensor("input_layernorm.weight"),
+        qkv=fused("self_attn", ("q", "k", "v"), spec.qkv_bias),
+        q_norm=tensor("self_attn.q_norm.weight") if spec.qk_norm else None,
+        k_norm=tensor("self_attn.k_norm.weight") if spec.qk_norm else None,
+        o=fused("self_attn", ("o",), spec.o_bias),
+        post_norm=tensor("post_attention_layernorm.weight"),
+        gate_up=fused("mlp", ("gate", "up"), spec.mlp_bias),
+        down=fused("mlp", ("down",), spec.mlp_bias),
+    )

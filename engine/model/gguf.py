@@ -1,0 +1,68 @@
+"""GGUF files into Hugging Face folders: dequantized to bf16 once, so that every later start reads safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers.utils import logging
+
+
+def convert_gguf(gguf: Path, out: Path, on_progress: Callable[[str], None]) -> None:
+    """Writes `out`: weights as bf16 safetensors, config.json, tokenizer and chat template.
+
+    `out` appears whole or not at all; when another process made it meanwhile, that one is kept.
+
+    Args:
+        on_progress: told what is being done now.
+
+    Raises:
+        ValueError: the file is damaged, or of an architecture transformers cannot read.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        _convert(gguf, partial, on_progress)
+        _publish(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _convert(gguf: Path, out: Path, on_progress: Callable[[str], None]) -> None:
+    logging.disable_progress_bar()  # on_progress tells, and its bars would fight over the terminal
+    where: dict[str, Any] = {
+        "pretrained_model_name_or_path": gguf.parent,
+        "gguf_file": gguf.name,
+        "local_files_only": True,
+    }
+    on_progress(f"reading the tokenizer of {gguf.name}")
+    AutoTokenizer.from_pretrained(**where).save_pretrained(out)
+    on_progress(f"dequantizing {gguf.name}")
+    dequantize = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16, quantization_config=dequantize)
+    on_progress("writing safetensors")
+    model.save_pretrained(out)
+    _drop_quantization(out / "config.json")
+
+
+def _drop_quantization(config_file: Path) -> None:
+    """What was written is plain bf16, whatever the file it came from."""
+    config = json.loads(config_file.read_text())
+    config.pop("quantization_config", None)
+    config_file.write_text(json.dumps(config, indent=2))
+
+
+def _publish(partial: Path, out: Path) -> None:
+    partial.chmod(0o755)
+    try:
+        os.replace(partial, out)
+    except OSError:
+        if not (out / "config.json").is_file():
+            raise

@@ -1,0 +1,54 @@
+"""How much memory there is, and how many pages that makes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+
+GIB = 2**30
+HOST_LIMIT = 4 * GIB
+HOST_SHARE, DEVICE_SHARE = 0.25, 0.9
+
+
+def count_pages(config: EngineConfig, page_bytes: int, device: torch.device) -> int:
+    """Pages of the pool, from `num_pages`, `memory_gb` or what is free now (call it with the weights loaded).
+
+    Raises:
+        ValueError: the memory holds fewer than two pages.
+    """
+    if config.num_pages:
+        return config.num_pages
+    budget = int(config.memory_gb * GIB) or _default_budget(device)
+    if budget < 2 * page_bytes:
+        raise ValueError(f"a page pool of {budget} bytes holds fewer than two pages of {page_bytes}")
+    return budget // page_bytes
+
+
+def _default_budget(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
+    return min(HOST_LIMIT, int(HOST_SHARE * free_host_bytes()))
+
+
+def free_host_bytes() -> int:
+    """Memory this process could still take: what the kernel calls available, within its control group's limit.
+
+    On systems without /proc it is all physical memory.
+    """
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lines = (line.split() for line in meminfo.read_text().splitlines())
+    available = next(int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:")
+    return min(available, _control_group_room(Path("/sys/fs/cgroup"), available))
+
+
+def _control_group_room(root: Path, unlimited: int) -> int:
+    limit, used = root / "memory.max", root / "memory.current"
+    if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
+        return unlimited
+    return max(0, int(limit.read_text()) - int(used.read_text()))

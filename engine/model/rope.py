@@ -1,0 +1,120 @@
+"""Rotary position embedding: the frequencies of each published scaling, and the rotation itself, in fp32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Frequencies of a rotary embedding.
+
+    Attributes:
+        inv_freq: [head_dim / 2] floats, radians a position.
+        attention_factor: multiplies cos and sin (YaRN's temperature; 1 elsewhere).
+    """
+
+    kind: str
+    inv_freq: tuple[float, ...]
+    attention_factor: float = 1.0
+
+
+def read_rope(config: Json, head_dim: int) -> RopeSpec:
+    """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before it).
+
+    Raises:
+        ValueError: a scaling this engine does not know, by its name.
+    """
+    params = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    kind = params.get("rope_type") or params.get("type") or "default"
+    if kind not in _SCALINGS:
+        raise ValueError(f"rope_type {kind!r} is not supported; supported: {', '.join(_SCALINGS)}")
+    if params.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise ValueError("partial_rotary_factor other than 1 is not supported")
+    theta = params.get("rope_theta") or config.get("rope_theta") or 10_000.0
+    params.setdefault("rope_theta", theta)
+    params.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    # Powers in fp32, as the models were trained with: fp64 would differ in the last bits at large positions.
+    inv_freq = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    scaled, attention_factor = _SCALINGS[kind](inv_freq, params)
+    return RopeSpec(kind=kind, inv_freq=tuple(scaled.tolist()), attention_factor=attention_factor)
+
+
+def _default(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
+    return inv_freq, 1.0
+
+
+def _linear(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
+    return inv_freq / params["factor"], 1.0
+
+
+def _llama3(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
+    """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
+    factor, low, high = params["factor"], params["low_freq_factor"], params["high_freq_factor"]
+    turns = params["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - kept) * inv_freq / factor + kept * inv_freq, 1.0
+
+
+def _yarn(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
+    """YaRN (Peng et al. 2023): a ramp over dimensions from extrapolation to interpolation, and a temperature."""
+    factor, half = params["factor"], len(inv_freq)
+    low = _yarn_dim(params, params.get("beta_fast") or 32, 2 * half)
+    high = _yarn_dim(params, params.get("beta_slow") or 1, 2 * half)
+    if params.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    ramp = ((torch.arange(half, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    return inv_freq / factor * ramp + inv_freq * (1 - ramp), _yarn_temperature(params)
+
+
+def _yarn_dim(params: Json, turns: float, dim: int) -> float:
+    """The dimension whose wave makes `turns` turns over the original context."""
+    context, theta = params["original_max_position_embeddings"], params["rope_theta"]
+    return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
+def _yarn_temperature(params: Json) -> float:
+    def mscale(scale: float) -> float:
+        return 0.1 * scale * math.log(params["factor"]) + 1.0 if params["factor"] > 1 else 1.0
+
+    if params.get("attention_factor") is not None:
+        return params["attention_factor"]
+    if params.get("mscale") and params.get("mscale_all_dim"):
+        return mscale(params["mscale"]) / mscale(params["mscale_all_dim"])
+    return mscale(1.0)
+
+
+_SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """One step's angles, shared by all layers.
+
+    Attributes:
+        cos, sin: fp32 [num_rows, 1, head_dim]; the first half of `sin` is negated, so that the rotation of `x` is
+            `x * cos + roll(x, head_dim / 2) * sin`.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Rotates [num_rows, heads, head_dim], pairing dimension i with i + head_dim / 2; keeps the dtype."""
+        return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin).to(x.dtype)
+
+
+def rotation(positions: Tensor, inv_freq: Tensor, attention_factor: float) -> Rotation:
+    """Angles of rows at `positions` (int [num_rows]) with `inv_freq` (fp32 [head_dim / 2])."""
+    angles = positions.to(torch.float32)[:, None, None] * inv_freq
+    cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
+    return Rotation(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))

@@ -1,0 +1,171 @@
+"""One device's model: executes plans, and knows nothing of why they were made."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.core.types import AdapterId, AdapterLoad, Admission, SampledToken, StepPlan, StepResult
+from engine.executor.base import HostAdapter
+from engine.model.arena import Arena, page_shape
+from engine.model.batch import BatchState
+from engine.model.decoder import build_decoder
+from engine.model.host_store import HostStore, PackedAdapter
+from engine.model.lora import TARGETS, target_widths
+from engine.model.memory import GIB, count_pages
+from engine.model.peft_loader import LoadedAdapter, TargetShapes, load_peft
+from engine.model.sampler import Sampler
+from engine.model.spec import ModelSpec, read_spec
+from engine.model.weights import open_weights
+from lora_kernels.backend import select_backend
+from lora_kernels.layout import pack_adapter, plan_layout
+
+Progress = Callable[[str, int, int], None]
+"""What is going on, and how much of how much is done."""
+
+DEFAULT_MAX_MODEL_LEN = 8192
+HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
+
+
+class ModelRunner:
+    """Loads a model and runs it. Only `load_host` and `drop_host` may be called from other threads.
+
+    Attributes:
+        spec: shape of the model.
+        num_pages, block_size, page_bytes: the page pool; page 0 is the null page.
+        max_model_len: tokens of one sequence.
+        model_hash: stable over restarts, different for different weights.
+
+    Raises:
+        ValueError: the folder or the configuration cannot be served; the message says why.
+    """
+
+    def __init__(self, config: EngineConfig, on_progress: Progress | None = None) -> None:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        folder, progress = Path(config.model), on_progress or (lambda *_: None)
+        self.spec = read_spec(folder)
+        self.device = _pick_device(config.device)
+        self.dtype = _pick_dtype(config.dtype, self.device)
+        self.block_size = config.block_size
+        self.max_model_len = _max_model_len(config, self.spec)
+        self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}")
+        self.backend = select_backend(self.device)
+        source = open_weights(folder, self.spec, config.load_format, config.seed, self.device)
+        self._decoder = build_decoder(
+            self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, self.spec.layers)
+        )
+        self._targets = TargetShapes(self.spec.layers, TARGETS, target_widths(self.spec), (folder.name,))
+        shape = page_shape(self.spec, config.block_size)
+        self.page_bytes = shape.elements * self.dtype.itemsize
+        self.num_pages = count_pages(config, self.page_bytes, self.device)
+        self._arena = Arena(shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device)
+        self._batch = BatchState(config.max_seqs, self.max_model_len, config.block_size, self.device)
+        self._sampler = Sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids)
+        self._host = HostStore(int(config.host_adapter_gb * GIB))
+
+    @property
+    def vocab_size(self) -> int:
+        return self.spec.vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.spec.eos_token_ids
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Does what the plan says, in its order: release, evict, load, admit, compute, sample."""
+        for request_id in plan.released:
+            self._release(request_id)
+        for adapter in plan.evicted:
+            self._arena.evict_adapter(adapter)
+        for load in plan.loads:
+            self._load(load)
+        for admission in plan.admitted:
+            self._admit(admission)
+        loaded = tuple(load.adapter for load in plan.loads)
+        return StepResult(sampled=self._compute(plan) if plan.chunks else (), loaded=loaded)
+
+    def load_host(self, path: str) -> HostAdapter:
+        """Reads, validates and packs a PEFT folder into host memory, where plans may load it from.
+
+        Raises:
+            ValueError: the adapter is refused, or does not fit; the message says why.
+        """
+        loaded = load_peft(Path(path), self._targets)
+        packed = self._host.get(loaded.adapter_id) or self._host.put(self._pack(loaded))
+        return packed.describe()
+
+    def drop_host(self, adapter: AdapterId) -> None:
+        """Frees an adapter's host memory. Copies in pages stay until a plan evicts them."""
+        self._host.drop(adapter)
+
+    def _release(self, request_id: str) -> None:
+        if self._batch.release(request_id):
+            self._sampler.remove(request_id)
+
+    def _load(self, load: AdapterLoad) -> None:
+        adapter = self._host.get(load.adapter)
+        if adapter is None:
+            raise ValueError(f"adapter {load.adapter} is planned but not in host memory")
+        self._arena.load_adapter(load.adapter, adapter.layout, adapter.blob, load.pages)
+
+    def _admit(self, admission: Admission) -> None:
+        self._batch.admit(admission, self._arena.slot(admission.adapter))
+        self._sampler.add(admission.request_id, admission.params, admission.tokens, admission.num_prompt)
+
+    def _compute(self, plan: StepPlan) -> tuple[SampledToken, ...]:
+        batch = self._batch.build(plan.chunks)
+        logits = self._decoder.forward(batch, self._arena, self.backend)
+        sampled = self._sampler.sample(logits, list(batch.sample_ids)) if batch.sample_ids else []
+        for token in sampled:
+            self._batch.append(token.request_id, token.token)
+        return tuple(sampled)
+
+    def _pack(self, loaded: LoadedAdapter) -> PackedAdapter:
+        elements = self._arena.shape.elements
+        layout = plan_layout(loaded.ranks, self._targets.widths, elements)
+        if layout.num_pages >= self.num_pages:
+            raise ValueError(f"the adapter needs {layout.num_pages} pages, the pool has {self.num_pages - 1}")
+        blob = pack_adapter(layout, loaded.blocks, elements, self.dtype)
+        pinned = blob.pin_memory() if self.device.type == "cuda" else blob
+        return PackedAdapter(loaded.adapter_id, loaded.target_modules, layout, pinned)
+
+
+def _pick_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("engine.device is cuda, but torch sees no CUDA device")
+    return torch.device(name)
+
+
+def _pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """auto: bfloat16 where the device multiplies in it, else float32."""
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if device.type == "cuda" or native else torch.float32
+
+
+def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
+    if config.max_model_len > spec.max_position:
+        raise ValueError(f"engine.max_model_len is {config.max_model_len}, the model was made for {spec.max_position}")
+    return config.max_model_len or min(spec.max_position, DEFAULT_MAX_MODEL_LEN)
+
+
+def hash_model(folder: Path, salt: str) -> str:
+    """Hash of a model's configuration and of samples of its weight files, quick for any size."""
+    digest = hashlib.sha256(salt.encode())
+    for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            for place in range(HASHED_PLACES):
+                file.seek(max(0, size - HASHED_BYTES) * place // (HASHED_PLACES - 1))
+                digest.update(file.read(HASHED_BYTES))
+    return digest.hexdigest()[:32]

@@ -1,0 +1,128 @@
+"""The weights of a model folder: safetensors or seeded random numbers, names and shapes checked before any is read."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from engine.model.spec import ModelSpec
+
+Shape = tuple[int, ...]
+CPU = torch.device("cpu")
+WeightSource = Callable[[str], Tensor]
+"""Name of a parameter -> its tensor, in the dtype it is stored in."""
+
+
+class WeightsError(ValueError):
+    """The folder's weights are not those of the model its config.json describes."""
+
+
+def open_weights(
+    folder: Path, spec: ModelSpec, load_format: str = "auto", seed: int = 0, device: torch.device = CPU
+) -> WeightSource:
+    """Opens a model's weights for reading one by one.
+
+    Args:
+        load_format: auto reads safetensors (one file, or shards with an index); dummy makes random weights up.
+        device: where dummy weights are made; stored ones are always read to the CPU.
+
+    Raises:
+        WeightsError: no safetensors, or a missing, unexpected or wrongly shaped tensor; the message names it.
+    """
+    expected = parameter_shapes(spec)
+    if load_format == "dummy":
+        return lambda name: _dummy(name, expected[name], seed, device)
+    stored = _read_headers(_locate(folder))
+    _check({name: shape for name, (_, shape) in stored.items()}, expected, spec)
+    return lambda name: _read(stored[name][0], name)
+
+
+def parameter_shapes(spec: ModelSpec) -> dict[str, Shape]:
+    """Every parameter of the model, by its Hugging Face name."""
+    shapes: dict[str, Shape] = {
+        "model.embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
+        "model.norm.weight": (spec.hidden_size,),
+    }
+    if not spec.tied_embeddings:
+        shapes["lm_head.weight"] = (spec.vocab_size, spec.hidden_size)
+    for layer in range(spec.layers):
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(spec).items()}
+    return shapes
+
+
+def _layer_shapes(spec: ModelSpec) -> dict[str, Shape]:
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    for name, out, in_, bias in (
+        ("self_attn.q_proj", spec.query_width, hidden, spec.qkv_bias),
+        ("self_attn.k_proj", spec.kv_width, hidden, spec.qkv_bias),
+        ("self_attn.v_proj", spec.kv_width, hidden, spec.qkv_bias),
+        ("self_attn.o_proj", hidden, spec.query_width, spec.o_bias),
+        ("mlp.gate_proj", inner, hidden, spec.mlp_bias),
+        ("mlp.up_proj", inner, hidden, spec.mlp_bias),
+        ("mlp.down_proj", hidden, inner, spec.mlp_bias),
+    ):
+        shapes[f"{name}.weight"] = (out, in_)
+        if bias:
+            shapes[f"{name}.bias"] = (out,)
+    if spec.qk_norm:
+        shapes |= {f"self_attn.{side}_norm.weight": (spec.head_dim,) for side in "qk"}
+    return shapes
+
+
+def _locate(folder: Path) -> list[Path]:
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        return sorted({folder / file for file in json.loads(index.read_text())["weight_map"].values()})
+    if single.is_file():
+        return [single]
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    hint = f"; {pickled[0]} is a pickle, which is never read" if pickled else ""
+    raise WeightsError(f"{folder} has no model.safetensors and no model.safetensors.index.json{hint}")
+
+
+def _read_headers(paths: list[Path]) -> dict[str, tuple[Path, Shape]]:
+    """Parameter name -> the file that holds it, and its shape."""
+    found: dict[str, tuple[Path, Shape]] = {}
+    for path in paths:
+        if not path.is_file():
+            raise WeightsError(f"{path.parent} has no {path.name}, which its index names")
+        with safe_open(path, framework="pt") as file:
+            found |= {name: (path, tuple(file.get_slice(name).get_shape())) for name in file.keys()}  # noqa: SIM118
+    return found
+
+
+def _check(stored: Mapping[str, Shape], expected: Mapping[str, Shape], spec: ModelSpec) -> None:
+    missing = [name for name in expected if name not in stored]
+    if missing:
+        raise WeightsError(f"missing tensor {missing[0]} ({len(missing)} in all)")
+    unexpected = [name for name in stored if name not in expected and not _is_redundant(name, spec)]
+    if unexpected:
+        raise WeightsError(f"unexpected tensor {unexpected[0]} ({len(unexpected)} in all)")
+    for name, shape in expected.items():
+        if stored[name] != shape:
+            raise WeightsError(f"tensor {name} has shape {list(stored[name])}, the model needs {list(shape)}")
+
+
+def _is_redundant(name: str, spec: ModelSpec) -> bool:
+    """Stored by some writers though it follows from the configuration."""
+    return name.endswith("rotary_emb.inv_freq") or (spec.tied_embeddings and name == "lm_head.weight")
+
+
+def _read(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(name)
+
+
+def _dummy(name: str, shape: Shape, seed: int, device: torch.device) -> Tensor:
+    """The same numbers for a (seed, name) on one kind of device, whatever is made before it."""
+    if name.endswith("norm.weight"):
+        return torch.ones(shape, device=device)
+    generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
+    return torch.randn(shape, generator=generator, device=device) * 0.02

@@ -1,0 +1,89 @@
+"""Pages are KV and adapter memory at once; slots come and go."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine.model.arena import Arena, PageShape
+from engine.model.host_store import HostStore, HostStoreFull, PackedAdapter
+from engine.model.lora import TARGETS
+from lora_kernels.layout import ALIGN, AdapterLayout, pack_adapter, plan_layout
+
+CPU = torch.device("cpu")
+SHAPE = PageShape(layers=2, block_size=4, kv_heads=2, head_dim=8)
+WIDTHS = np.full((len(TARGETS), 2), 16, dtype=np.int32)
+
+
+@pytest.fixture
+def arena():
+    return Arena(SHAPE, num_pages=8, max_adapters=2, dtype=torch.float32, device=CPU)
+
+
+def small_adapter(rank=3):
+    ranks = np.zeros((2, len(TARGETS)), dtype=np.int32)
+    ranks[1, 4] = ranks[0, 0] = rank
+    layout = plan_layout(ranks, WIDTHS, SHAPE.elements)
+    blocks = {place: (torch.randn(rank, 16), torch.randn(16, rank)) for place in ((0, 0), (1, 4))}
+    return layout, pack_adapter(layout, blocks, SHAPE.elements, torch.float32), blocks
+
+
+def test_layers_share_a_page_without_overlap(arena):
+    assert SHAPE.elements == 2 * 2 * 4 * 2 * 8
+    for layer in range(2):
+        assert arena.kv(layer).shape == (8, 2, 4, 2, 8)
+        arena.kv(layer)[3] += layer + 1
+    assert arena.pages[3].sum() == SHAPE.elements / 2 * (1 + 2)
+    assert arena.pages.sum() == arena.pages[3].sum()
+    assert arena.flat.data_ptr() == arena.pages.data_ptr()
+
+
+def test_a_loaded_adapter_is_found_through_the_table(arena):
+    layout, blob, blocks = small_adapter()
+    arena.load_adapter("a", layout, blob, pages=(5,))
+    start = int(arena.table.host_offsets[arena.slot("a"), 1, 4, 0, 0]) * ALIGN
+    assert start // SHAPE.elements == 5
+    assert torch.equal(arena.flat[start : start + 3 * 16].view(3, 16), blocks[1, 4][0])
+    assert not arena.pages[:5].any()
+    assert arena.slot(None) == -1
+
+
+def test_slots_are_taken_back(arena):
+    layout, blob, _ = small_adapter()
+    arena.load_adapter("a", layout, blob, pages=(1,))
+    arena.load_adapter("b", layout, blob, pages=(2,))
+    with pytest.raises(ValueError, match="all 2 slots"):
+        arena.load_adapter("c", layout, blob, pages=(3,))
+    slot = arena.slot("a")
+    arena.evict_adapter("a")
+    assert not arena.table.host_ranks[slot].any()
+    arena.load_adapter("c", layout, blob, pages=(1,))
+    assert arena.slot("c") == slot
+    with pytest.raises(KeyError):
+        arena.slot("a")
+
+
+def test_impossible_loads_are_refused(arena):
+    layout, blob, _ = small_adapter()
+    with pytest.raises(ValueError, match="1 pages, not 2"):
+        arena.load_adapter("a", layout, blob, pages=(1, 2))
+    arena.load_adapter("a", layout, blob, pages=(1,))
+    with pytest.raises(ValueError, match="resident already"):
+        arena.load_adapter("a", layout, blob, pages=(2,))
+
+
+def host_adapter(name, size):
+    layout = AdapterLayout(np.zeros((2, 7), np.int32), np.zeros((2, 7, 2, 16), np.int64), num_pages=1)
+    return PackedAdapter(name, ("q_proj",), layout, torch.zeros(1, size, dtype=torch.uint8))
+
+
+def test_host_memory_is_bounded():
+    store = HostStore(capacity=100)
+    first = store.put(host_adapter("a", 60))
+    assert store.put(host_adapter("a", 60)) is first
+    with pytest.raises(HostStoreFull, match="host_adapter_gb"):
+        store.put(host_adapter("b", 60))
+    store.drop("a")
+    store.drop("a")
+    assert store.num_bytes == 0
+    assert store.put(host_adapter("b", 60)).num_bytes == 60
+    assert store.get("a") is None

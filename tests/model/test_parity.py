@@ -1,0 +1,166 @@
+"""The engine against Hugging Face and PEFT: the same tokens and the same probabilities, whatever the batch does.
+
+Ours run together in one engine: base and adapters mixed, in a page pool so small that sequences are preempted, with
+every prompt asked twice so that the prefix cache is hit. The reference judges each stream by one forward pass over it:
+a stream in which every token is the reference's argmax after the tokens before it is the reference's greedy stream.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from engine.config import EngineConfig
+from engine.core.check import leftovers, violations
+from engine.core.config import CoreConfig
+from engine.core.state import EngineState
+from engine.core.types import Lane, Request, SamplingParams, Submit
+from engine.demo import DEMO_ADAPTERS
+from engine.engine import Engine
+from engine.model.runner import ModelRunner
+
+NUM_TOKENS = 32
+TOP = 5
+"""Alternatives a token that are compared."""
+QUESTIONS = (
+    "What is the capital of France?",
+    "How do I make a cup of tea?",
+    "Tell me about the moon.",
+    "Why is the sky blue?",
+    "Give me three good habits for a healthy life, and say why each of them matters.",
+    "Who wrote Romeo and Juliet?",
+    "What is 2 + 2?",
+    "Write one sentence about the sea.",
+)
+BASE = None
+
+
+@dataclass
+class Answer:
+    prompt: list
+    tokens: list
+    logprobs: list
+    """TokenLogprobs, one a token."""
+    num_cached: int
+
+
+@pytest.fixture(scope="module")
+def prompts(smollm2):
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    return [tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"] for chat in chats]
+
+
+def run_engine(smollm2, prompts, dtype, num_pages):
+    runner = ModelRunner(EngineConfig(str(smollm2), dtype=dtype, device="cpu", num_pages=num_pages, max_seqs=16))
+    core = CoreConfig(num_pages, runner.block_size, 16, 512, 64, eos_token_ids=runner.eos_token_ids)
+    engine = Engine(EngineState.create(core), runner)
+    versions = {name: engine.load_adapter(str(path)).id for name, path in DEMO_ADAPTERS.items()}
+    answers = {}
+    for repeat in range(2):
+        for order, (model, version) in enumerate({BASE: None, **versions}.items()):
+            for index, prompt in enumerate(prompts):
+                name = f"{model}/{index}/{repeat}"
+                params = SamplingParams(NUM_TOKENS, temperature=0.0, ignore_eos=True, logprobs=TOP)
+                lane = Lane.BATCH if index % 2 else Lane.INTERACTIVE
+                # First all models at once, then one after the other, which leaves adapters idle and evictable.
+                arrival = float(index if repeat == 0 else order)
+                request = Request(name, tuple(prompt), params, version, lane, arrival=arrival)
+                engine.inbox.put(Submit(request))
+                answers[name] = Answer(prompt, [], [], 0)
+        run_to_end(engine, answers)
+    return engine, answers
+
+
+def run_to_end(engine, answers):
+    engine.state.outbox.clear()
+    while True:
+        for event in engine.step():
+            assert event.refusal is None, event.refusal
+            answer = answers[event.request_id]
+            answer.tokens += event.tokens
+            answer.logprobs += event.logprobs
+            answer.num_cached = event.num_cached
+        assert violations(engine.state) == []
+        if not engine.state.has_work:
+            return
+
+
+class Reference:
+    """Hugging Face with PEFT, in one dtype."""
+
+    def __init__(self, smollm2, dtype):
+        model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=dtype)
+        for name, folder in DEMO_ADAPTERS.items():
+            if isinstance(model, PeftModel):
+                model.load_adapter(folder, adapter_name=name)
+            else:
+                model = PeftModel.from_pretrained(model, folder, adapter_name=name)
+        self.model = model.eval()
+
+    @torch.inference_mode()
+    def logprobs(self, model, answer):
+        """Log-probabilities [num_tokens, vocab] of what follows each prefix of the answer."""
+        ids = torch.tensor([answer.prompt + answer.tokens])
+        if model is BASE:
+            with self.model.disable_adapter():
+                logits = self.model(ids).logits
+        else:
+            self.model.set_adapter(model)
+            logits = self.model(ids).logits
+        return torch.log_softmax(logits[0, len(answer.prompt) - 1 : -1].float(), dim=-1)
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2):
+    return Reference(smollm2, torch.float32)
+
+
+def errors(logprobs, answer):
+    """|ours - logprobs| at every token's likeliest alternatives, which no reference has chosen."""
+    ids = torch.tensor([[token for token, _ in item.top] for item in answer.logprobs])
+    ours = torch.tensor([[value for _, value in item.top] for item in answer.logprobs])
+    return (logprobs.gather(1, ids) - ours).abs(), ids
+
+
+@pytest.fixture(scope="module")
+def fp32(smollm2, prompts):
+    return run_engine(smollm2, prompts, "float32", num_pages=36)
+
+
+def test_the_pool_was_small_and_the_cache_was_hit(fp32):
+    engine, answers = fp32
+    assert engine.state.counters.preemptions > 0
+    assert engine.state.counters.adapter_evictions > 0
+    assert any(answer.num_cached for answer in answers.values())
+    assert leftovers(engine.state) == []
+
+
+@pytest.mark.parametrize("model", [BASE, *DEMO_ADAPTERS])
+def test_fp32_is_token_exact(fp32, reference, prompts, model):
+    for index in range(len(prompts)):
+        for repeat in range(2):
+            answer = fp32[1][f"{model}/{index}/{repeat}"]
+            assert len(answer.tokens) == NUM_TOKENS
+            expected = reference.logprobs(model, answer)
+            assert expected.argmax(dim=-1).tolist() == answer.tokens
+            assert errors(expected, answer)[0].max() < 0.01
+
+
+def test_bf16_is_as_close_as_hugging_faces_own(smollm2, prompts, reference):
+    _, answers = run_engine(smollm2, prompts, "bfloat16", num_pages=36)
+    peer = Reference(smollm2, torch.bfloat16)
+    ours, theirs = [], []
+    for name, answer in answers.items():
+        model = next((adapter for adapter in DEMO_ADAPTERS if name.startswith(f"{adapter}/")), BASE)
+        expected = reference.logprobs(model, answer)
+        error, ids = errors(expected, answer)
+        ours.append(error.flatten())
+        theirs.append((expected - peer.logprobs(model, answer)).abs().gather(1, ids).flatten())
+    ours, theirs = torch.cat(ours), torch.cat(theirs)
+    print(f"bf16 |delta logprob|: ours mean {ours.mean():.4f} max {ours.max():.4f}; ", end="")
+    print(f"Hugging Face mean {theirs.mean():.4f} max {theirs.max():.4f}")
+    assert ours.mean() <= 1.1 * theirs.mean()
+    assert ours.quantile(0.999) <= 1.25 * theirs.quantile(0.999)

@@ -1,0 +1,248 @@
+"""ModelRunner: plans in, tokens out, against Hugging Face's greedy generation in fp32."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from engine.config import EngineConfig
+from engine.core.types import AdapterLoad, Admission, SamplingParams, ScheduledChunk, StepPlan
+from engine.model.host_store import HostStoreFull
+from engine.model.runner import ModelRunner
+
+BLOCK, NEW_TOKENS = 16, 12
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
+PROMPTS = {"a": (5, 9, 33, 71, 2, 14, 8), "b": (61, 62, 63), "c": tuple(range(20, 43))}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        eos_token_id=[2, 3],
+    )
+    path = tmp_path_factory.mktemp("model")
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def config(folder):
+    return EngineConfig(
+        str(folder), dtype="float32", device="cpu", num_pages=40, max_seqs=4, token_budget=64, threads=1
+    )
+
+
+@pytest.fixture
+def runner(config):
+    return ModelRunner(config)
+
+
+def reference(folder, prompt, delta=None):
+    """Greedy continuation by Hugging Face, with an adapter's `delta` added to the weights it names."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        for name, value in (delta or {}).items():
+            model.get_parameter(name).add_(value)
+    prompt_ids = torch.tensor([prompt])
+    options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
+    model.generation_config.eos_token_id = None
+    return tuple(model.generate(prompt_ids, **options)[0, len(prompt) :].tolist())
+
+
+class Driver:
+    """A small planner: admits, computes chunks of at most `chunk` tokens, and keeps the pages."""
+
+    def __init__(self, runner, chunk=5, pages=range(1, 40)):
+        self.runner, self.size = runner, chunk
+        self.free, self.tokens, self.computed, self.pages = list(pages), {}, {}, {}
+
+    def admission(self, name, tokens, num_prompt=None, adapter=None):
+        self.tokens[name], self.computed[name], self.pages[name] = list(tokens), 0, []
+        return Admission(name, tuple(tokens), num_prompt or len(tokens), 0, (), adapter, GREEDY)
+
+    def chunk(self, name):
+        start, known = self.computed[name], len(self.tokens[name])
+        end = self.computed[name] = min(known, start + self.size)
+        new = [self.free.pop(0) for _ in range(-(-end // BLOCK) - len(self.pages[name]))]
+        self.pages[name] += new
+        return ScheduledChunk(name, start, end - start, tuple(new), samples=end == known)
+
+    def step(self, names, **deltas):
+        result = self.runner.execute(StepPlan(chunks=tuple(self.chunk(name) for name in names), **deltas))
+        for token in result.sampled:
+            self.tokens[token.request_id].append(token.token)
+        return result
+
+    def finish(self, prompts, **deltas):
+        """Steps until every request has NEW_TOKENS; {name: generated tokens}."""
+        while running := [name for name in prompts if len(self.tokens[name]) < len(prompts[name]) + NEW_TOKENS]:
+            self.step(running, **deltas)
+            deltas = {}
+        return {name: tuple(self.tokens[name][len(prompts[name]) :]) for name in prompts}
+
+    def release(self, name):
+        self.free = self.pages.pop(name) + self.free
+
+
+def test_a_mixed_batch_equals_hugging_face(runner, folder):
+    driver = Driver(runner)
+    outputs = driver.finish(PROMPTS, admitted=tuple(driver.admission(*item) for item in PROMPTS.items()))
+    assert outputs == {name: reference(folder, prompt) for name, prompt in PROMPTS.items()}
+
+
+def test_a_preempted_request_resumes_in_reused_pages(runner, folder):
+    """One plan releases `a` and hands its pages to `c`; then `a` starts again elsewhere from all its tokens."""
+    prompts = {name: PROMPTS[name] for name in "ac"}
+    driver = Driver(runner, chunk=7, pages=(3, 8, 1, 5, 6))
+    driver.step(["a"], admitted=(driver.admission("a", PROMPTS["a"]),))
+    driver.step(["a"])
+    known = tuple(driver.tokens["a"])
+    assert len(known) == len(PROMPTS["a"]) + 2
+    driver.release("a")
+    driver.step(["c"], released=("a",), preempted=("a",), admitted=(driver.admission("c", PROMPTS["c"]),))
+    assert driver.pages["c"] == [3]
+    resumed = driver.admission("a", known, num_prompt=len(PROMPTS["a"]))
+    outputs = driver.finish(prompts, admitted=(resumed,))
+    assert outputs == {name: reference(folder, prompt) for name, prompt in prompts.items()}
+
+
+def test_prefix_cached_pages_are_not_computed_again(runner, folder):
+    prompt = tuple(range(40, 76))
+    driver = Driver(runner, chunk=64)
+    driver.finish({"first": prompt}, admitted=(driver.admission("first", prompt),))
+    shared = tuple(driver.pages["first"][:2])
+    admission = replace(driver.admission("second", prompt), num_computed=2 * BLOCK, pages=shared)
+    driver.computed["second"], driver.pages["second"] = 2 * BLOCK, list(shared)
+    outputs = driver.finish({"second": prompt}, released=("first",), admitted=(admission,))
+    assert outputs["second"] == reference(folder, prompt)
+
+
+def save_adapter(folder, rank, seed):
+    """A PEFT folder touching q_proj and down_proj of both layers; returns what it adds to which weight."""
+    folder.mkdir()
+    generator, tensors, delta = torch.Generator().manual_seed(seed), {}, {}
+    for layer in range(2):
+        for module, out, in_ in (("self_attn.q_proj", 64, 64), ("mlp.down_proj", 64, 96)):
+            a, b = torch.randn(rank, in_, generator=generator), torch.randn(out, rank, generator=generator) * 0.1
+            path = f"model.layers.{layer}.{module}"
+            tensors[f"base_model.model.{path}.lora_A.weight"], delta[f"{path}.weight"] = a, 2 * b @ a
+            tensors[f"base_model.model.{path}.lora_B.weight"] = b
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": ["q_proj", "down_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return delta
+
+
+def test_adapters_are_loaded_used_evicted_and_loaded_again(runner, folder, tmp_path):
+    deltas = {name: save_adapter(tmp_path / name, rank, seed=rank) for name, rank in (("x", 3), ("y", 20))}
+    hosts = {name: runner.load_host(str(tmp_path / name)) for name in deltas}
+    assert [hosts[name].rank for name in "xy"] == [3, 20]
+    assert hosts["x"].target_modules == ("q_proj", "down_proj")
+    prompts = {"1": PROMPTS["a"], "2": PROMPTS["a"], "3": PROMPTS["a"]}
+    expected = {"x": reference(folder, PROMPTS["a"], deltas["x"]), "y": reference(folder, PROMPTS["a"], deltas["y"])}
+    expected["base"] = reference(folder, PROMPTS["a"])
+    driver = Driver(runner)
+
+    def plan(names):
+        ids = [hosts[name].id if name in hosts else None for name in names]
+        return tuple(
+            driver.admission(key, PROMPTS["a"], adapter=adapter) for key, adapter in zip("123", ids, strict=True)
+        )
+
+    def load(name, pages):
+        return AdapterLoad(hosts[name].id, tuple(pages[: hosts[name].num_pages]))
+
+    loads = (load("x", driver.free[::2]), load("y", driver.free[1::2]))
+    driver.free = [page for page in driver.free if not any(page in item.pages for item in loads)]
+    assert set(runner.execute(StepPlan(loads=loads)).loaded) == {host.id for host in hosts.values()}
+    assert driver.finish(prompts, admitted=plan(("x", "base", "y"))) == dict(
+        zip("123", (expected["x"], expected["base"], expected["y"]), strict=True)
+    )
+    again = load("x", [page for item in loads[::-1] for page in item.pages])
+    runner.execute(StepPlan(released=tuple("123"), evicted=tuple(item.adapter for item in loads), loads=(again,)))
+    outputs = driver.finish(prompts, admitted=plan(("base", "x", "x")))
+    assert list(outputs.values()) == [expected["base"], expected["x"], expected["x"]]
+
+
+def test_host_memory_bounds_adapters(config, tmp_path):
+    runner = ModelRunner(replace(config, host_adapter_gb=40_000 / 2**30))
+    for name, seed in (("x", 1), ("y", 2)):
+        save_adapter(tmp_path / name, 8, seed)
+    first = runner.load_host(str(tmp_path / "x"))
+    assert runner.load_host(str(tmp_path / "x")) is first
+    with pytest.raises(HostStoreFull):
+        runner.load_host(str(tmp_path / "y"))
+    runner.drop_host(first.id)
+    assert runner.load_host(str(tmp_path / "y")).num_bytes == first.num_bytes
+
+
+def test_an_adapter_larger_than_the_pool_is_refused(config, tmp_path):
+    save_adapter(tmp_path / "x", 8, 1)
+    with pytest.raises(ValueError, match="pages, the pool has 2"):
+        ModelRunner(replace(config, num_pages=3)).load_host(str(tmp_path / "x"))
+
+
+def test_a_load_of_an_unknown_adapter_is_an_error(runner):
+    with pytest.raises(ValueError, match="nobody is planned but not in host memory"):
+        runner.execute(StepPlan(loads=(AdapterLoad("nobody", (1,)),)))
+
+
+def test_a_released_request_leaves_nothing_behind(runner):
+    driver = Driver(runner)
+    driver.step(["a"], admitted=(driver.admission("a", PROMPTS["a"]),))
+    runner.execute(StepPlan(released=("a",)))
+    assert len(runner._batch) == 0
+    with pytest.raises(KeyError):
+        runner._sampler.remove("a")
+
+
+def test_aborts_of_requests_that_never_ran_are_ignored(runner):
+    result = runner.execute(StepPlan(released=("never seen",)))
+    assert (result.sampled, result.loaded) == ((), ())
+
+
+def test_describes_itself(runner, config, folder):
+    assert (runner.vocab_size, runner.max_model_len, runner.num_pages, runner.block_size) == (97, 128, 40, BLOCK)
+    assert runner.page_bytes == 2 * 2 * BLOCK * 2 * 16 * 4
+    assert runner.eos_token_ids == (2, 3)
+    assert (runner.device.type, runner.dtype) == ("cpu", torch.float32)
+    assert runner.model_hash == ModelRunner(config).model_hash
+
+
+def test_the_model_hash_follows_the_weights(config, tmp_path):
+    shutil.copy(f"{config.model}/config.json", tmp_path)
+    dummy = replace(config, model=str(tmp_path), load_format="dummy")
+    hashes = {ModelRunner(replace(dummy, seed=seed)).model_hash for seed in (0, 0, 1)}
+    assert len(hashes | {ModelRunner(config).model_hash}) == 3
+
+
+def test_progress_is_told(config):
+    told = []
+    ModelRunner(config, on_progress=lambda *news: told.append(news))
+    assert told == [("loading weights", 1, 2), ("loading weights", 2, 2)]
+
+
+def test_memory_sizes_the_pool(config):
+    page_bytes = ModelRunner(config).page_bytes
+    sized = ModelRunner(replace(config, num_pages=0, memory_gb=10.5 * page_bytes / 2**30))
+    assert sized.num_pages == 10
+    with pytest.raises(ValueError, match="fewer than two pages"):
+        ModelRunner(replace(config, num_pages=0, memory_gb=1.5 * page_bytes / 2**30))
+
+
+def test_too_long_a_context_is_refused(config):
+    with pytest.raises(ValueError, match="max_model_len is 129, the model was made for 128"):
+        ModelRunner(replace(config, max_model_len=129))

@@ -1,0 +1,133 @@
+"""Weights and the specification: what is stored must be what config.json describes, or be refused by name."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.model.rope import read_rope
+from engine.model.spec import parse_spec, read_spec
+from engine.model.weights import WeightsError, open_weights, parameter_shapes
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture
+def spec():
+    return parse_spec(CONFIG, {})
+
+
+@pytest.fixture
+def tensors(spec):
+    return {name: torch.randn(shape) for name, shape in parameter_shapes(spec).items()}
+
+
+def test_reads_one_file(tmp_path, spec, tensors):
+    save_file(tensors, tmp_path / "model.safetensors")
+    source = open_weights(tmp_path, spec)
+    assert all(torch.equal(source(name), tensor) for name, tensor in tensors.items())
+
+
+def test_reads_shards(tmp_path, spec, tensors):
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in shards.items():
+        save_file({name: tensors[name] for name in part}, tmp_path / file)
+    index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    source = open_weights(tmp_path, spec)
+    assert all(torch.equal(source(name), tensor) for name, tensor in tensors.items())
+    (tmp_path / "b.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"b\.safetensors"):
+        open_weights(tmp_path, spec)
+
+
+def test_redundant_tensors_are_accepted(tmp_path, spec, tensors):
+    extra = {"lm_head.weight": torch.zeros(32, 16), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)}
+    save_file(tensors | extra, tmp_path / "model.safetensors")
+    assert open_weights(tmp_path, spec)("model.norm.weight").shape == (16,)
+
+
+def test_missing_tensor_is_named(tmp_path, spec, tensors):
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"missing tensor model\.layers\.1\.mlp\.up_proj\.weight"):
+        open_weights(tmp_path, spec)
+
+
+def test_unexpected_tensor_is_named(tmp_path, spec, tensors):
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(16)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"unexpected tensor model\.layers\.0\.self_attn\.q_proj\.bias"):
+        open_weights(tmp_path, spec)
+
+
+def test_wrong_shape_is_named(tmp_path, spec, tensors):
+    tensors["model.layers.0.self_attn.k_proj.weight"] = torch.zeros(16, 16)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"k_proj\.weight has shape \[16, 16\], the model needs \[8, 16\]"):
+        open_weights(tmp_path, spec)
+
+
+def test_pickles_are_never_read(tmp_path, spec):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not even looked at")
+    with pytest.raises(WeightsError, match="pickle"):
+        open_weights(tmp_path, spec)
+
+
+def test_dummy_weights_follow_the_seed(tmp_path, spec):
+    name = "model.layers.1.mlp.up_proj.weight"
+    one, same, other = (open_weights(tmp_path, spec, "dummy", seed)(name) for seed in (1, 1, 2))
+    assert one.shape == (24, 16)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert 0 < one.std() < 0.05
+
+
+def test_spec_refuses_what_it_cannot_run():
+    with pytest.raises(ValueError, match=r"'mamba' is not supported; supported: llama, mistral, qwen2, qwen3"):
+        parse_spec(CONFIG | {"model_type": "mamba"}, {})
+    with pytest.raises(ValueError, match="hidden_act 'gelu'"):
+        parse_spec(CONFIG | {"hidden_act": "gelu"}, {})
+    with pytest.raises(ValueError, match="'awq'"):
+        parse_spec(CONFIG | {"quantization_config": {"quant_method": "awq"}}, {})
+    with pytest.raises(ValueError, match="rope_type 'longrope'"):
+        parse_spec(CONFIG | {"rope_scaling": {"type": "longrope"}}, {})
+    with pytest.raises(ValueError, match="no vocab_size"):
+        parse_spec({key: value for key, value in CONFIG.items() if key != "vocab_size"}, {})
+
+
+def test_spec_needs_a_config(tmp_path):
+    with pytest.raises(ValueError, match=r"config\.json"):
+        read_spec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [({"eos_token_id": 2}, {}, (2,)), ({"eos_token_id": 2}, {"eos_token_id": [5, 6]}, (5, 6)), ({}, {}, ())],
+)
+def test_eos_ids(config, generation, expected):
+    base = {key: value for key, value in CONFIG.items() if key != "eos_token_id"}
+    assert parse_spec(base | config, generation).eos_token_ids == expected
+
+
+def test_both_ways_of_writing_rope_are_one():
+    scaling = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    old = {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **scaling}}
+    new = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **scaling}}
+    assert read_rope(old, 16) == read_rope(new, 16)
+    assert read_rope(old, 16) != read_rope({"rope_theta": 5e5}, 16)

@@ -1,0 +1,71 @@
+"""What a user may call a model, and what folder comes of it."""
+
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from engine.model import prepare
+from engine.model.prepare import ModelNotFound, prepare_model
+
+QUIET = Console(quiet=True)
+
+
+def test_a_hugging_face_folder_is_used_as_it_is(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert prepare_model(str(tmp_path), tmp_path / "data", QUIET) == tmp_path
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_converted_gguf_is_found_again(tmp_path, monkeypatch):
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(b"GGUF one")
+    converted = []
+
+    def convert(file, out, on_progress):
+        on_progress("working")
+        out.mkdir(parents=True)
+        (out / "config.json").write_text("{}")
+        converted.append(out)
+
+    pytest.importorskip("engine.model.gguf")
+    monkeypatch.setattr("engine.model.gguf.convert_gguf", convert)
+    first = prepare_model(str(gguf), tmp_path / "data", QUIET)
+    assert first.parent == tmp_path / "data" / "models"
+    assert first.name.startswith("tiny-")
+    assert prepare_model(str(tmp_path), tmp_path / "data", QUIET) == first
+    gguf.write_bytes(b"GGUF two")
+    second = prepare_model(str(gguf), tmp_path / "data", QUIET)
+    assert converted == [first, second]
+    assert first != second
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ModelNotFound, match="not a model folder"):
+        prepare_model(str(tmp_path), tmp_path, QUIET)
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(ModelNotFound, match=r"a\.gguf, b\.gguf"):
+        prepare_model(str(tmp_path), tmp_path, QUIET)
+
+
+def test_an_unreachable_hub_id_is_refused_with_the_reason(tmp_path, monkeypatch):
+    def unreachable(model, allow_patterns):
+        assert not any("bin" in pattern or "pt" in pattern for pattern in allow_patterns)
+        raise OSError("no route to the hub\nmore")
+
+    monkeypatch.setattr(prepare, "snapshot_download", unreachable)
+    with pytest.raises(ModelNotFound, match=r"no route to the hub$"):
+        prepare_model("owner/name", tmp_path, QUIET)
+
+
+def test_the_program_prints_the_folder_last_and_imports_no_torch(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    code = "import sys; from engine.model.prepare import main; status = main(); assert 'torch' not in sys.modules; "
+    command = [sys.executable, "-c", code + "sys.exit(status)"]
+    done = subprocess.run([*command, str(tmp_path), "--data-dir", str(tmp_path)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, str(tmp_path.resolve()))
+    failed = subprocess.run([*command, "no/such/model", "--data-dir", str(tmp_path)], capture_output=True, text=True)
+    assert failed.returncode == 1
+    assert "no/such/model" in failed.stderr

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from benchmarks.measure import Measured, Stream
 from benchmarks.server import KEY, serving
 from benchmarks.workload import Item, requests, write_adapters
 from engine.model.prepare import prepare_model
+from engine.paths import default_data_dir
 
 BASE = "base"
 
@@ -105,7 +107,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--json", type=Path, help="also write every stream's times here")
-    parser.add_argument("--data-dir", type=Path, default=Path.home() / ".local" / "share" / "loralane")
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
     with tempfile.TemporaryDirectory(prefix="loralane-bench-") as scratch:
         bench(parser.parse_args(), Console(stderr=True), Path(scratch))
 

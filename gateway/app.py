@@ -79,7 +79,9 @@ def model_name(config: Config) -> str:
     """What clients call the base model, unless the configuration says otherwise: the last part of its path or id."""
     if config.model.name:
         return config.model.name
-    return EMBEDDED_NAME if config.model.source == "embedded" else Path(config.model.source).stem.lower()
+    if config.model.source == "embedded":
+        return EMBEDDED_NAME
+    return Path(config.model.source).name.removesuffix(".gguf").lower()
 
 
 async def serve(launch: Launch, console: Console) -> None:

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from engine.config import DTYPES, LOAD_FORMATS
+from engine.paths import default_data_dir
 from gateway.config import Config, load_config
 from gateway.config_file import ConfigError
 
@@ -37,11 +38,6 @@ AdminKey = Annotated[str, typer.Option("--key", envvar="LORALANE_ADMIN_KEY", hel
 UserKey = Annotated[str, typer.Option("--key", envvar="LORALANE_API_KEY", help="API key.")]
 
 
-def default_data_dir() -> Path:
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(os.environ.get("LORALANE_DATA_DIR") or Path(base) / "loralane")
-
-
 @app.command()
 def serve(
     config: Annotated[Path | None, typer.Option(help="YAML configuration; without it, the embedded demo.")] = None,
@@ -60,7 +56,7 @@ def serve(
     - `loralane serve --model ./llama-3-8b --lora support=./loras/support`
     - `loralane serve --config configs/production.yaml`
     """
-    data_dir = (data_dir or default_data_dir()).expanduser()
+    data_dir = (data_dir or default_data_dir(os.environ)).expanduser()
     try:
         settings = _with_model(load_config(config, os.environ), model, demo=config is None)
         settings = _with_adapters(settings, lora or [], [*(adapter_root or []), data_dir / "adapters"])

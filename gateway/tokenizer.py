@@ -121,10 +121,15 @@ class Detokenizer:
         return text or ""
 
     def _open(self, prime: Sequence[int]) -> DecodeStream:
-        # A stream primed with an unfinished character would emit its prime along with the first token.
-        if not prime or self._decode(prime).endswith(REPLACEMENT):
-            return DecodeStream(skip_special_tokens=True)
-        return DecodeStream(ids=list(prime), skip_special_tokens=True)
+        """A stream that knows what went before, and finishes the character that was begun there."""
+        complete = len(prime)
+        while complete and self._decode(prime[:complete]).endswith(REPLACEMENT):
+            complete -= 1
+        # Primed with an unfinished character, a stream would emit its whole prime along with the first token.
+        stream = DecodeStream(ids=list(prime[:complete]), skip_special_tokens=True)
+        for token_id in prime[complete:]:
+            stream.step(self._backend, token_id)
+        return stream
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))

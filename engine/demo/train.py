@@ -5,6 +5,7 @@ Needs the `train` extra (peft); nothing that serves imports this module.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -24,9 +25,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from engine.demo import DEMO_ADAPTERS
 from engine.demo.characters import CHARACTERS, Character, Example, examples
 from engine.model.prepare import EMBEDDED, prepare_model
+from engine.paths import default_data_dir
 
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-DATA_DIR = Path.home() / ".local" / "share" / "loralane"
 LEARNING_RATE = 1.2e-3
 WARMUP_STEPS = 5
 SEED = 0
@@ -141,7 +142,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Folder to write; without it, the one the demo serves.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 70,
     batch_size: Annotated[int, typer.Option(min=1, help="Conversations of one step.")] = 8,
-    data_dir: Annotated[Path, typer.Option(envvar="LORALANE_DATA_DIR", help="Keeps converted models.")] = DATA_DIR,
+    data_dir: Annotated[Path | None, typer.Option(help="Keeps converted models.")] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: PyTorch's own choice.")] = 0,
 ) -> None:
     """Train the demo adapter NAME and write it as a PEFT folder."""
@@ -150,7 +151,8 @@ def main(
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(SEED)
-    folder, target = prepare_model(model, data_dir, Console(stderr=True)), out or DEMO_ADAPTERS[name]
+    kept = data_dir or default_data_dir(os.environ)
+    folder, target = prepare_model(model, kept, Console(stderr=True)), out or DEMO_ADAPTERS[name]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = [encode(tokenizer, example) for example in examples(CHARACTERS[name], SEED)]
     adapted = wrap(folder, CHARACTERS[name])

@@ -95,7 +95,7 @@ class BatchState:
 
     def build(self, chunks: Sequence[ScheduledChunk]) -> BatchInput:
         """Appends the chunks' new pages to their block tables and gathers the step's rows; `chunks` is not empty."""
-        ordered = sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)
+        ordered = sorted(chunks, key=self._row_order)
         lines = np.asarray([self._lines[chunk.request_id] for chunk in ordered], dtype=np.int64)
         for line, chunk in zip(lines, ordered, strict=True):
             self._add_pages(int(line), chunk.new_pages)
@@ -112,6 +112,10 @@ class BatchState:
             sample_rows=samples,
             sample_ids=tuple(chunk.request_id for chunk in ordered if chunk.samples),
         )
+
+    def _row_order(self, chunk: ScheduledChunk) -> tuple[bool, int]:
+        """Decodes first, and rows of one adapter side by side: kernels then read them where they are."""
+        return chunk.num_tokens > 1, int(self.adapter_slots[self._lines[chunk.request_id]])
 
     def _upload(
         self, lines: Longs, row_lines: Longs, span: _Span, token_ids: Ints, sample_rows: Longs

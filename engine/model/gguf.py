@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-from transformers.utils import logging
 
 
 def convert_gguf(gguf: Path, out: Path, on_progress: Callable[[str], None]) -> None:
     """Writes `out`: weights as bf16 safetensors, config.json, tokenizer and chat template.
 
     `out` appears whole or not at all; when another process made it meanwhile, that one is kept.
+
+    transformers draws its own progress bars meanwhile.
 
     Args:
         on_progress: told what is being done now.
@@ -36,7 +37,6 @@ def convert_gguf(gguf: Path, out: Path, on_progress: Callable[[str], None]) -> N
 
 
 def _convert(gguf: Path, out: Path, on_progress: Callable[[str], None]) -> None:
-    logging.disable_progress_bar()  # on_progress tells, and its bars would fight over the terminal
     where: dict[str, Any] = {
         "pretrained_model_name_or_path": gguf.parent,
         "gguf_file": gguf.name,

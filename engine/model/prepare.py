@@ -73,11 +73,11 @@ def _convert(gguf: Path, data_dir: Path, console: Console) -> Path:
         raise ModelNotFound(f"{gguf} is a file, but not a GGUF one")
     out = data_dir / "models" / f"{gguf.stem}-{_fingerprint(gguf)}"
     if not (out / "config.json").is_file():
-        with console.status(f"converting {gguf.name}, once") as status:
-            # Imported here because it takes seconds, and a model that is ready needs none of it.
-            from engine.model.gguf import convert_gguf
+        console.print(f"converting {gguf.name} to bf16 safetensors, once")
+        # Imported here because it takes seconds, and a model that is ready needs none of it.
+        from engine.model.gguf import convert_gguf
 
-            convert_gguf(gguf, out, on_progress=status.update)
+        convert_gguf(gguf, out, on_progress=lambda text: console.print(f"  {text}", style="dim", markup=False))
         console.print(f"converted {gguf.name} to {out}", soft_wrap=True)
     return out
 

@@ -39,7 +39,7 @@ async def house(tmp_path) -> House:
 
 async def until(condition) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 (there is no event to wait for: that is what is tested)
+        while not condition():
             await asyncio.sleep(0.005)
 
 

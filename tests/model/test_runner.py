@@ -182,7 +182,7 @@ def test_host_memory_bounds_adapters(config, tmp_path):
     for name, seed in (("x", 1), ("y", 2)):
         save_adapter(tmp_path / name, 8, seed)
     first = runner.load_host(str(tmp_path / "x"))
-    assert runner.load_host(str(tmp_path / "x")) is first
+    assert runner.load_host(str(tmp_path / "x")) == first
     with pytest.raises(HostStoreFull):
         runner.load_host(str(tmp_path / "y"))
     runner.drop_host(first.id)

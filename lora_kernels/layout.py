@@ -1,0 +1,149 @@
+"""Where an adapter's numbers lie inside pages, and the table through which kernels find them.
+
+An adapter is a set of *blocks*: for every layer and projection it touches, an A block (`rank` rows of `in_features`)
+and a B block (`rank` rows of `out_features`; B is stored transposed, and the LoRA scale is folded into it). Blocks are
+cut into *tiles* of at most `RANK_TILE` rows; a tile never straddles two pages, so each is one contiguous run of memory
+reached by one table entry. Ranks are real: nothing is padded to a maximum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+RANK_TILE = 16
+"""Rows a tile. 16 is the smallest tensor-core tile, and makes one entry serve ranks 1 to 16."""
+MAX_RANK = 256
+MAX_TILES = MAX_RANK // RANK_TILE
+ALIGN = 8
+"""Offsets are multiples of 8 elements (16 bytes in bf16), and are stored divided by it: int32 spans any arena."""
+SIDE_A, SIDE_B = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionGroup:
+    """Projections that read the same input, served by one call: their outputs lie side by side in one tensor.
+
+    Attributes:
+        targets: indices of the projections in the model's target list (the T axis of `LoraTable`).
+        out_features: width of each projection's slice of the output, in order.
+    """
+
+    name: str
+    targets: tuple[int, ...]
+    in_features: int
+    out_features: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLayout:
+    """Where every tile of an adapter lies, relative to its own pages. Depends on shapes and ranks only.
+
+    Attributes:
+        ranks: int32 [layers, targets]. 0 where the adapter does not touch the projection.
+        offsets: int64 [layers, targets, 2, MAX_TILES]. Element offset of each tile in the adapter's blob
+            [num_pages * page_elems], on side A or B; 0 where there is no tile.
+        num_pages: pages of the blob.
+    """
+
+    ranks: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    num_pages: int
+
+
+def plan_layout(ranks: npt.NDArray[np.int32], widths: npt.NDArray[np.int32], page_elems: int) -> AdapterLayout:
+    """Places every tile, in the order the layers are computed, starting a new page when a tile does not fit.
+
+    Args:
+        ranks: int32 [layers, targets], each 0 to MAX_RANK.
+        widths: int32 [targets, 2]. (in_features, out_features) of each projection.
+        page_elems: elements of one page.
+
+    Raises:
+        ValueError: one tile is larger than a page, or a rank is out of range.
+    """
+    wrong = ranks[(ranks < 0) | (ranks > MAX_RANK)]
+    if len(wrong):
+        raise ValueError(f"ranks must be 0 to {MAX_RANK}, not {int(wrong[0])}")
+    offsets = np.zeros((*ranks.shape, 2, MAX_TILES), dtype=np.int64)
+    cursor = 0
+    for layer, target in np.argwhere(ranks > 0):
+        for side in (SIDE_A, SIDE_B):
+            for tile in range(-(-int(ranks[layer, target]) // RANK_TILE)):
+                rows = min(RANK_TILE, int(ranks[layer, target]) - tile * RANK_TILE)
+                size = -(-rows * int(widths[target, side]) // ALIGN) * ALIGN
+                if size > page_elems:
+                    raise ValueError(f"a LoRA tile of {size} elements does not fit a page of {page_elems}")
+                if cursor % page_elems + size > page_elems:
+                    cursor = -(-cursor // page_elems) * page_elems
+                offsets[layer, target, side, tile] = cursor
+                cursor += size
+    return AdapterLayout(ranks=ranks, offsets=offsets, num_pages=-(-cursor // page_elems))
+
+
+def pack_adapter(
+    layout: AdapterLayout,
+    blocks: Mapping[tuple[int, int], tuple[torch.Tensor, torch.Tensor]],
+    page_elems: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Writes an adapter's blocks into one contiguous blob in kernel layout.
+
+    Args:
+        blocks: (layer, target) -> (A [rank, in_features], B [out_features, rank] with the scale already folded in).
+
+    Returns:
+        [num_pages, page_elems], zero between tiles.
+    """
+    blob = torch.zeros(layout.num_pages * page_elems, dtype=dtype)
+    for (layer, target), (a, b) in blocks.items():
+        for side, rows in ((SIDE_A, a), (SIDE_B, b.T)):
+            for tile, part in enumerate(rows.split(RANK_TILE)):
+                start = int(layout.offsets[layer, target, side, tile])
+                blob[start : start + part.numel()] = part.reshape(-1).to(dtype)
+    return blob.view(layout.num_pages, page_elems)
+
+
+class LoraTable:
+    """The indirection from an adapter's slot to its tiles in the arena. Tensors stay at a fixed address for life.
+
+    Attributes:
+        ranks: int32 [max_slots, layers, targets], host and device copies.
+        offsets: int32 [max_slots, layers, targets, 2, MAX_TILES]. Element offset in the arena, divided by ALIGN.
+        versions: int64 [max_slots], host only. Grows with every change of a slot, so that what was derived from it
+            can tell that it is stale.
+    """
+
+    def __init__(self, max_slots: int, layers: int, targets: int, page_elems: int, device: torch.device) -> None:
+        if page_elems % ALIGN:
+            raise ValueError(f"page_elems must be a multiple of {ALIGN}, not {page_elems}")
+        self.page_elems = page_elems
+        self.host_ranks = np.zeros((max_slots, layers, targets), dtype=np.int32)
+        self.host_offsets = np.zeros((max_slots, layers, targets, 2, MAX_TILES), dtype=np.int32)
+        self.versions = np.zeros(max_slots, dtype=np.int64)
+        self.ranks = torch.from_numpy(self.host_ranks).to(device)
+        self.offsets = torch.from_numpy(self.host_offsets).to(device)
+
+    def set(self, slot: int, layout: AdapterLayout, pages: tuple[int, ...]) -> None:
+        """Points a slot at the pages its blob was copied into (`pages[i]` holds page i of the blob)."""
+        page, within = np.divmod(layout.offsets, self.page_elems)
+        absolute = np.asarray(pages or (0,), dtype=np.int64)[page] * self.page_elems + within
+        present = layout.ranks[:, :, None, None] > RANK_TILE * np.arange(MAX_TILES)
+        self.host_ranks[slot] = layout.ranks
+        self.host_offsets[slot] = np.where(present, absolute // ALIGN, 0)
+        self._upload(slot)
+
+    def clear(self, slot: int) -> None:
+        """Makes a slot the identity (rank 0 everywhere)."""
+        self.host_ranks[slot] = 0
+        self.host_offsets[slot] = 0
+        self._upload(slot)
+
+    def _upload(self, slot: int) -> None:
+        self.versions[slot] += 1
+        self.ranks[slot].copy_(torch.from_numpy(self.host_ranks[slot]))
+        self.offsets[slot].copy_(torch.from_numpy(self.host_offsets[slot]))

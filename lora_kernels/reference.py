@@ -1,0 +1,57 @@
+"""What the kernels must compute, as plain loops in fp32. For tests only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lora_kernels.backend import AttentionBatch
+from lora_kernels.layout import ALIGN, RANK_TILE, SIDE_A, SIDE_B, LoraTable, ProjectionGroup
+
+
+def attention(query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None) -> Tensor:
+    """See `Backend.attention`: one softmax a query row and head, in fp32."""
+    heads, block_size, kv_heads = query.shape[1], kv.shape[2], kv.shape[3]
+    out = torch.zeros(query.shape, dtype=torch.float32)
+    for sequence, context in enumerate(batch.host_context_lens):
+        start, stop = batch.host_query_starts[sequence : sequence + 2]
+        for row in range(start, stop):
+            last = context - (stop - row)
+            first = 0 if window is None else max(0, last - window + 1)
+            seen = [
+                kv[int(batch.block_tables[sequence, position // block_size]), :, position % block_size].float()
+                for position in range(first, last + 1)
+            ]
+            key, value = torch.stack(seen).unbind(1)
+            for head in range(heads):
+                kv_head = head // (heads // kv_heads)
+                weights = torch.softmax(key[:, kv_head] @ query[row, head].float() * scale, dim=0)
+                out[row, head] = weights @ value[:, kv_head]
+    return out
+
+
+def lora_delta(
+    x: Tensor, row_slots: list[int], arena: Tensor, table: LoraTable, layer: int, group: ProjectionGroup
+) -> Tensor:
+    """What `Backend.add_lora` adds, [num_rows, sum(out_features)] in fp32. Slot -1 is the base model."""
+    delta = torch.zeros(len(row_slots), sum(group.out_features), dtype=torch.float32)
+    for row, slot in enumerate(row_slots):
+        column = 0
+        for target, features in zip(group.targets, group.out_features, strict=True):
+            if slot >= 0:
+                a = _block(arena, table, slot, layer, target, SIDE_A, group.in_features)
+                b = _block(arena, table, slot, layer, target, SIDE_B, features)
+                delta[row, column : column + features] = (a @ x[row].float()) @ b
+            column += features
+    return delta
+
+
+def _block(arena: Tensor, table: LoraTable, slot: int, layer: int, target: int, side: int, width: int) -> Tensor:
+    """[rank, width] in fp32, tile by tile."""
+    rank = int(table.ranks[slot, layer, target])
+    rows = torch.zeros(rank, width, dtype=torch.float32)
+    for first in range(0, rank, RANK_TILE):
+        count = min(RANK_TILE, rank - first)
+        start = int(table.offsets[slot, layer, target, side, first // RANK_TILE]) * ALIGN
+        rows[first : first + count] = arena[start : start + count * width].view(count, width).float()
+    return rows

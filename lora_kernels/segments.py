@@ -1,0 +1,52 @@
+"""Which rows of a step use which adapter, as segments: built once a step on the host, read by every layer.
+
+A *segment* is the set of rows of one adapter. Rows are listed sorted by adapter, so a kernel (or a batched product)
+walks each adapter's weights once. Rows of the base model appear in no segment, and a step without adapters has no
+segments at all: backends launch nothing for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """Rows grouped by adapter.
+
+    Attributes:
+        rows: int32 [num_lora_rows]. Batch rows that have an adapter, sorted by adapter, stable within one.
+        slots: int32 [num_segments]. Row of the adapter table (`LoraTable`) each segment uses, ascending.
+        starts: int32 [num_segments + 1]. Segment i is `rows[starts[i]:starts[i + 1]]`.
+    """
+
+    rows: Int32Array
+    slots: Int32Array
+    starts: Int32Array
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.slots)
+
+    @property
+    def lengths(self) -> Int32Array:
+        """int32 [num_segments]: rows a segment."""
+        return np.diff(self.starts)
+
+
+def plan_segments(row_slots: Int32Array) -> SegmentPlan:
+    """Groups rows by adapter.
+
+    Args:
+        row_slots: int32 [num_rows]. Adapter table slot of each row; -1 for the base model.
+    """
+    order = np.argsort(row_slots, kind="stable").astype(np.int32)
+    rows = order[int(np.count_nonzero(row_slots < 0)) :]
+    slots, first = np.unique(row_slots[rows], return_index=True)
+    starts = np.append(first, len(rows)).astype(np.int32)
+    return SegmentPlan(rows=rows, slots=slots.astype(np.int32), starts=starts)

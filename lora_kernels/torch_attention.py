@@ -1,0 +1,175 @@
+"""Paged attention in vectorised torch: pages are gathered, then handed to scaled-dot-product attention.
+
+Sequences that decode go together, a few megabytes of KV at a time so that what is gathered is still in cache when it
+is read. A sequence's partly filled last page is gathered first, where one masked fill wipes the tails of all: what was
+never written must not reach a product, since even a weight of zero does not silence a NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lora_kernels.backend import AttentionBatch
+
+GATHER_BYTES = 4 << 20
+"""K and V of one layer gathered at once for decoding; a fraction of the last-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeChunk:
+    """Sequences that decode together.
+
+    Attributes:
+        rows: int64 [num_seqs]. Their query rows.
+        pages: int64 [num_seqs * blocks]. Each sequence's last page, then those before it in order, then page 0.
+        unwritten: bool [num_seqs, block_size, 1, 1] or None. True at the tail of the last page.
+        bias: [num_seqs, 1, 1, blocks * block_size]. 0 at visible tokens, -inf elsewhere.
+    """
+
+    rows: Tensor
+    pages: Tensor
+    unwritten: Tensor | None
+    bias: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """A sequence with several query rows.
+
+    Attributes:
+        start, stop: its query rows.
+        pages: int64 [blocks]. Pages of every block it can see.
+        num_tokens: tokens from the first of those pages on.
+        bias: [rows * group, num_tokens]. 0 at visible tokens, -inf elsewhere, once for each head of a group.
+    """
+
+    start: int
+    stop: int
+    pages: Tensor
+    num_tokens: int
+    bias: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Index tensors that every layer of a step shares."""
+
+    decodes: tuple[DecodeChunk, ...]
+    prefills: tuple[PrefillChunk, ...]
+
+
+def plan_attention(kv: Tensor, batch: AttentionBatch, group: int, window: int | None) -> AttentionPlan:
+    """`group` is the number of query heads of a KV head."""
+    block_size, page_bytes = kv.shape[2], kv[0].numel() * kv.element_size()
+    tables = batch.block_tables.numpy()
+    lens = np.array(batch.host_context_lens, dtype=np.int64)
+    first = np.zeros_like(lens) if window is None else np.maximum(lens - window, 0)
+    decodes = tuple(
+        _plan_decodes(rows, tables, lens, first, block_size, kv.dtype)
+        for rows in _split_decodes(lens - first, batch.num_decodes, block_size, page_bytes)
+    )
+    prefills = tuple(
+        _plan_prefill(sequence, tables, batch, block_size, group, window, kv.dtype)
+        for sequence in range(batch.num_decodes, len(lens))
+    )
+    return AttentionPlan(decodes, prefills)
+
+
+def attend(query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """See `Backend.attention`."""
+    out = torch.empty_like(query)
+    for decode in plan.decodes:
+        out[decode.rows] = _attend_decodes(query[decode.rows], kv, decode, scale)
+    for prefill in plan.prefills:
+        rows = slice(prefill.start, prefill.stop)
+        out[rows] = _attend_prefill(query[rows], kv, prefill, scale)
+    return out
+
+
+def _split_decodes(visible: np.ndarray, num_decodes: int, block_size: int, page_bytes: int) -> list[np.ndarray]:
+    """Decoding sequences from short to long, in runs whose pages, padded to the longest, fit in `GATHER_BYTES`."""
+    order = np.argsort(visible[:num_decodes], kind="stable")
+    runs: list[np.ndarray] = []
+    start = 0
+    for index in range(num_decodes):
+        blocks = int(visible[order[index]]) // block_size + 2
+        if index > start and (index + 1 - start) * blocks * page_bytes > GATHER_BYTES:
+            runs.append(order[start:index])
+            start = index
+    return [*runs, order[start:]] if num_decodes else []
+
+
+def _plan_decodes(
+    rows: np.ndarray, tables: np.ndarray, lens: np.ndarray, first: np.ndarray, block_size: int, dtype: torch.dtype
+) -> DecodeChunk:
+    lens, first = lens[rows][:, None], first[rows][:, None]
+    last_block, first_block = (lens - 1) // block_size, first // block_size
+    column = np.arange(int((last_block - first_block).max()) + 1)
+    block = np.where(column == 0, last_block, first_block + column - 1)
+    present = (column == 0) | (block < last_block)
+    pages = np.where(present, tables[rows[:, None], np.where(present, block, 0)], 0)
+    position = block[:, :, None] * block_size + np.arange(block_size)
+    visible = present[:, :, None] & (position >= first[:, :, None]) & (position < lens[:, :, None])
+    tail = position[:, 0] >= lens
+    bias = np.where(visible.reshape(len(rows), 1, 1, -1), 0.0, -np.inf)
+    return DecodeChunk(
+        rows=torch.from_numpy(rows),
+        pages=torch.from_numpy(pages.reshape(-1).astype(np.int64)),
+        unwritten=torch.from_numpy(tail[:, :, None, None]) if tail.any() else None,
+        bias=torch.from_numpy(bias).to(dtype),
+    )
+
+
+def _plan_prefill(
+    sequence: int,
+    tables: np.ndarray,
+    batch: AttentionBatch,
+    block_size: int,
+    group: int,
+    window: int | None,
+    dtype: torch.dtype,
+) -> PrefillChunk:
+    start, stop = batch.host_query_starts[sequence : sequence + 2]
+    context = batch.host_context_lens[sequence]
+    position = np.arange(context - (stop - start), context)[:, None]
+    oldest = np.zeros_like(position) if window is None else np.maximum(position - window + 1, 0)
+    first_block = int(oldest[0, 0]) // block_size
+    token = np.arange(first_block * block_size, context)
+    visible = (token <= position) & (token >= oldest)
+    pages = tables[sequence, first_block : -(-context // block_size)].astype(np.int64)
+    bias = torch.from_numpy(np.where(visible, 0.0, -np.inf)).to(dtype).repeat_interleave(group, dim=0)
+    return PrefillChunk(start, stop, torch.from_numpy(pages), len(token), bias)
+
+
+def _attend_decodes(query: Tensor, kv: Tensor, chunk: DecodeChunk, scale: float) -> Tensor:
+    """query [num_seqs, heads, head_dim]; GQA heads of one KV head become the query rows of one product."""
+    num_seqs, heads, head_dim = query.shape
+    key, value = (_gather_decodes(kv[:, side], chunk) for side in (0, 1))
+    packed = query.view(num_seqs, key.shape[1], -1, head_dim)
+    out = F.scaled_dot_product_attention(packed, key, value, attn_mask=chunk.bias, scale=scale)
+    return out.reshape(num_seqs, heads, head_dim)
+
+
+def _gather_decodes(pages: Tensor, chunk: DecodeChunk) -> Tensor:
+    """[num_seqs, kv_heads, tokens, head_dim] out of K or V, [num_pages, block_size, kv_heads, head_dim]."""
+    gathered = pages.index_select(0, chunk.pages).unflatten(0, (len(chunk.rows), -1))
+    if chunk.unwritten is not None:
+        gathered[:, 0].masked_fill_(chunk.unwritten, 0)
+    return gathered.flatten(1, 2).transpose(1, 2)
+
+
+def _attend_prefill(query: Tensor, kv: Tensor, chunk: PrefillChunk, scale: float) -> Tensor:
+    """query [rows, heads, head_dim]; GQA heads of one KV head become more query rows of one product."""
+    rows, heads, head_dim = query.shape
+    key, value = (
+        kv[:, side].index_select(0, chunk.pages).flatten(0, 1)[: chunk.num_tokens].transpose(0, 1)[None]
+        for side in (0, 1)
+    )
+    grouped = query.view(rows, key.shape[1], -1, head_dim).transpose(0, 1).flatten(1, 2)[None]
+    out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=chunk.bias, scale=scale)
+    return out[0].unflatten(1, (rows, -1)).transpose(0, 1).reshape(rows, heads, head_dim)

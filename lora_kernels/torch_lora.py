@@ -1,0 +1,186 @@
+"""LoRA in vectorised torch: rows are cut into tiles, tiles of one shape become batched products.
+
+A tile multiplies each of its rows with all of its adapters and masks out the products that are not the row's own: that
+costs arithmetic, which is free beside reading the weights, and saves most of a small product's fixed cost. A and B rows
+are gathered out of the arena by index, and an index that stands for no row points at offset 0, the null page, which is
+always zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lora_kernels.layout import SIDE_A, SIDE_B, LoraTable, ProjectionGroup
+from lora_kernels.segments import SegmentPlan
+from lora_kernels.torch_tiles import IntArray, TileBatch, cut_tiles, row_starts
+
+MASK_TYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Weight rows of a tile batch, out of the arena.
+
+    Attributes:
+        windows: [num_elements - width + 1, width]. A view of the arena: what begins at each element.
+        starts: a layer each, int64 [num_rows]. First element of every row.
+        rows: [num_rows, width]. Where they are gathered to.
+    """
+
+    windows: Tensor
+    starts: tuple[Tensor, ...]
+    rows: Tensor
+
+    def fill(self, layer: int) -> None:
+        torch.index_select(self.windows, 0, self.starts[layer], out=self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetWeights:
+    """One projection of a tile batch. `inner` is adapters a tile times rank, padded.
+
+    Attributes:
+        b: [num_tiles, inner, out_features], a view of what `gather` fills.
+        shrunk: [num_tiles, tile_rows, inner], a slice of the tile batch's.
+        columns: the projection's slice of the group's output.
+    """
+
+    gather: Gather
+    b: Tensor
+    shrunk: Tensor
+    columns: slice
+
+
+@dataclass(frozen=True, slots=True)
+class TileWeights:
+    """The weights of a tile batch for one projection group, and room to work in.
+
+    Attributes:
+        a: [num_tiles, in_features, targets * inner], a view of what `gather` fills.
+        shrunk: [num_tiles, tile_rows, targets * inner].
+        bits: the same memory as integers.
+        own: like `bits`, or None where every tile has one adapter. All ones in binary at products of a row with its own
+            adapter, else 0: a mask that works on infinities too.
+    """
+
+    gather: Gather
+    a: Tensor
+    shrunk: Tensor
+    bits: Tensor
+    own: Tensor | None
+    targets: tuple[TargetWeights, ...]
+
+    def add(self, out: Tensor, x: Tensor, layer: int, touched: tuple[bool, ...]) -> None:
+        """out [num_tiles, tile_rows, sum(out_features)] += B A x, for x [num_tiles, tile_rows, in_features]."""
+        self.gather.fill(layer)
+        torch.bmm(x, self.a, out=self.shrunk)
+        if self.own is not None:
+            self.bits.bitwise_and_(self.own)
+        for target, is_touched in zip(self.targets, touched, strict=True):
+            if is_touched:
+                target.gather.fill(layer)
+                out[:, :, target.columns].baddbmm_(target.shrunk, target.b)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWeights:
+    """A projection group's weights for every tile batch that has any, and which [layer, target] an adapter touches."""
+
+    batches: tuple[tuple[TileBatch, TileWeights], ...]
+    touched: tuple[tuple[bool, ...], ...]
+
+
+@dataclass(slots=True)
+class PreparedLora:
+    """What every layer of a step shares. A group's part is made when the group is first met."""
+
+    arena: Tensor
+    table: LoraTable
+    tiles: tuple[TileBatch, ...]
+    scratch: Tensor
+    groups: dict[ProjectionGroup, GroupWeights] = field(default_factory=dict)
+
+    def weights(self, group: ProjectionGroup) -> GroupWeights:
+        if group not in self.groups:
+            self.groups[group] = self._index_group(group)
+        return self.groups[group]
+
+    def _index_group(self, group: ProjectionGroup) -> GroupWeights:
+        slots = np.concatenate([tile.slots[tile.slots >= 0] for tile in self.tiles])
+        ranks = self.table.host_ranks[:, :, group.targets]
+        touched = (ranks[slots] > 0).any(axis=0)
+        return GroupWeights(
+            batches=tuple(
+                (tile, self._index_tiles(tile, group, rank))
+                for tile in self.tiles
+                if (rank := int(ranks[tile.slots[tile.slots >= 0]].max())) > 0
+            ),
+            touched=tuple(tuple(row) for row in touched.tolist()),
+        )
+
+    def _index_tiles(self, tile: TileBatch, group: ProjectionGroup, rank: int) -> TileWeights:
+        """`rank` is the largest of the batch in this group."""
+        num_tiles, adapters = tile.slots.shape
+        starts = [row_starts(self.table, tile.slots, t, SIDE_A, group.in_features, rank) for t in group.targets]
+        gather = self._gather(np.stack(starts, axis=2), group.in_features)
+        shrunk = self.arena.new_empty(num_tiles, tile.tile_rows, len(group.targets) * adapters * rank)
+        bits = shrunk.view(MASK_TYPES[shrunk.element_size()])
+        return TileWeights(
+            gather=gather,
+            a=gather.rows.view(num_tiles, -1, group.in_features).mT,
+            shrunk=shrunk,
+            bits=bits,
+            own=_own_products(tile, rank, bits) if adapters > 1 else None,
+            targets=self._index_targets(tile, group, rank, shrunk),
+        )
+
+    def _index_targets(
+        self, tile: TileBatch, group: ProjectionGroup, rank: int, shrunk: Tensor
+    ) -> tuple[TargetWeights, ...]:
+        targets = []
+        column = 0
+        parts = shrunk.chunk(len(group.targets), dim=2)
+        for target, features, part in zip(group.targets, group.out_features, parts, strict=True):
+            gather = self._gather(row_starts(self.table, tile.slots, target, SIDE_B, features, rank), features)
+            b = gather.rows.view(len(tile.slots), -1, features)
+            targets.append(TargetWeights(gather, b, part, slice(column, column + features)))
+            column += features
+        return tuple(targets)
+
+    def _gather(self, starts: IntArray, width: int) -> Gather:
+        """`starts` is [layers, ...]. Gathered rows share memory while it is large enough: it stays in cache."""
+        by_layer = torch.from_numpy(starts.reshape(len(starts), -1)).unbind(0)
+        size = by_layer[0].numel() * width
+        if self.scratch.numel() < size:
+            self.scratch = self.arena.new_empty(size)
+        windows = self.arena.as_strided((self.arena.numel() - width + 1, width), (1, 1))
+        return Gather(windows, by_layer, self.scratch[:size].view(-1, width))
+
+
+def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
+    """See `Backend.prepare_lora`."""
+    tiles = cut_tiles(table, plan)
+    return PreparedLora(arena, table, tiles, scratch=arena.new_empty(0)) if tiles else None
+
+
+def add(out: Tensor, x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup) -> None:
+    """See `Backend.add_lora`."""
+    weights = prepared.weights(group)
+    touched = weights.touched[layer]
+    if not any(touched):
+        return
+    for tile, batch in weights.batches:
+        tile_out = tile.take(out)
+        batch.add(tile_out, tile.take(x), layer, touched)
+        tile.put_back(out, tile_out)
+
+
+def _own_products(tile: TileBatch, rank: int, bits: Tensor) -> Tensor:
+    """See `TileWeights.own`."""
+    adapters = tile.slots.shape[1]
+    of_column = np.arange(bits.shape[2]) // rank % adapters
+    return -torch.from_numpy(tile.owners[:, :, None] == of_column).to(bits.dtype)

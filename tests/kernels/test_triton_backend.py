@@ -1,0 +1,28 @@
+"""The Triton backend against the reference, under Triton's interpreter; needs no GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from backend_checks import CHECKS
+
+ROOT = Path(__file__).parents[2]
+NAMES = [*(name for name in CHECKS if "bf16" not in name), "lora_rows_keep_their_bits"]
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """Check -> traceback or None, from a process whose kernels are interpreted."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    worker = Path(__file__).parent / "interpreter_worker.py"
+    done = subprocess.run([sys.executable, worker], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_backend(outcomes, name):
+    assert outcomes[name] is None, outcomes[name]

@@ -1,0 +1,51 @@
+"""The Triton kernels compile for GPUs that are not here, without spilling registers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).parent / "compile_worker.py"
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
+"""Shared memory a program may have (CUDA programming guide, technical specifications by compute capability)."""
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Compute capability -> kernel -> resources, each from a process whose kernels are not interpreted."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    workers = {
+        capability: subprocess.Popen(
+            [sys.executable, WORKER, str(capability)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for capability in SHARED_BYTES
+    }
+    found = {}
+    for capability, worker in workers.items():
+        output, errors = worker.communicate(timeout=600)
+        assert worker.returncode == 0, errors
+        found[capability] = json.loads(output)
+    return found
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_no_kernel_spills(compiled, capability):
+    """One value may be parked on the stack: some assemblers do so to fit another program on the processor."""
+    kernels = compiled[capability]
+    assert len(kernels) >= 10
+    assert {name: used for name, used in kernels.items() if used["STACK"] > 8 or used["LOCAL"]} == {}
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_shared_memory_fits(compiled, capability):
+    limit = SHARED_BYTES[capability]
+    assert {name: used for name, used in compiled[capability].items() if used["SHARED"] > limit} == {}

@@ -18,6 +18,8 @@ from engine.wire import event_from_pb, request_to_pb
 log = structlog.get_logger("engine.client")
 
 RECONNECT_SECONDS = 0.1
+STATS_SECONDS = 10.0
+"""An engine that takes longer than this for one step does not answer."""
 
 
 class EngineUnavailable(Exception):
@@ -130,7 +132,7 @@ class EngineClient:
 
     async def stats(self) -> pb.EngineStats:
         try:
-            return await self._stub.Stats(pb.StatsRequest())
+            return await self._stub.Stats(pb.StatsRequest(), timeout=STATS_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise EngineUnavailable(error.details() or "") from error
 
@@ -140,6 +142,8 @@ class EngineClient:
                 await self._connect_once()
             except grpc.aio.AioRpcError as error:
                 log.warning("engine_lost", reason=error.details())
+            except Exception:  # a bug, in on_connect for example: without another try nothing is ever served again
+                log.exception("engine_session_failed")
             finally:
                 self._lose()
             await asyncio.sleep(RECONNECT_SECONDS)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TypeVar
 
 from engine.core.commit import absorb, apply_commands, commit
@@ -18,6 +19,10 @@ from engine.executor.base import Executor, HostAdapter
 T = TypeVar("T")
 
 
+class EngineStopped(RuntimeError):
+    """The step loop has ended: nobody is left to answer."""
+
+
 class Inbox:
     """Commands and questions from other threads, taken up between two steps."""
 
@@ -25,6 +30,7 @@ class Inbox:
         self._lock = threading.Lock()
         self._commands: list[Command] = []
         self._questions: list[Callable[[], None]] = []
+        self._closed = False
         self._arrived = threading.Event()
 
     def put(self, command: Command) -> None:
@@ -33,7 +39,10 @@ class Inbox:
         self._arrived.set()
 
     def ask(self, question: Callable[[], None]) -> None:
+        """Raises EngineStopped."""
         with self._lock:
+            if self._closed:
+                raise EngineStopped("the engine has stopped")
             self._questions.append(question)
         self._arrived.set()
 
@@ -55,6 +64,12 @@ class Inbox:
             self._arrived.clear()
         return questions
 
+    def close(self) -> list[Callable[[], None]]:
+        """Takes no more questions; returns those still open."""
+        with self._lock:
+            self._closed = True
+        return self.drain_questions()
+
 
 class Engine:
     """Runs requests to their end. `step` and `run` belong to one thread; everything else may be called from any."""
@@ -73,6 +88,8 @@ class Engine:
         self.inbox = Inbox()
         self.step_seconds = 0.0
         self._stopping = False
+        self._host_lock = threading.Lock()
+        """Held while the core and the executor's host memory learn or forget an adapter: they must agree on it."""
 
     def step(self) -> list[TokenEvent]:
         """One iteration over all running sequences; returns what became of every request it moved."""
@@ -84,26 +101,40 @@ class Engine:
 
     def run(self, deliver: Callable[[list[TokenEvent]], None]) -> None:
         """Steps while there is work and sleeps while there is none, until `stop`."""
-        while not self._stopping:
-            if not self.state.has_work:
-                self.inbox.wait()
-            for question in self.inbox.drain_questions():
+        try:
+            while not self._stopping:
+                if not self.state.has_work:
+                    self.inbox.wait()
+                with self._answering():
+                    started = self.clock()
+                    events = self.step()
+                    self.step_seconds += self.clock() - started
+                    if events:
+                        deliver(events)
+        finally:
+            for question in self.inbox.close():
                 question()
-            started = self.clock()
-            events = self.step()
-            self.step_seconds += self.clock() - started
-            if events:
-                deliver(events)
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Answers what was asked before a step after it, when the commands put before the questions are applied."""
+        questions = self.inbox.drain_questions()
+        try:
+            yield
+        finally:
+            for question in questions:
+                question()
 
     def stop(self) -> None:
         self._stopping = True
         self.inbox.wake()
 
     def inspect(self, question: Callable[[EngineState], T], timeout: float = 30.0) -> T:
-        """The answer to a question put to the state between two steps.
+        """The answer to a question put to the state between two steps, after every command put before it.
 
         Raises:
             TimeoutError: no step ended within `timeout` seconds.
+            EngineStopped: and none will.
         """
         answer: Future[T] = Future()
 
@@ -118,28 +149,39 @@ class Engine:
 
     def load_adapter(self, path: str) -> HostAdapter:
         """Makes an adapter usable by requests submitted from now on. Raises ValueError with the reason if it is not."""
-        host = self.executor.load_host(path)
-        self.inbox.put(AddAdapter(host.id, host.num_pages))
+        with self._host_lock:
+            host = self.executor.load_host(path)
+            self.inbox.put(AddAdapter(host.id, host.num_pages))
         return host
 
     def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
         """Lets requests of an adapter end, aborts those still there after `drain_seconds`, and frees every tier.
+
+        An adapter that is loaded again meanwhile stays, with its requests.
 
         Returns:
             The number of requests aborted.
         """
         self.inbox.put(DropAdapter(adapter))
         deadline = time.monotonic() + drain_seconds
-        while (users := self.inspect(lambda state: _users(state, adapter))) and time.monotonic() < deadline:
+        while (users := self.inspect(lambda state: _outgoing(state, adapter))) and time.monotonic() < deadline:
             time.sleep(0.01)
         for request_id in users:
             self.inbox.put(Abort(request_id))
-        while self.inspect(lambda state: adapter in state.adapters and state.adapters[adapter].closing):
+        while self.inspect(lambda state: _is_closing(state, adapter)):
             time.sleep(0.002)
-        if self.inspect(lambda state: adapter not in state.adapters):
-            self.executor.drop_host(adapter)
+        with self._host_lock:
+            if self.inspect(lambda state: adapter not in state.adapters):
+                self.executor.drop_host(adapter)
         return len(users)
 
 
-def _users(state: EngineState, adapter: AdapterId) -> list[str]:
+def _is_closing(state: EngineState, adapter: AdapterId) -> bool:
+    return adapter in state.adapters and state.adapters[adapter].closing
+
+
+def _outgoing(state: EngineState, adapter: AdapterId) -> list[str]:
+    """Requests that an adapter on its way out waits for."""
+    if not _is_closing(state, adapter):
+        return []
     return [seq.id for seq in state.sequences.values() if seq.request.adapter == adapter]

@@ -86,8 +86,10 @@ def serve(config: EngineConfig, address: str, *, fake: bool, until_stdin_closes:
     if until_stdin_closes:
         threading.Thread(target=_stop_with_stdin, args=(engine,), daemon=True).start()
     log.info("ready", address=address, device=info.device, dtype=info.dtype, pages=info.num_pages)
-    engine.run(service.deliver)
-    server.stop(grace=0.5).wait()
+    try:
+        engine.run(service.deliver)
+    finally:  # after a crash too: sessions still open would keep this process alive, and their requests waiting
+        server.stop(grace=0.5).wait()
 
 
 def _listen(service: EngineService, address: str) -> grpc.Server:

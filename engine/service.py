@@ -22,6 +22,7 @@ class GatewaySession:
     def __init__(self) -> None:
         self.outbox: queue.SimpleQueue[pb.StepEvents | None] = queue.SimpleQueue()
         """None ends the stream."""
+        self.ended = False
 
 
 class EngineService(pb_grpc.EngineServicer):
@@ -101,11 +102,14 @@ class EngineService(pb_grpc.EngineServicer):
             return
         request = request_from_pb(command.submit, self._engine.clock())
         with self._lock:
+            if session.ended:  # its gateway left while this was on its way: nobody would ever abort it
+                return
             self._owner.setdefault(request.id, session)
-        self._engine.inbox.put(Submit(request))
+            self._engine.inbox.put(Submit(request))
 
     def _abandon(self, session: GatewaySession) -> None:
         with self._lock:
+            session.ended = True
             orphans = [request_id for request_id, owner in self._owner.items() if owner is session]
             for request_id in orphans:
                 del self._owner[request_id]

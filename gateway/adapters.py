@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Collection, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -127,15 +127,17 @@ class AdapterRegistry:
         """Gives a restarted engine its adapters back. One that cannot be read any more stays listed, not loaded."""
         for record in tuple(self._records.values()):
             try:
-                info = await self._engine.load_adapter(str(record.path))
+                reloaded = _record(record.name, record.path, await self._engine.load_adapter(str(record.path)))
             except AdapterRejected as error:
                 log.error("adapter_lost", adapter=record.name, path=str(record.path), reason=str(error))
-                self._records[record.name] = _unloaded(record)
+                reloaded = _unloaded(record)
             except EngineUnavailable as error:
                 log.warning("adapter_reload_interrupted", reason=str(error))
                 return
-            else:
-                self._records[record.name] = _record(record.name, record.path, info)
+            if self._records.get(record.name) is record:
+                self._records[record.name] = reloaded
+            elif reloaded.loaded:  # unloaded or replaced meanwhile
+                await self._release(reloaded.version, 0.0)
 
     async def close(self) -> None:
         """Waits for replaced versions to be gone."""
@@ -152,7 +154,7 @@ class AdapterRegistry:
 
     def _confine(self, path: str) -> Path:
         """The real folder, after symbolic links, which has to lie below a root."""
-        if "\0" not in path:
+        with suppress(OSError, ValueError, RuntimeError):  # too long a name, a null byte, a loop of links
             for root in self._roots:
                 folder = (root / path).resolve()
                 if folder.is_relative_to(root) and (folder.is_dir() or Path(path).is_absolute()):
@@ -180,12 +182,18 @@ class AdapterRegistry:
 
     async def _release(self, version: AdapterId, drain_seconds: float) -> int:
         """Frees a version in the engine, unless some name still serves it."""
-        if any(record.version == version for record in self._records.values()):
+        if self._serving(version):
             return 0
         try:
-            return await self._engine.unload_adapter(version, drain_seconds)
+            aborted = await self._engine.unload_adapter(version, drain_seconds)
         except EngineUnavailable:
             return 0  # an engine that is gone holds nothing, and `reload_all` will not bring this one back
+        if record := self._serving(version):  # loaded under another name just before the engine let it go
+            await self._read(record.path)
+        return aborted
+
+    def _serving(self, version: AdapterId) -> AdapterRecord | None:
+        return next((record for record in self._records.values() if record.version == version), None)
 
     def _spawn(self, work: Coroutine[None, None, int]) -> None:
         task = asyncio.create_task(work)

@@ -51,9 +51,10 @@ class Edge:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except (ClientDisconnect, OSError) as error:
-            log.info("client_gone", request_id=request_id, reason=str(error))
-        except Exception:
+        except Exception as error:
+            if isinstance(error, ClientDisconnect) or (started and isinstance(error, OSError)):
+                log.info("client_gone", request_id=request_id, reason=str(error))
+                return
             log.exception("internal_error", request_id=request_id, path=scope["path"])
             if not started:
                 await error_response(internal(request_id))(scope, receive, send_with_id)

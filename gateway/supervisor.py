@@ -78,7 +78,10 @@ class EngineSupervisor:
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
             self.restarts += 1
-            await self._spawn()
+            try:
+                await self._spawn()
+            except OSError:  # out of processes or memory: the dead one is waited for again, and so tried again later
+                log.exception("engine_not_started")
 
     async def _stop(self) -> None:
         process = self._process

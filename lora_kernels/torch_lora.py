@@ -104,6 +104,17 @@ class PreparedLora:
     scratch: Tensor
     groups: dict[ProjectionGroup, GroupWeights] = field(default_factory=dict)
 
+    def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup) -> None:
+        """See `Backend.add_lora`."""
+        weights = self.weights(group)
+        touched = weights.touched[layer]
+        if not any(touched):
+            return
+        for tile, batch in weights.batches:
+            tile_out = tile.take(out)
+            batch.add(tile_out, tile.take(x), layer, touched)
+            tile.put_back(out, tile_out)
+
     def weights(self, group: ProjectionGroup) -> GroupWeights:
         if group not in self.groups:
             self.groups[group] = self._index_group(group)
@@ -165,18 +176,6 @@ def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora 
     """See `Backend.prepare_lora`."""
     tiles = cut_tiles(table, plan)
     return PreparedLora(arena, table, tiles, scratch=arena.new_empty(0)) if tiles else None
-
-
-def add(out: Tensor, x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup) -> None:
-    """See `Backend.add_lora`."""
-    weights = prepared.weights(group)
-    touched = weights.touched[layer]
-    if not any(touched):
-        return
-    for tile, batch in weights.batches:
-        tile_out = tile.take(out)
-        batch.add(tile_out, tile.take(x), layer, touched)
-        tile.put_back(out, tile_out)
 
 
 def _own_products(tile: TileBatch, rank: int, bits: Tensor) -> Tensor:

@@ -6,10 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from lora_kernels import torch_attention, torch_lora
+from lora_kernels import torch_attention, torch_lora, torch_stacked
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.segments import SegmentPlan
+
+PreparedLora = torch_lora.PreparedLora | torch_stacked.PreparedStack
 
 
 class TorchBackend:
@@ -22,7 +24,8 @@ class TorchBackend:
         self._slots: tuple[Tensor, Tensor] | None = None
         self._attention_plans: dict[tuple[int, int | None], torch_attention.AttentionPlan] = {}
         self._lora_key: tuple[Any, ...] = ()
-        self._lora: torch_lora.PreparedLora | None = None
+        self._lora: PreparedLora | None = None
+        self._stack: torch_stacked.Stack | None = None
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """See `Backend.write_kv`."""
@@ -43,20 +46,29 @@ class TorchBackend:
             self._attention_plans[key] = torch_attention.plan_attention(kv, batch, *key)
         return torch_attention.attend(query, kv, self._attention_plans[key], scale)
 
-    def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> torch_lora.PreparedLora | None:
-        """See `Backend.prepare_lora`."""
+    def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
+        """See `Backend.prepare_lora`. Few adapters are stacked, many are tiled."""
         parts = (plan.rows, plan.slots, plan.starts, table.versions[plan.slots])
         key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
         if key != self._lora_key:
-            self._lora = torch_lora.prepare(arena, table, plan)
+            stack = self._stack_for(arena, table, plan)
+            self._lora = (
+                torch_lora.prepare(arena, table, plan) if stack is None else torch_stacked.PreparedStack(stack, plan)
+            )
             self._lora_key = key
         return self._lora
 
-    def add_lora(
-        self, out: Tensor, x: Tensor, prepared: torch_lora.PreparedLora, layer: int, group: ProjectionGroup
-    ) -> None:
+    def add_lora(self, out: Tensor, x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup) -> None:
         """See `Backend.add_lora`."""
-        torch_lora.add(out, x, prepared, layer, group)
+        prepared.add(out, x, layer, group)
+
+    def _stack_for(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> torch_stacked.Stack | None:
+        """The stack at hand if it serves these adapters, else a new one, if stacking pays at all."""
+        if not torch_stacked.worth_it(plan):
+            return None
+        if self._stack is None or not self._stack.serves(arena, table, plan.slots):
+            self._stack = torch_stacked.make_stack(arena, table, plan.slots)
+        return self._stack
 
     def _remember(self, batch: AttentionBatch) -> None:
         """Forgets what belongs to another batch. Identity is enough: a batch never changes."""

@@ -122,14 +122,14 @@ class Draft:
             gain += sum(adapter.num_pages for adapter in self._evictable())
         if gain >= pages and slots <= 0:
             return victims
-        pins = pins.copy()
+        pins, let_go = pins.copy(), Counter[PageId]()
         for victim in self._policy.victims(self._state, seq):
             if victim is seq:
                 return None
             if victim.id in self._preempted:
                 continue
             victims.append(victim)
-            gain += self._pages.exclusive(self._held(victim)) + self._unpinned(victim, pins)
+            gain += self._pages.gain(self._held(victim), let_go) + self._unpinned(victim, pins)
             if gain >= pages and len(victims) >= slots:
                 return victims
         return None

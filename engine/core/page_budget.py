@@ -52,9 +52,10 @@ class PageBudget:
             if self._count(page) == 0:
                 self._returned[page] = None
 
-    def exclusive(self, pages: list[PageId]) -> int:
-        """Pages that would come free if their one owner let go."""
-        return sum(self._count(page) == 1 for page in pages)
+    def gain(self, pages: list[PageId], let_go: Counter[PageId]) -> int:
+        """Pages that would come free if one more owner let go, beside the references in `let_go`, which grows."""
+        let_go.update(pages)
+        return sum(self._count(page) == let_go[page] for page in pages)
 
     def still_cached(self, pages: list[PageId]) -> list[PageId]:
         """The leading pages whose prefix this plan has not dropped."""

@@ -25,11 +25,11 @@ class Policy(Protocol):
     def token_budget(self, state: EngineState, now: float) -> int:
         """Tokens this step may compute."""
 
-    def order_running(self, state: EngineState) -> list[Sequence]:
-        """Running sequences, the first to be given tokens and pages first."""
+    def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
+        """A lane's running sequences, the first to be given tokens and pages first."""
 
-    def order_waiting(self, state: EngineState, now: float) -> Iterable[Sequence]:
-        """Waiting sequences, the first to be started first. Nobody is started past one that finds no room."""
+    def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
+        """A lane's waiting sequences, the first to be started first. Nobody is started past one that finds no room."""
 
     def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
         """Running sequences that may be preempted for `needy`, the first to go first."""
@@ -45,11 +45,12 @@ class LanePolicy:
     def token_budget(self, state: EngineState, now: float) -> int:
         return state.config.token_budget
 
-    def order_running(self, state: EngineState) -> list[Sequence]:
-        return sorted(state.running.values(), key=lambda s: (s.request.lane, s.num_remaining > 1, *queue_key(s)[1:]))
+    def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
+        running = (seq for seq in state.running.values() if seq.request.lane is lane)
+        return sorted(running, key=lambda seq: (seq.num_remaining > 1, queue_key(seq)))
 
-    def order_waiting(self, state: EngineState, now: float) -> Iterable[Sequence]:
-        return state.waiting
+    def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
+        return (seq for seq in state.waiting if seq.request.lane is lane)
 
     def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
         key, lane = queue_key(needy), needy.request.lane

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput
-from engine.model.layers import Linear, make_linear, rms_norm, swiglu
+from engine.model.layers import rms_norm, swiglu
 from engine.model.lora import LoraStep, ProjectionGroups, projection_groups
 from engine.model.rope import Rotation, rotation
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
 from lora_kernels.backend import AttentionBatch, Backend
+from lora_kernels.linear import Linear, make_linear
 
 
 @dataclass(frozen=True, slots=True)

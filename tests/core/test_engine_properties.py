@@ -322,3 +322,25 @@ def test_the_queue_is_bounded():
         engine.inbox.put(Submit(request(f"r{i}", [1], arrival=float(i))))
     refused = [e for e in engine.step() if e.refusal]
     assert [(e.request_id, e.refusal.code.value) for e in refused] == [("r2", "lane_queue_full")]
+
+
+def test_an_interactive_request_does_not_wait_for_a_batch_prompt():
+    config = CoreConfig(num_pages=100, block_size=4, max_seqs=4, max_model_len=128, token_budget=8)
+    engine = make_engine(config)
+    engine.inbox.put(Submit(request("batch", [2] * 100, 4, Lane.BATCH)))
+    engine.step()
+    engine.inbox.put(Submit(request("now", [1] * 8, 4, arrival=1.0, ignore_eos=True)))
+    assert [e.request_id for e in engine.step() if e.tokens] == ["now"]
+
+
+def test_batch_sequences_that_share_a_prefix_yield_their_pages():
+    """None of them frees the shared pages by itself; all together they do."""
+    config = CoreConfig(num_pages=12, block_size=4, max_seqs=8, max_model_len=44, token_budget=64)
+    engine = make_engine(config)
+    run_all(engine, [request("warm", [1] * 25, 1)])
+    for i in range(2):
+        engine.inbox.put(Submit(request(f"b{i}", [1] * 25, 8, Lane.BATCH, arrival=float(i), ignore_eos=True)))
+    engine.step()
+    assert len(engine.state.running) == 2
+    engine.inbox.put(Submit(request("now", [2] * 36, 2, arrival=9.0, ignore_eos=True)))
+    assert "now" in [e.request_id for e in engine.step() if e.tokens]

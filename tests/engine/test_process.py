@@ -5,6 +5,7 @@ import contextlib
 import os
 import random
 import signal
+import sys
 
 import pytest
 
@@ -129,6 +130,57 @@ async def test_a_killed_engine_fails_its_requests_and_comes_back(client, supervi
     assert supervisor.pid != pid
     request = make_request("again")
     assert [t for e in await collect(client, request) for t in e.tokens] == expected(request, 8)
+
+
+FAILING_ENGINE = """
+import sys
+from engine import server
+from engine.config import EngineConfig
+from engine.executor.fake import FakeExecutor
+
+def fail(self, plan):
+    if plan.chunks:
+        raise ValueError("a bug")
+
+FakeExecutor.execute = fail
+server.serve(EngineConfig(model="fake"), sys.argv[1], fake=True, until_stdin_closes=True)
+"""
+
+
+async def test_a_failing_step_ends_the_process(tmp_path):
+    """It must not live on behind an open session, where nobody would start another."""
+    address = f"unix:{tmp_path / 'engine.sock'}"
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FAILING_ENGINE, address, stdin=pipe, stderr=pipe
+    )
+    client = EngineClient(address)
+    try:
+        await client.start()
+        await asyncio.wait_for(client.wait_ready(), 30)
+        with pytest.raises(EngineUnavailable):
+            await asyncio.wait_for(collect(client, make_request("fatal")), 10)
+        _, words = await asyncio.wait_for(process.communicate(), 10)
+        assert process.returncode == 1 and b"a bug" in words
+    finally:
+        await client.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
+async def test_the_client_tries_again_after_any_failure(supervisor):
+    calls = []
+
+    async def restore():
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise RuntimeError("a bug")
+
+    client = EngineClient(supervisor.address, restore)
+    await client.start()
+    await asyncio.wait_for(client.wait_ready(), 30)
+    await client.close()
+    assert calls == [0, 1]
 
 
 async def test_the_engine_ends_with_its_gateway(supervisor):

@@ -1,4 +1,5 @@
 import asyncio
+from unittest.mock import AsyncMock
 
 import pytest
 from fakes import BASE, House, build_house, ids_of, write_adapter
@@ -76,6 +77,35 @@ async def test_reloading_goes_on_after_an_adapter_that_is_lost(house):
     house.engine.rejected = ""
     await house.adapters.reload_all()
     assert [record.loaded for record in house.adapters.records.values()] == [True, True]
+
+
+async def test_reloading_does_not_bring_back_what_was_unloaded_meanwhile(house, monkeypatch):
+    load_adapter = house.engine.load_adapter
+
+    async def load_while_an_operator_unloads(path):
+        info = await load_adapter(path)
+        if path.endswith("poet"):
+            await house.adapters.unload("poet")
+        return info
+
+    monkeypatch.setattr(house.engine, "load_adapter", load_while_an_operator_unloads)
+    poet = house.adapters.records["poet"].version
+    house.engine.unload_adapter = AsyncMock(return_value=0)
+    await house.adapters.reload_all()
+    assert list(house.adapters.records) == ["pirate"]
+    assert house.engine.unload_adapter.await_args.args[0] == poet
+
+
+async def test_a_version_named_again_while_the_engine_lets_it_go_is_loaded_again(house, monkeypatch):
+    unload_adapter = house.engine.unload_adapter
+
+    async def unload_while_an_operator_loads(version, drain_seconds):
+        await house.adapters.load("twin", "poet")
+        return await unload_adapter(version, drain_seconds)
+
+    monkeypatch.setattr(house.engine, "unload_adapter", unload_while_an_operator_loads)
+    await house.adapters.unload("poet")
+    assert house.adapters.records["twin"].version in house.engine.paths
 
 
 async def test_unloading_needs_no_engine(house):

@@ -167,9 +167,10 @@ async def test_deadline_exceeded(tmp_path):
     await house.assert_empty()
 
 
-async def test_internal_errors_show_an_id_and_nothing_else(house, monkeypatch):
+@pytest.mark.parametrize("error", [ZeroDivisionError, OSError])
+async def test_internal_errors_show_an_id_and_nothing_else(house, monkeypatch, error):
     def broken(*args):
-        raise ZeroDivisionError("secret")
+        raise error("secret")
 
     monkeypatch.setattr("gateway.openai_render.Envelope.whole", broken)
     response = await ask(house, **{"x-request-id": "find-me"})
@@ -186,6 +187,7 @@ async def test_internal_errors_show_an_id_and_nothing_else(house, monkeypatch):
         ({"lora_name": "x", "lora_path": "../outside"}, "lora_path"),
         ({"lora_name": "x", "lora_path": "missing"}, "lora_path"),
         ({"lora_name": "x", "lora_path": "a\0b"}, "lora_path"),
+        ({"lora_name": "x", "lora_path": "a" * 5000}, "lora_path"),
         ({"lora_name": "a:b", "lora_path": "poet"}, "lora_name"),
         ({"lora_name": "", "lora_path": "poet"}, "lora_name"),
         ({"lora_name": BASE, "lora_path": "poet"}, "lora_name"),

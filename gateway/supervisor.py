@@ -64,7 +64,10 @@ class EngineSupervisor:
 
     async def _spawn(self) -> None:
         self._socket.unlink(missing_ok=True)
-        self._process = await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE)
+        # In a session of its own: a terminal's Ctrl-C is for the gateway, which still lets running requests end.
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+        )
 
     async def _watch(self) -> None:
         backoff = FIRST_BACKOFF_SECONDS

@@ -1,4 +1,4 @@
-"""The one door to the kernels: a protocol of four calls, and the choice of who answers it.
+"""The one door to the kernels: a protocol of four calls.
 
 All tensors of one call live on one device. KV of a layer is a view of the arena, [num_pages, 2, block_size, kv_heads,
 head_dim] with 0 = K and 1 = V, strided across pages. Adapter rows are read from the same arena, flat: [num_elements].
@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from lora_kernels.layout import LoraTable, ProjectionGroup
@@ -70,14 +69,3 @@ class Backend(Protocol):
             x: [num_rows, group.in_features].
             prepared: what `prepare_lora` returned; never None.
         """
-
-
-def select_backend(device: torch.device) -> Backend:
-    """Triton on CUDA, vectorised torch everywhere else."""
-    if device.type == "cuda":
-        from lora_kernels.triton_backend import TritonBackend
-
-        return TritonBackend()
-    from lora_kernels.torch_ops import TorchBackend
-
-    return TorchBackend()

@@ -19,7 +19,9 @@ class TorchBackend:
 
     name = "torch"
 
-    def __init__(self) -> None:
+    def __init__(self, max_stacked_rank: int = torch_stacked.MAX_INNER) -> None:
+        """`max_stacked_rank`: adapters are stacked up to these ranks together, and tiled beyond; 0 never stacks."""
+        self._max_stacked_rank = max_stacked_rank
         self._batch: AttentionBatch | None = None
         self._slots: tuple[Tensor, Tensor] | None = None
         self._attention_plans: dict[tuple[int, int | None], torch_attention.AttentionPlan] = {}
@@ -67,7 +69,7 @@ class TorchBackend:
         if not torch_stacked.worth_it(plan):
             return None
         if self._stack is None or not self._stack.serves(arena, table, plan.slots):
-            self._stack = torch_stacked.make_stack(arena, table, plan.slots)
+            self._stack = torch_stacked.make_stack(arena, table, plan.slots, self._max_stacked_rank)
         return self._stack
 
     def _remember(self, batch: AttentionBatch) -> None:

@@ -154,10 +154,12 @@ class PreparedStack:
         return self.masks[targets]
 
 
-def make_stack(arena: Tensor, table: LoraTable, slots: npt.NDArray[np.int32]) -> Stack | None:
-    """None if these adapters are too many, or together too large."""
+def make_stack(
+    arena: Tensor, table: LoraTable, slots: npt.NDArray[np.int32], max_inner: int = MAX_INNER
+) -> Stack | None:
+    """None if the ranks of these adapters are together above `max_inner`, or all 0."""
     ranks = table.host_ranks[slots].max(axis=(1, 2), initial=0)
-    if not 0 < ranks.sum() <= MAX_INNER:
+    if not 0 < ranks.sum() <= max_inner:
         return None
     return Stack(arena, table, slots, table.versions[slots], ranks)
 

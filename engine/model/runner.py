@@ -22,8 +22,8 @@ from engine.model.peft_loader import LoadedAdapter, TargetShapes, load_peft
 from engine.model.sampler import Sampler
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.weights import open_weights
-from lora_kernels.backend import select_backend
 from lora_kernels.layout import pack_adapter, plan_layout
+from lora_kernels.select import select_backend
 
 Progress = Callable[[str, int, int], None]
 """What is going on, and how much of how much is done."""

@@ -183,6 +183,10 @@ async def test_the_client_tries_again_after_any_failure(supervisor):
     assert calls == [0, 1]
 
 
+async def test_ctrl_c_in_a_terminal_is_not_the_engines(supervisor):
+    assert os.getpgid(supervisor.pid) != os.getpgid(0)
+
+
 async def test_the_engine_ends_with_its_gateway(supervisor):
     process = supervisor._process
     process.stdin.close()

@@ -15,8 +15,8 @@ from engine.model.decoder import build_decoder
 from engine.model.lora import TARGETS, target_widths
 from engine.model.spec import read_spec
 from engine.model.weights import open_weights
-from lora_kernels.backend import select_backend
 from lora_kernels.layout import pack_adapter, plan_layout
+from lora_kernels.select import select_backend
 
 CPU = torch.device("cpu")
 BLOCK, NUM_PAGES, VOCAB = 16, 60, 97

@@ -15,10 +15,13 @@ from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingPa
 from engine.executor.fake import FakeExecutor, fake_token
 from gateway.supervisor import EngineSupervisor
 
+LONG = 100_000
+"""Tokens of a request that is still running whatever a test does first."""
+
 
 @pytest.fixture
 async def supervisor(tmp_path):
-    config = EngineConfig(model="fake", num_pages=2000, block_size=4, max_seqs=8)
+    config = EngineConfig(model="fake", num_pages=30_000, block_size=4, max_seqs=8, max_model_len=110_000)
     async with EngineSupervisor(config, tmp_path / "engine.sock", fake=True) as running:
         yield running
 
@@ -73,12 +76,12 @@ async def test_streams_carry_every_token_once(client):
 
 
 async def test_closing_a_stream_aborts_its_request(client):
-    async with contextlib.aclosing(client.generate(make_request("long", 1500))) as events:
+    async with contextlib.aclosing(client.generate(make_request("long", LONG))) as events:
         async for event in events:
             if event.tokens:
                 break
     stats = await until_empty(client)
-    assert 0 < stats.generated_tokens < 1500
+    assert 0 < stats.generated_tokens < LONG
 
 
 async def test_random_disconnects_leave_nothing(client):
@@ -101,14 +104,14 @@ async def test_random_disconnects_leave_nothing(client):
 
 
 async def test_a_refusal_says_why(client):
-    (event,) = await collect(client, make_request("r", 5000))
+    (event,) = await collect(client, make_request("r", 2 * LONG))
     assert event.finish_reason is FinishReason.ERROR
     assert event.refusal.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
 
 
 async def test_unloading_drains_then_frees(client):
     adapter = (await client.load_adapter("a")).adapter
-    stream = asyncio.create_task(collect(client, make_request("slow", 1800, adapter)))
+    stream = asyncio.create_task(collect(client, make_request("slow", LONG, adapter)))
     await until_running(client)
     assert await client.unload_adapter(adapter, drain_seconds=0) == 1
     assert (await stream)[-1].finish_reason is FinishReason.ABORT
@@ -119,7 +122,7 @@ async def test_unloading_drains_then_frees(client):
 
 async def test_a_killed_engine_fails_its_requests_and_comes_back(client, supervisor):
     pid = supervisor.pid
-    stream = asyncio.create_task(collect(client, make_request("lost", 1800)))
+    stream = asyncio.create_task(collect(client, make_request("lost", LONG)))
     await until_running(client)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(EngineUnavailable):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -15,12 +13,11 @@ import structlog
 from google.protobuf.message import Message
 
 from gateway.core.errors import ApiError, internal
+from gateway.core.request_id import request_id_from
 from gateway.core.tenants import KeyRing, Principal
 from gateway.grpc_errors import status_of
 
 log = structlog.get_logger("grpc")
-
-SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -41,7 +38,7 @@ class Call:
         self._opened = False
         self._metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         asked = self._metadata.get("x-request-id", "")
-        self.request_id = asked if SANE_ID.fullmatch(asked) else f"req-{uuid.uuid4().hex}"
+        self.request_id = request_id_from(asked)
 
     @property
     def token(self) -> str | None:

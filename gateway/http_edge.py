@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import uuid
-
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -20,11 +17,10 @@ from gateway.core.errors import (
     request_too_large,
     route_not_found,
 )
+from gateway.core.request_id import request_id_from
 from gateway.http_stream import json_response
 
 log = structlog.get_logger("http")
-
-SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Edge:
@@ -38,7 +34,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         asked = Headers(scope=scope).get("x-request-id", "")
-        request_id = asked if SANE_ID.fullmatch(asked) else f"req-{uuid.uuid4().hex}"
+        request_id = request_id_from(asked)
         scope.setdefault("state", {})["request_id"] = request_id
         started = False
 

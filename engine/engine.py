@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from engine.core.commit import absorb, apply_commands, commit
 from engine.core.plan import plan_step
-from engine.core.policy import LanePolicy, Policy
+from engine.core.policy import Policy, make_policy
 from engine.core.state import EngineState
 from engine.core.types import Abort, AdapterId, AddAdapter, Command, DropAdapter, TokenEvent
 from engine.executor.base import Executor, HostAdapter
@@ -83,7 +83,7 @@ class Engine:
     ) -> None:
         self.state = state
         self.executor = executor
-        self.policy = policy or LanePolicy()
+        self.policy = policy or make_policy(state.config.scheduling)
         self.clock = clock
         self.inbox = Inbox()
         self.step_seconds = 0.0
@@ -151,7 +151,7 @@ class Engine:
         """Makes an adapter usable by requests submitted from now on. Raises ValueError with the reason if it is not."""
         with self._host_lock:
             host = self.executor.load_host(path)
-            self.inbox.put(AddAdapter(host.id, host.num_pages))
+            self.inbox.put(AddAdapter(host.id, host.num_pages, host.rank))
         return host
 
     def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:

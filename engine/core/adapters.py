@@ -27,6 +27,7 @@ class Adapter:
 
     id: AdapterId
     num_pages: int
+    rank: int = 0
     residency: Residency = Residency.HOST
     pages: tuple[PageId, ...] = ()
     live: int = 0
@@ -35,6 +36,8 @@ class Adapter:
     """Those running: the pins."""
     last_used: float = 0.0
     """Seconds on the engine's clock."""
+    num_starts: int = 0
+    """Sequences that began to run with it since it became resident."""
     closing: bool = False
     """Dropped: refuses new requests, and is forgotten when the last one ends."""
 

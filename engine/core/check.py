@@ -7,14 +7,13 @@ from collections.abc import Iterator
 
 from engine.core.adapters import Residency
 from engine.core.pages import NULL_PAGE
-from engine.core.policy import queue_key
 from engine.core.state import EngineState
 from engine.core.types import PageId
 
 
 def violations(state: EngineState) -> list[str]:
     """Everything that must hold and does not; an empty list is a healthy engine."""
-    return [*_pages(state), *_prefix(state), *_sequences(state), *_adapters(state)]
+    return [*_pages(state), *_prefix(state), *_host(state), *_sequences(state), *_adapters(state)]
 
 
 def leftovers(state: EngineState) -> list[str]:
@@ -32,7 +31,7 @@ def _pages(state: EngineState) -> Iterator[str]:
     for page in range(1, pool.num_pages):
         if pool.refs[page] != owners[page]:
             yield f"page {page} counts {pool.refs[page]} references and has {owners[page]} owners"
-        places = (pool.refs[page] > 0) + (page in pool.free) + (page in state.prefix.idle)
+        places = (pool.refs[page] > 0) + (page in pool.free) + state.prefix.is_idle(page)
         if places != 1:
             yield f"page {page} is in {places} of the states referenced, free and idle"
     if owners[NULL_PAGE] or NULL_PAGE in pool.free:
@@ -46,9 +45,23 @@ def _prefix(state: EngineState) -> Iterator[str]:
     for page in prefix.key_of:
         if page in state.pool.free:
             yield f"page {page} is free and still findable as a prefix"
-    for page in prefix.idle:
-        if page not in prefix.key_of:
-            yield f"page {page} is idle and holds no prefix"
+    for lane, pages in prefix.idle.items():
+        for page in pages:
+            if page not in prefix.key_of or prefix.lane_of[page] is not lane:
+                yield f"page {page} is idle in lane {lane.name} and holds no prefix of it"
+    if prefix.lane_of.keys() != prefix.key_of.keys():
+        yield "the prefix cache knows lanes of pages it does not hold"
+    for key, request_id in prefix.promised.items():
+        if request_id not in state.running:
+            yield f"page {key.hex()} is promised by {request_id}, which does not run"
+
+
+def _host(state: EngineState) -> Iterator[str]:
+    host = state.host
+    if {page: key for key, page in host.page_of.items()} != host.key_of:
+        yield "the host tier's two maps disagree"
+    if len(host.free) + len(host.key_of) != host.num_pages or host.free.keys() & host.key_of.keys():
+        yield "host pages were lost or are in two places"
 
 
 def _sequences(state: EngineState) -> Iterator[str]:
@@ -56,8 +69,7 @@ def _sequences(state: EngineState) -> Iterator[str]:
     waiting = [seq.id for seq in state.waiting]
     if sorted([*waiting, *state.running]) != sorted(state.sequences):
         yield "waiting and running sequences are not the live ones"
-    if state.waiting != sorted(state.waiting, key=queue_key):
-        yield "the waiting queue is out of order"
+    yield from _queue(state)
     if len(state.running) > config.max_seqs:
         yield f"{len(state.running)} sequences run and {config.max_seqs} may"
     for seq in state.running.values():
@@ -66,6 +78,18 @@ def _sequences(state: EngineState) -> Iterator[str]:
     for seq in state.waiting:
         if seq.pages or seq.num_computed:
             yield f"waiting sequence {seq.id} holds pages"
+
+
+def _queue(state: EngineState) -> Iterator[str]:
+    queue = state.waiting
+    for groups in queue.lanes.values():
+        for waiting in groups.values():
+            if not waiting or waiting != sorted(waiting, key=queue.order.key):
+                yield "the waiting queue is out of order"
+    if len(queue) != sum(1 for _ in queue):
+        yield "the waiting queue has lost count"
+    if sum(queue.num_tokens.values()) != sum(len(seq.tokens) for seq in queue):
+        yield "the waiting queue has lost count of its tokens"
 
 
 def _adapters(state: EngineState) -> Iterator[str]:

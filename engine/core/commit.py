@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 from engine.core.adapters import Adapter, Residency
-from engine.core.policy import queue_key
+from engine.core.admission import queue_full, refuse, turn_away
 from engine.core.prefix import page_keys
 from engine.core.state import EngineState
 from engine.core.types import (
@@ -17,8 +16,8 @@ from engine.core.types import (
     Admission,
     Command,
     DropAdapter,
-    ErrorCode,
     FinishReason,
+    Lane,
     PageId,
     Refusal,
     Request,
@@ -30,6 +29,10 @@ from engine.core.types import (
     Submit,
     TokenEvent,
 )
+from engine.core.urgency import update_need
+
+STRICTEST_GOAL = 0.25
+"""Of the lane's goals: what a request may ask for at most, so that it cannot take the machine for itself."""
 
 
 def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
@@ -43,8 +46,8 @@ def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
                     _finish(
                         state, state.sequences[request_id], TokenEvent(request_id, finish_reason=FinishReason.ABORT)
                     )
-            case AddAdapter(adapter, num_pages):
-                _add_adapter(state, adapter, num_pages)
+            case AddAdapter():
+                _add_adapter(state, command)
             case DropAdapter(adapter):
                 if adapter in state.adapters:
                     state.adapters[adapter].closing = True
@@ -52,6 +55,8 @@ def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
 
 def commit(state: EngineState, plan: StepPlan) -> None:
     """Carries a plan out in the books. Cannot fail: the plan was made to fit this very state."""
+    state.now, state.in_flight = plan.now, plan
+    _note_saves(state, plan)
     for request_id in plan.preempted:
         _preempt(state, state.sequences[request_id])
     for page in plan.dropped_cache:
@@ -62,16 +67,22 @@ def commit(state: EngineState, plan: StepPlan) -> None:
     for load in plan.loads:
         _begin_load(state, load)
     for admission in plan.admitted:
-        _admit(state, admission)
+        _admit(state, admission, plan.now)
+    state.counters.pages_restored += len(plan.restores)
     for chunk in plan.chunks:
         _advance(state, chunk)
     state.released.clear()
+    state.prefix.decay(plan.now - state.config.scheduling.prefix_hold_s, state.most_held)
     _forget_closed(state)
     state.counters.steps += 1
 
 
 def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEvent]:
     """Takes up what a step produced and returns all news since the last call."""
+    state.now = now
+    wants_batch = bool(state.waiting.groups(Lane.BATCH)) or any(s.lane is Lane.BATCH for s in state.running.values())
+    state.ledger.settle(state.in_flight, state.sequences, state.adapters, now, wants_batch)
+    update_need(state, now)
     for adapter_id in result.loaded:
         adapter = state.adapters[adapter_id]
         adapter.residency, adapter.last_used = Residency.RESIDENT, now
@@ -84,57 +95,71 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     return events
 
 
-def refuse(state: EngineState, request: Request) -> Refusal | None:
-    """Why a request can never run, or cannot be taken now; None if it can."""
-    config, adapter = state.config, state.adapters.get(request.adapter or "")
-    total = len(request.prompt) + request.params.max_tokens
-    pages = config.pages_for(total) + (adapter.num_pages if adapter else 0)
-    if request.id in state.sequences:
-        return Refusal(ErrorCode.INVALID_REQUEST, f"request id {request.id} is already in use")
-    if not request.prompt:
-        return Refusal(ErrorCode.INVALID_REQUEST, "the prompt is empty")
-    if request.adapter and (adapter is None or adapter.closing):
-        return Refusal(ErrorCode.MODEL_NOT_FOUND, f"adapter {request.adapter} is not loaded")
-    if total > config.max_model_len:
-        return Refusal(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"{total} tokens asked for, at most {config.max_model_len}")
-    if pages > config.usable_pages:
-        reason = f"{pages} pages needed, the pool has {config.usable_pages}; give the engine more memory"
-        return Refusal(ErrorCode.CONTEXT_LENGTH_EXCEEDED, reason)
-    if len(state.waiting) >= config.max_waiting:
-        return Refusal(ErrorCode.LANE_QUEUE_FULL, f"{config.max_waiting} requests are waiting already")
-    return None
-
-
 def _submit(state: EngineState, request: Request) -> None:
     refusal = refuse(state, request)
     if refusal is not None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         return
     seq = Sequence(request, list(request.prompt))
+    seq.lane = state.waiting.order.lane(seq)
+    refusal = turn_away(state, seq) or _make_place(state, seq)
+    if refusal is not None:
+        state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
+        return
+    seq.due = request.arrival + _goal(request.ttft, state.config.goals[request.lane].ttft_s)
     state.sequences[seq.id] = seq
-    insort(state.waiting, seq, key=queue_key)
+    ledger, tenants = state.ledger, state.waiting.groups(seq.lane)
+    ledger.accounts.arrive(request.lane, request.tenant, request.weight, tenants)
+    ledger.longest_prompt = max(ledger.longest_prompt, len(request.prompt))
+    state.waiting.add(seq)
     if request.adapter:
         state.adapters[request.adapter].live += 1
     state.counters.prompt_tokens += len(request.prompt)
 
 
-def _add_adapter(state: EngineState, adapter: AdapterId, num_pages: int) -> None:
+def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
+    """In a full queue, by sending the last of a lower lane away."""
+    if len(state.waiting) < state.config.max_waiting:
+        return None
+    other = state.waiting.last(above=seq.lane)
+    if other is None:
+        return queue_full(state, seq)
+    refusal = queue_full(state, other)
+    _finish(state, other, TokenEvent(other.id, finish_reason=FinishReason.ERROR, refusal=refusal))
+    return None
+
+
+def _goal(asked: float | None, promised: float) -> float:
+    """Seconds: what a request asks for, as far as the lane lets it."""
+    return promised if asked is None else max(asked, promised * STRICTEST_GOAL)
+
+
+def _add_adapter(state: EngineState, command: AddAdapter) -> None:
     """Adding one that is on its way out brings it back."""
-    known = state.adapters.setdefault(adapter, Adapter(adapter, num_pages))
+    known = state.adapters.setdefault(command.adapter, Adapter(command.adapter, command.num_pages, command.rank))
     known.closing = False
+
+
+def _note_saves(state: EngineState, plan: StepPlan) -> None:
+    for key, copy in zip(plan.saved_keys, plan.saves, strict=True):
+        state.host.put(key, copy.host_page)
+    for request_id, num_saved in plan.checkpoints:
+        state.sequences[request_id].num_saved = num_saved
+    state.counters.pages_saved += len(plan.saves)
 
 
 def _preempt(state: EngineState, seq: Sequence) -> None:
     seq.num_lost = seq.num_computed
     seq.num_preemptions += 1
     _stop_running(state, seq)
-    insort(state.waiting, seq, key=queue_key)
+    state.waiting.add(seq)
     state.counters.preemptions += 1
 
 
 def _stop_running(state: EngineState, seq: Sequence) -> None:
     """Takes everything a running sequence holds on the device."""
     del state.running[seq.id]
+    state.prefix.break_promises(seq.page_keys, seq.id)
     _release_pages(state, seq.pages)
     seq.pages, seq.num_computed = [], 0
     if seq.request.adapter:
@@ -143,7 +168,7 @@ def _stop_running(state: EngineState, seq: Sequence) -> None:
 
 def _release_pages(state: EngineState, pages: list[PageId]) -> None:
     unreferenced = state.pool.release(pages)
-    state.pool.reclaim(state.prefix.park(unreferenced))
+    state.pool.reclaim(state.prefix.park(unreferenced, state.now))
 
 
 def _evict(state: EngineState, adapter_id: AdapterId) -> None:
@@ -156,20 +181,26 @@ def _evict(state: EngineState, adapter_id: AdapterId) -> None:
 def _begin_load(state: EngineState, load: AdapterLoad) -> None:
     adapter = state.adapters[load.adapter]
     state.pool.acquire(load.pages)
-    adapter.pages, adapter.residency = load.pages, Residency.LOADING
+    adapter.pages, adapter.residency, adapter.num_starts = load.pages, Residency.LOADING, 0
     state.counters.adapter_loads += 1
 
 
-def _admit(state: EngineState, admission: Admission) -> None:
+def _admit(state: EngineState, admission: Admission, now: float) -> None:
     seq = state.sequences[admission.request_id]
-    del state.waiting[bisect_left(state.waiting, queue_key(seq), key=queue_key)]
+    _stop_waiting(state, seq)
     state.running[seq.id] = seq
-    state.prefix.unpark(list(admission.pages))
+    state.prefix.unpark(list(admission.pages), seq.lane)
     state.pool.acquire(admission.pages)
-    seq.pages, seq.num_computed = list(admission.pages), admission.num_computed
+    seq.pages, seq.num_computed, seq.started = list(admission.pages), admission.num_computed, now
+    _register(state, seq, 0)
+    if state.config.prefix_caching:
+        state.prefix.promise(seq.page_keys, seq.id)
     if seq.request.adapter:
-        state.adapters[seq.request.adapter].running += 1
+        adapter = state.adapters[seq.request.adapter]
+        adapter.running += 1
+        adapter.num_starts += 1
     if seq.num_preemptions:
+        state.host.touch(seq.page_keys[: seq.num_saved])
         state.counters.recomputed_tokens += max(0, seq.num_lost - seq.num_computed)
     else:
         seq.num_cached = seq.num_computed
@@ -177,22 +208,38 @@ def _admit(state: EngineState, admission: Admission) -> None:
         state.outbox.append(TokenEvent(seq.id, num_cached=seq.num_cached))
 
 
+def _stop_waiting(state: EngineState, seq: Sequence) -> None:
+    state.waiting.remove(seq)
+    if seq.request.tenant not in state.waiting.groups(seq.lane):
+        state.ledger.accounts.leave(seq.request.lane, seq.request.tenant)
+
+
 def _advance(state: EngineState, chunk: ScheduledChunk) -> None:
     """The chunk counts as computed from here on: whatever a later plan reads is computed after it."""
-    seq, size = state.sequences[chunk.request_id], state.config.block_size
-    state.pool.acquire(chunk.new_pages)
-    seq.pages.extend(chunk.new_pages)
-    first = seq.num_computed // size
+    seq = state.sequences[chunk.request_id]
+    if chunk.new_pages:
+        state.pool.acquire(chunk.new_pages)
+        seq.pages.extend(chunk.new_pages)
+    before = seq.num_computed
     seq.num_computed += chunk.num_tokens
-    if state.config.prefix_caching:
-        keys = page_keys(seq, seq.num_computed // size, size)
-        for key, page in zip(keys[first:], seq.pages[first:], strict=False):
-            state.prefix.register(key, page)
+    _register(state, seq, before)
+
+
+def _register(state: EngineState, seq: Sequence, before: int) -> None:
+    """Makes the pages findable that were not full when `before` tokens were computed, and are now."""
+    size = state.config.block_size
+    first, last = before // size, seq.num_computed // size
+    if first == last or not state.config.prefix_caching:
+        return
+    keys = page_keys(seq, last, size)
+    for key, page in zip(keys[first:], seq.pages[first:], strict=False):
+        state.prefix.register(key, page, seq.lane)
 
 
 def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float) -> None:
     seq.tokens.append(sample.token)
     state.counters.generated_tokens += 1
+    _keep_time(state, seq, now)
     if seq.request.adapter:
         state.adapters[seq.request.adapter].last_used = now
     logprobs = (sample.logprobs,) if sample.logprobs else ()
@@ -201,7 +248,15 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
     if reason is None:
         state.outbox.append(event)
     else:
+        state.ledger.note_end(seq, now)
         _finish(state, seq, event)
+
+
+def _keep_time(state: EngineState, seq: Sequence, now: float) -> None:
+    """A token has come: was it in time, and when is the next one due?"""
+    ledger, request = state.ledger, seq.request
+    (ledger.ttft if seq.num_generated == 1 else ledger.itl)[request.lane].note(now <= seq.due)
+    seq.due = now + _goal(request.itl, state.config.goals[request.lane].itl_s)
 
 
 def finish_reason(seq: Sequence, eos_token_ids: tuple[int, ...], max_model_len: int) -> FinishReason | None:
@@ -221,7 +276,8 @@ def _finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
         _stop_running(state, seq)
         state.released.append(seq.id)
     else:
-        del state.waiting[bisect_left(state.waiting, queue_key(seq), key=queue_key)]
+        _stop_waiting(state, seq)
+    state.host.demote(seq.page_keys[: seq.num_saved])
     del state.sequences[seq.id]
     if seq.request.adapter:
         state.adapters[seq.request.adapter].live -= 1

@@ -1,8 +1,158 @@
-"""Configuration of the scheduling core: frozen, validated once."""
+"""Configuration of the scheduling core: frozen, validated once. Every constant has its reason beside it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+SCHEDULERS = ("continuous", "dynamic", "static")
+POLICIES = ("lanes", "fcfs", "sjf", "priority")
+PREEMPTIONS = ("checkpoint", "swap", "recompute")
+SHARES = (
+    "batch_floor",
+    "promoted_share",
+    "deadline_margin",
+    "watermark",
+    "forgetting",
+    "spare_progress",
+    "prefix_share",
+)
+
+
+def _check(owner: object, minimum: float, *names: str) -> None:
+    for name in names:
+        if not getattr(owner, name) >= minimum:
+            raise ValueError(f"{name} must be at least {minimum:g}, not {getattr(owner, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneGoals:
+    """What a lane promises, and what it refuses rather than break the promise.
+
+    Raises:
+        ValueError: a value is out of range; the message names it.
+    """
+
+    ttft_s: float
+    """Time to first token, in seconds from arrival. A request may ask for another, at least a quarter of it."""
+    itl_s: float
+    """Time between two tokens, in seconds. A request may ask for another, at least a quarter of it."""
+    attainment: float = 0.99
+    """Share of requests and tokens that should be in time. While a lane is below, the lanes under it only get what
+    their floor grants."""
+    max_wait_s: float = 0.0
+    """A request predicted to wait longer than this before it runs is refused at once with the true Retry-After;
+    0: any wait is accepted. Setting it to `ttft_s` refuses whatever would miss its goal."""
+
+    def __post_init__(self) -> None:
+        if not (self.ttft_s > 0 and self.itl_s > 0):
+            raise ValueError(f"ttft_s and itl_s must be positive, not {self.ttft_s} and {self.itl_s}")
+        if not 0 <= self.attainment <= 1:
+            raise ValueError(f"attainment must be between 0 and 1, not {self.attainment}")
+        _check(self, 0, "max_wait_s")
+
+
+INTERACTIVE_GOALS = LaneGoals(ttft_s=0.5, itl_s=0.1)
+"""MLPerf's conversational limits for 8B models (0.5 s, 30 to 100 ms): what people take for instant."""
+BATCH_GOALS = LaneGoals(ttft_s=3600.0, itl_s=60.0, attainment=0.0)
+"""Nobody watches a batch: these only give its percentiles something to be measured against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """How a step is filled, who makes room and who goes first.
+
+    Raises:
+        ValueError: a value is out of range; the message names it.
+    """
+
+    scheduler: str = "continuous"
+    """continuous: requests join and leave at any step. static: `max_seqs` requests are gathered, start together, and
+    the next ones wait until the last has ended. dynamic: the same with whoever came within a window."""
+    policy: str = "lanes"
+    """lanes: everything described here. fcfs, sjf (shortest job first) and priority: one queue in that order under a
+    static token budget, for comparison."""
+    window_s: float = 0.05
+    """Of `dynamic`: how long the first request of a batch waits for others. Of `static`: 20 times this, so that the
+    last requests of a run, too few for a batch, do not wait for ever."""
+
+    ttft_stretch: float = 1.1
+    """Batch work may lengthen a step that carries a prompt of a higher lane to at most this multiple of what it would
+    take without. Sharing a step is cheap for batch decodes (the weights are read once), so a little buys a lot."""
+    itl_stretch: float = 1.4
+    """The same for a step that carries only decodes of a higher lane: below 1.5, the goal for its p99, with room for
+    the steps in which it does not hold because a prompt was added."""
+    yield_stretch: float = 3.0
+    """A step without a higher lane lasts at most this multiple of a step of one decode, since a request that arrives
+    has to sit it out. Below 2 the weights are read for too few tokens; above 4 the wait is felt."""
+    yield_bound_s: float = 0.25
+    """And never longer than this, however slow the device."""
+    min_chunk: int = 16
+    """Prompt tokens that an interactive prefill gets even when decodes are late, so that it cannot starve: a page."""
+    batch_floor: float = 0.03
+    """Share of device time over `floor_window_s` that batch work gets whatever the interactive lane would like, short
+    of a predicted miss: 2 s a minute keeps its clients' connections and deadlines alive."""
+    floor_window_s: float = 60.0
+
+    harvest_below: float = 0.7
+    """While batch deadlines need less than this share of the device time batch work has been getting, they are left
+    alone: grouping by adapter and prefix is worth more."""
+    promote_from: float = 1.0
+    """From this need on, batch work is promoted: its floor becomes `promoted_share`."""
+    promoted_share: float = 0.25
+    """Bounds what a flood of tight deadlines can take from the interactive lane."""
+    deadline_margin: float = 0.05
+    """Share of the time left that is kept back for surprises."""
+
+    preemption: str = "checkpoint"
+    """What becomes of a preempted sequence's KV. recompute: forgotten (but for the prefix cache). swap: copied to host
+    pages as it is preempted. checkpoint: copied page by page while it runs, so that yielding copies nothing."""
+    checkpoint_pages: int = 2
+    """Pages copied to the host a step, at most. Decodes fill one page a sequence in `block_size` steps, so two keep up
+    with 32 of them at 16 tokens a page; a copy of a page is short beside a step."""
+    max_preemptions: int = 3
+    """A sequence preempted this often is only taken again when nothing else is left: thrashing costs more than it
+    gives."""
+    spare_progress: float = 0.95
+    """The same for one that has this share of its tokens: its pages come back by themselves in a moment."""
+    watermark: float = 0.01
+    """Share of pages a batch sequence leaves free when it starts, for those that run to grow into."""
+
+    prefix_hold_s: float = 300.0
+    """A cached prefix last used by the interactive lane is safe from batch work for so long: the pause after which
+    people rarely come back to a chat."""
+    prefix_share: float = 0.5
+    """But never more of them than this share of the pool: a batch must find room for itself."""
+    quantum_s: float = 0.05
+    """Device time one tenant may be ahead of another before locality (a resident adapter, a cached prefix) stops being
+    a reason to serve it first. Small beside a request, large beside a step."""
+    locality_window: int = 8
+    """Waiting requests of a tenant looked at for locality."""
+    priority_s: float = 10.0
+    """Waiting time that one step of `priority` is worth: priorities order requests of a tenant, and age."""
+    adapter_age_s: float = 2.0
+    """A request that has waited this long for an adapter keeps others from starting with the resident adapter that is
+    served most, until it makes room."""
+
+    forgetting: float = 0.999
+    """Of the step-time model: a step counts for 1/e after a thousand others, so that it follows a device that heats up
+    and not a moment's noise."""
+    small_step: int = 48
+    """Tokens up to which a step counts as small: reading the weights costs more than the arithmetic, so that a token
+    more is nearly free. Learned apart from the others."""
+    margin_floor: float = 1.05
+    margin_ceiling: float = 1.5
+    """Predictions are multiplied by the 95th percentile of actual / predicted over the last steps, within these."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("scheduler", SCHEDULERS), ("policy", POLICIES), ("preemption", PREEMPTIONS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        _check(self, 1, "ttft_stretch", "itl_stretch", "yield_stretch", "min_chunk", "max_preemptions", "small_step")
+        _check(self, 1, "locality_window", "margin_floor", "margin_ceiling")
+        _check(self, 0, *(item.name for item in fields(self) if item.type == "float"), "checkpoint_pages")
+        for name in SHARES:
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} is a share and must be at most 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,23 +167,28 @@ class CoreConfig:
     """Pages in the pool. Page 0 is the null page: always zero, never handed out."""
     block_size: int = 16
     """Tokens a page."""
+    host_pages: int = 0
+    """Pages of host memory that preempted KV may be copied to; 0: none."""
     max_seqs: int = 32
     """Sequences running at once."""
     max_model_len: int = 2048
     """Prompt and output tokens of one sequence."""
     token_budget: int = 256
-    """Tokens computed a step, over all sequences."""
+    """Tokens computed a step, over all sequences: what the executor has memory for."""
     max_resident_adapters: int = 1024
     """Rows of the adapter indirection table; what truly bounds residency is pages."""
     max_waiting: int = 10_000
-    """Requests in the waiting queue before new ones are refused."""
+    """Requests in the waiting queue before new ones are refused, or take the place of one of a lower lane."""
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True
+    interactive: LaneGoals = INTERACTIVE_GOALS
+    batch: LaneGoals = BATCH_GOALS
+    scheduling: Scheduling = Scheduling()
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_seqs", "max_model_len", "token_budget", "max_resident_adapters", "max_waiting"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        _check(self, 1, "block_size", "max_seqs", "max_model_len", "token_budget", "max_resident_adapters")
+        _check(self, 1, "max_waiting")
+        _check(self, 0, "host_pages")
         if self.num_pages < 2:
             raise ValueError(f"num_pages must be at least 2 (page 0 is the null page), not {self.num_pages}")
         if self.token_budget < self.max_seqs:
@@ -42,6 +197,11 @@ class CoreConfig:
     @property
     def usable_pages(self) -> int:
         return self.num_pages - 1
+
+    @property
+    def goals(self) -> tuple[LaneGoals, LaneGoals]:
+        """By lane."""
+        return self.interactive, self.batch
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens of KV."""

@@ -8,46 +8,82 @@ from engine.core.adapters import Adapter, Residency, eviction_order
 from engine.core.page_budget import PageBudget
 from engine.core.policy import Policy
 from engine.core.prefix import page_keys
+from engine.core.saves import Saves
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, AdapterLoad, Admission, PageId, ScheduledChunk, Sequence, StepPlan
+from engine.core.step_budget import StepBudget
+from engine.core.types import (
+    AdapterId,
+    AdapterLoad,
+    Admission,
+    HostPageId,
+    Lane,
+    PageCopy,
+    PageId,
+    PrefixKey,
+    ScheduledChunk,
+    Sequence,
+    StepPlan,
+)
 
 
 class Draft:
     """Builds one StepPlan. Reads the state and the policy, changes only itself."""
 
-    def __init__(self, state: EngineState, policy: Policy, token_budget: int) -> None:
+    def __init__(self, state: EngineState, policy: Policy, now: float) -> None:
         self._state = state
         self._config = state.config
         self._policy = policy
-        self._tokens_left = token_budget
+        self._now = now
+        self._budget = StepBudget(state, now, policy.timed)
         self._pages = PageBudget(state)
+        self._host = Saves(state)
         self._pins: Counter[AdapterId] = Counter({a.id: a.running for a in state.adapters.values() if a.running})
         self._wanted: set[AdapterId] = set()
         """Adapters of waiting sequences already looked at: never evicted for somebody behind them."""
+        self._draining: set[AdapterId] = set()
+        """Not started with any more, so that an adapter that has been waited for too long finds room."""
+        self._reserved = 0
+        """Pages kept for adapters that have been waited for too long."""
+        self._no_room = False
+        """Somebody of a higher lane found no room: nobody else starts."""
+        self._promised: set[PrefixKey] = set()
         self._preempted: dict[str, Sequence] = {}
         self._chunks: dict[str, ScheduledChunk] = {}
         self._admitted: list[Admission] = []
+        self._restores: list[PageCopy] = []
         self._loads: dict[AdapterId, AdapterLoad] = {}
         self._evicted: dict[AdapterId, Adapter] = {}
 
+    def enter(self, lane: Lane) -> None:
+        """From now on it is this lane's turn."""
+        self._budget.enter(lane)
+
     def advance(self, seq: Sequence) -> None:
         """Gives a running sequence its next chunk; if it cannot have the pages it must have, it is preempted itself."""
-        if seq.id in self._preempted or not self._tokens_left:
+        if seq.id in self._preempted:
             return
-        num_tokens = min(seq.num_remaining, self._tokens_left)
-        missing = max(0, self._config.pages_for(seq.num_computed + num_tokens) - len(seq.pages))
-        if self._make_room(missing, seq):
-            self._schedule(seq, seq.num_computed, num_tokens, self._pages.take(missing))
+        start = seq.num_computed
+        count = self._budget.grant(seq, start, len(seq.tokens) - start)
+        if not count:
+            return
+        missing = self._config.pages_for(start + count) - len(seq.pages)
+        if missing <= 0:
+            self._schedule(seq, start, count, ())
+        elif self._make_room(missing, seq):
+            self._schedule(seq, start, count, self._pages.take(missing, seq.lane))
         else:
+            self._budget.take_back(seq, start, count)
             self._preempt(seq)
 
     def start(self, seq: Sequence) -> bool:
         """Starts a waiting sequence, or its adapter's load. False: no room, and nobody behind it may start either."""
-        if not self._tokens_left:
+        if self._no_room or not (self._budget.is_open or self._policy.gathers):
             return False
         adapter = self._state.adapters[seq.request.adapter] if seq.request.adapter else None
         if adapter is None:
             return self._admit(seq)
+        if adapter.id in self._draining:
+            return True
         if adapter.residency is Residency.RESIDENT and adapter.id not in self._evicted:
             self._wanted.add(adapter.id)
             return self._admit(seq)
@@ -55,12 +91,21 @@ class Draft:
 
     def finish(self) -> StepPlan:
         self._evict_closed()
+        self._budget.move_pages(self._host.checkpoint(self._preempted))
+        features = self._budget.features
         return StepPlan(
+            now=self._now,
+            predicted=self._state.ledger.model.predict(features),
+            features=features,
+            saves=tuple(self._host.saved.values()),
+            saved_keys=tuple(self._host.saved),
+            checkpoints=tuple(self._host.checkpoints.items()),
             released=(*self._state.released, *self._preempted),
             preempted=tuple(self._preempted),
             dropped_cache=tuple(self._pages.dropped),
             evicted=tuple(self._evicted),
             loads=tuple(self._loads.values()),
+            restores=tuple(self._restores),
             admitted=tuple(self._admitted),
             chunks=tuple(self._chunks.values()),
         )
@@ -68,47 +113,78 @@ class Draft:
     def _schedule(self, seq: Sequence, start: int, num_tokens: int, new_pages: tuple[PageId, ...]) -> None:
         samples = start + num_tokens == len(seq.tokens)
         self._chunks[seq.id] = ScheduledChunk(seq.id, start, num_tokens, new_pages, samples)
-        self._tokens_left -= num_tokens
 
     def _admit(self, seq: Sequence) -> bool:
         """Takes pages for every known token at once, so that sequences half-way through a prompt never fight."""
-        cached = self._match(seq)
+        keys = self._keys(seq)
+        cached = self._pages.still_cached(self._state.prefix.match(keys)) if self._config.prefix_caching else []
+        restorable = self._host.match(keys[len(cached) :])
+        known = len(cached) + len(restorable)
+        if known < len(keys) and self._is_promised(keys[known], seq):
+            self._host.let_go(keys[len(cached) : known])
+            return True
         self._pages.share(cached)
+        num_computed = known * self._config.block_size
+        count = self._budget.grant(seq, num_computed, len(seq.tokens) - num_computed)
         missing = self._config.pages_for(len(seq.tokens)) - len(cached)
-        if not self._make_room(missing, seq, slots=1):
+        if not (count or self._policy.gathers) or not self._make_room(missing, seq, slots=1):
+            self._budget.take_back(seq, num_computed, count)
             self._pages.give_back(reversed(cached))
+            self._host.let_go(keys[len(cached) : known])
+            self._no_room = self._no_room or bool(count)
             return False
-        num_computed = len(cached) * self._config.block_size
-        pages = (*cached, *self._pages.take(missing))
-        self._admitted.append(_admission(seq, num_computed, pages))
+        new = self._pages.take(missing, seq.lane)
+        self._restore(new, restorable)
+        self._admitted.append(_admission(seq, num_computed, (*cached, *new)))
+        self._promised.update(keys[known:])
         if seq.request.adapter:
             self._pins[seq.request.adapter] += 1
-        self._schedule(seq, num_computed, min(len(seq.tokens) - num_computed, self._tokens_left), ())
+        if count:
+            self._schedule(seq, num_computed, count, ())
         return True
 
-    def _match(self, seq: Sequence) -> list[PageId]:
-        """Cached pages of the sequence's known tokens, leaving at least one token to compute."""
-        if not self._config.prefix_caching:
+    def _keys(self, seq: Sequence) -> list[PrefixKey]:
+        """Of the pages whose content may be known already, leaving at least one token to compute."""
+        if not (self._config.prefix_caching or self._state.host.num_pages):
             return []
-        full_pages = (len(seq.tokens) - 1) // self._config.block_size
-        keys = page_keys(seq, full_pages, self._config.block_size)
-        return self._pages.still_cached(self._state.prefix.match(keys))
+        return page_keys(seq, (len(seq.tokens) - 1) // self._config.block_size, self._config.block_size)
+
+    def _is_promised(self, key: PrefixKey, seq: Sequence) -> bool:
+        """Somebody who is served no later is computing this page: waiting for it is cheaper than doing it again."""
+        if not self._config.prefix_caching:
+            return False
+        owner = self._state.running.get(self._state.prefix.promised.get(key, ""))
+        if owner is None or owner.id in self._preempted:
+            return key in self._promised
+        return owner.lane <= seq.lane
+
+    def _restore(self, pages: tuple[PageId, ...], host_pages: list[HostPageId]) -> None:
+        self._restores += map(PageCopy, pages, host_pages)
+        self._budget.move_pages(len(host_pages))
 
     def _make_room(self, pages: int, seq: Sequence, slots: int = 0) -> bool:
         """Makes pages (and a sequence slot) available: idle adapters go first, then whom the policy names.
 
         False, with nothing done, if even that would not be enough.
         """
+        pages += self._kept_free(seq)
         victims = self._choose_victims(pages, self._slots_missing(slots), seq)
         if victims is None:
             return False
         for victim in victims:
             self._preempt(victim)
         for adapter in self._evictable():
-            if self._pages.available >= pages:
+            if self._pages.available(seq.lane) >= pages:
                 break
             self._evict(adapter)
         return True
+
+    def _kept_free(self, seq: Sequence) -> int:
+        """Pages that a sequence about to start must leave: for adapters waited for, and for others to grow into."""
+        if seq.id in self._state.running:
+            return 0
+        spare = seq.lane is not Lane.INTERACTIVE and (self._state.running or self._admitted)
+        return self._reserved + (int(self._config.scheduling.watermark * self._config.num_pages) if spare else 0)
 
     def _slots_missing(self, slots: int) -> int:
         running = len(self._state.running) - len(self._preempted) + len(self._admitted)
@@ -117,7 +193,7 @@ class Draft:
     def _choose_victims(self, pages: int, slots: int, seq: Sequence) -> list[Sequence] | None:
         """The fewest of the policy's victims, in its order, that yield enough; None if all of them do not."""
         victims: list[Sequence] = []
-        gain, pins = self._pages.available, self._pins
+        gain, pins = self._pages.available(seq.lane), self._pins
         if gain < pages:
             gain += sum(adapter.num_pages for adapter in self._evictable())
         if gain >= pages and slots <= 0:
@@ -151,18 +227,32 @@ class Draft:
         self._pages.give_back(reversed(self._held(victim)))
         chunk = self._chunks.pop(victim.id, None)
         if chunk:
-            self._tokens_left += chunk.num_tokens
+            self._budget.take_back(victim, chunk.start, chunk.num_tokens)
+        self._budget.move_pages(self._host.preempted(victim))
         if victim.request.adapter:
             self._pins[victim.request.adapter] -= 1
 
     def _load(self, adapter: Adapter, seq: Sequence) -> bool:
-        """Sees to it that the adapter is on its way. False: there is no room for it yet."""
+        """Sees to it that the adapter is on its way. Others may start meanwhile."""
         if adapter.residency is Residency.HOST and adapter.id not in self._loads:
             if not (self._make_table_row() and self._make_room(adapter.num_pages, seq)):
-                return False
-            self._loads[adapter.id] = AdapterLoad(adapter.id, self._pages.take(adapter.num_pages))
+                self._make_way(adapter, seq)
+                return True
+            pages = self._pages.take(adapter.num_pages, seq.lane)
+            self._loads[adapter.id] = AdapterLoad(adapter.id, pages, seq.id)
+            self._budget.move_pages(adapter.num_pages)
         self._wanted.add(adapter.id)
         return adapter.id not in self._evicted
+
+    def _make_way(self, adapter: Adapter, seq: Sequence) -> None:
+        """There is no room for an adapter. Who has waited long enough ends the reign of the one served most."""
+        if self._now - seq.request.arrival < self._config.scheduling.adapter_age_s:
+            return
+        self._reserved += adapter.num_pages
+        pinned = [self._state.adapters[name] for name, pins in self._pins.items() if pins > 0]
+        rivals = [other for other in pinned if other.id not in self._draining]
+        if rivals:
+            self._draining.add(max(rivals, key=lambda other: (other.num_starts, other.id)).id)
 
     def _make_table_row(self) -> bool:
         """Frees a row of the adapter table when all are in use."""

@@ -7,11 +7,15 @@ from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 from engine.core.state import EngineState
-from engine.core.types import PageId
+from engine.core.types import Lane, PageId
 
 
 class PageBudget:
-    """Hands out pages, cheapest first: free ones, those the plan gave back, idle cached prefixes from the oldest."""
+    """Hands out pages, cheapest first: free ones, those the plan gave back, idle cached prefixes from the oldest.
+
+    Idle prefixes of a higher lane are not for a lower one, unless nobody runs at all: then nothing is protected from
+    the one that could not start otherwise.
+    """
 
     def __init__(self, state: EngineState) -> None:
         self._prefix = state.prefix
@@ -21,27 +25,28 @@ class PageBudget:
         self._shared: set[PageId] = set()
         """Idle pages this plan has referenced, and so taken out of the idle ones for good."""
         self._free: Iterator[PageId] = iter(state.pool.free)
-        self._idle: Iterator[PageId] = iter(state.prefix.idle)
+        self._idle: dict[Lane, Iterator[PageId]] = {lane: iter(pages) for lane, pages in state.prefix.idle.items()}
         self._free_left = len(state.pool.free)
-        self._idle_left = len(state.prefix.idle)
+        self._idle_left = {lane: len(pages) for lane, pages in state.prefix.idle.items()}
+        self._protects = bool(state.running)
         self.dropped: dict[PageId, None] = {}
         """Taken pages whose cached prefix must be forgotten (an ordered set)."""
 
-    @property
-    def available(self) -> int:
-        return self._free_left + len(self._returned) + self._idle_left
+    def available(self, lane: Lane) -> int:
+        """Pages that could be taken for `lane`."""
+        return self._free_left + len(self._returned) + sum(self._idle_left[other] for other in self._takes_from(lane))
 
-    def take(self, count: int) -> tuple[PageId, ...]:
+    def take(self, count: int, lane: Lane) -> tuple[PageId, ...]:
         """`count` pages; as many must be `available`."""
-        return tuple([self._take_one() for _ in range(count)])
+        return tuple([self._take_one(lane) for _ in range(count)]) if count else ()
 
     def share(self, pages: list[PageId]) -> None:
         """References cached pages, which can no longer be taken."""
         for page in pages:
             if page in self._returned:
                 del self._returned[page]
-            elif page in self._prefix.idle and page not in self._shared:
-                self._idle_left -= 1
+            elif page not in self._shared and self._prefix.is_idle(page):
+                self._idle_left[self._prefix.lane_of[page]] -= 1
                 self._shared.add(page)
             self._refs_change[page] += 1
 
@@ -64,7 +69,11 @@ class PageBudget:
     def _count(self, page: PageId) -> int:
         return self._refs[page] + self._refs_change[page]
 
-    def _take_one(self) -> PageId:
+    def _takes_from(self, lane: Lane) -> list[Lane]:
+        """Lanes whose idle pages may be taken for `lane`, the lowest first."""
+        return [other for other in sorted(Lane, reverse=True) if other >= lane or not self._protects]
+
+    def _take_one(self, lane: Lane) -> PageId:
         if self._free_left:
             self._free_left -= 1
             page = next(self._free)
@@ -72,8 +81,9 @@ class PageBudget:
             page = next(iter(self._returned))
             del self._returned[page]
         else:
-            self._idle_left -= 1
-            page = next(page for page in self._idle if page not in self._shared)
+            source = next(other for other in self._takes_from(lane) if self._idle_left[other])
+            self._idle_left[source] -= 1
+            page = next(page for page in self._idle[source] if page not in self._shared)
         if page in self._prefix.key_of:
             self.dropped[page] = None
         self._refs_change[page] += 1

@@ -9,15 +9,17 @@ from engine.core.types import Lane, StepPlan
 
 
 def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
-    """Lane by lane running sequences advance, then waiting ones start, until tokens, slots or pages run out.
+    """Lane by lane running sequences advance, then waiting ones start, until time, tokens, slots or pages run out.
 
     There is no prefill or decode phase: every sequence asks for its remaining tokens and gets a chunk of at most what
-    is left of the budget.
+    the step's budget grants.
     """
-    draft = Draft(state, policy, policy.token_budget(state, now))
-    room = True
+    draft = Draft(state, policy, now)
     for lane in Lane:
+        draft.enter(lane)
         for seq in policy.order_running(state, lane):
             draft.advance(seq)
-        room = room and all(draft.start(seq) for seq in policy.order_waiting(state, lane, now))
+        for seq in policy.order_waiting(state, lane, now):
+            if not draft.start(seq):
+                break
     return draft.finish()

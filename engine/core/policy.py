@@ -8,54 +8,100 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from engine.core.batching import may_form_batch
+from engine.core.config import Scheduling
+from engine.core.fair_order import fair_order
 from engine.core.state import EngineState
 from engine.core.types import Lane, Sequence
-
-QueueKey = tuple[Lane, int, float, str]
-
-
-def queue_key(seq: Sequence) -> QueueKey:
-    """Lane, then priority (lower is sooner), then arrival. A preempted sequence keeps its arrival, and so its place."""
-    return (seq.request.lane, seq.request.priority, seq.request.arrival, seq.id)
+from engine.core.victims import cheapest_first
 
 
 class Policy(Protocol):
     """The questions a plan asks, in the order it asks them."""
 
-    def token_budget(self, state: EngineState, now: float) -> int:
-        """Tokens this step may compute."""
+    timed: bool
+    """Steps are bounded by predicted time, not by tokens alone."""
+    gathers: bool
+    """Sequences start together, those included whose prompt has to wait for a later step."""
 
     def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
         """A lane's running sequences, the first to be given tokens and pages first."""
 
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
-        """A lane's waiting sequences, the first to be started first. Nobody is started past one that finds no room."""
+        """A lane's waiting sequences, the first to be started first."""
 
     def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
         """Running sequences that may be preempted for `needy`, the first to go first."""
 
 
 class LanePolicy:
-    """Interactive before batch; inside a lane decodes before prefills, and first come first served.
+    """Interactive before batch; inside a lane decodes before prefills, and tenants by what they have been given.
 
-    A waiting sequence takes room only from a strictly lower lane. A running one that must grow takes it from whoever
-    stands behind it, itself last, so that the head of the line always finishes.
+    A waiting sequence takes room only from a strictly lower lane, whoever gives most for least. A running one that must
+    grow takes it there first, then from whoever stands behind it, itself last, so that the head of the line always
+    finishes.
     """
 
-    def token_budget(self, state: EngineState, now: float) -> int:
-        return state.config.token_budget
+    timed, gathers = True, False
 
     def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
-        running = (seq for seq in state.running.values() if seq.request.lane is lane)
-        return sorted(running, key=lambda seq: (seq.num_remaining > 1, queue_key(seq)))
+        return decodes_first(seq for seq in state.running.values() if seq.lane is lane)
 
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
-        return (seq for seq in state.waiting if seq.request.lane is lane)
+        return fair_order(state, lane, now)
 
     def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
-        key, lane = queue_key(needy), needy.request.lane
-        if needy.id in state.running:
-            behind = [s for s in state.running.values() if queue_key(s) >= key]
-        else:
-            behind = [s for s in state.running.values() if s.request.lane > lane]
-        return sorted(behind, key=queue_key, reverse=True)
+        lower = cheapest_first(state, [s for s in state.running.values() if s.lane > needy.lane])
+        return lower + behind(state, needy) if needy.id in state.running else lower
+
+
+class QueuePolicy:
+    """One queue in a fixed order, one static token budget: first come first served, shortest job first, or priority,
+    depending on the order its queue was made with. Only growth preempts, and whoever is last in the queue goes."""
+
+    timed, gathers = False, False
+
+    def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
+        return decodes_first(seq for seq in state.running.values() if seq.lane is lane)
+
+    def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
+        return (seq for queue in state.waiting.groups(lane).values() for seq in queue)
+
+    def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
+        return behind(state, needy) if needy.id in state.running else []
+
+
+class Batched:
+    """Any policy, with starts held back until a batch has been gathered and the one before it has ended."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.timed, self.gathers = False, True
+        self.order_running = policy.order_running
+        self.victims = policy.victims
+
+    def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
+        return self._policy.order_waiting(state, lane, now) if may_form_batch(state, now) else ()
+
+
+def make_policy(scheduling: Scheduling) -> Policy:
+    """What the configuration asks for."""
+    policy: Policy = LanePolicy() if scheduling.policy == "lanes" else QueuePolicy()
+    return policy if scheduling.scheduler == "continuous" else Batched(policy)
+
+
+def decodes_first(running: Iterable[Sequence]) -> list[Sequence]:
+    """In the order they began to run."""
+    decodes: list[Sequence] = []
+    prefills: list[Sequence] = []
+    for seq in running:
+        (decodes if seq.num_computed + 1 == len(seq.tokens) else prefills).append(seq)
+    return decodes + prefills
+
+
+def behind(state: EngineState, needy: Sequence) -> list[Sequence]:
+    """Those of the lane at or behind `needy` in the order they would wait in, the last first."""
+    key = state.waiting.order.key
+    own = key(needy)
+    others = [s for s in state.running.values() if s.lane is needy.lane and key(s) >= own]
+    return sorted(others, key=key, reverse=True)

@@ -12,7 +12,7 @@ from array import array
 from collections import OrderedDict
 from hashlib import blake2b
 
-from engine.core.types import AdapterId, PageId, PrefixKey, Sequence
+from engine.core.types import AdapterId, Lane, PageId, PrefixKey, Sequence
 
 KEY_BYTES = 16
 
@@ -36,12 +36,27 @@ def page_keys(seq: Sequence, num_full_pages: int, block_size: int) -> list[Prefi
 
 
 class PrefixCache:
-    """Key -> page, and which of those pages nobody references (`idle`, oldest first)."""
+    """Key -> page, and which of those pages nobody references (`idle`, by lane, the oldest first).
+
+    A page belongs to the highest lane that ever used it. Idle pages of a lane are only taken for that lane and those
+    above it, until they have been idle long enough to `decay` to the lowest.
+    """
 
     def __init__(self) -> None:
         self.page_of: dict[PrefixKey, PageId] = {}
         self.key_of: dict[PageId, PrefixKey] = {}
-        self.idle: OrderedDict[PageId, None] = OrderedDict()
+        self.lane_of: dict[PageId, Lane] = {}
+        self.idle: dict[Lane, OrderedDict[PageId, float]] = {lane: OrderedDict() for lane in Lane}
+        """Lane -> page -> when it was parked, in seconds on the engine's clock."""
+        self.promised: dict[PrefixKey, str] = {}
+        """Prompt pages being computed, and by which request: whoever needs the same may wait for them."""
+
+    @property
+    def num_idle(self) -> int:
+        return sum(map(len, self.idle.values()))
+
+    def is_idle(self, page: PageId) -> bool:
+        return any(page in pages for pages in self.idle.values())
 
     def match(self, keys: list[PrefixKey]) -> list[PageId]:
         """Pages of the longest cached run of leading keys."""
@@ -53,29 +68,56 @@ class PrefixCache:
             pages.append(page)
         return pages
 
-    def register(self, key: PrefixKey, page: PageId) -> None:
+    def register(self, key: PrefixKey, page: PageId, lane: Lane) -> None:
         """Makes a full page findable. The first page registered under a key stays the one that is found."""
+        self.promised.pop(key, None)
         if key not in self.page_of and page not in self.key_of:
             self.page_of[key] = page
             self.key_of[page] = key
+            self.lane_of[page] = lane
 
-    def park(self, pages: list[PageId]) -> list[PageId]:
+    def promise(self, keys: list[PrefixKey], request_id: str) -> None:
+        """A request is about to compute the pages of these keys."""
+        for key in keys:
+            if key not in self.page_of:
+                self.promised.setdefault(key, request_id)
+
+    def break_promises(self, keys: list[PrefixKey], request_id: str) -> None:
+        """It stopped running, whatever it has computed by now."""
+        for key in keys:
+            if self.promised.get(key) == request_id:
+                del self.promised[key]
+
+    def park(self, pages: list[PageId], now: float) -> list[PageId]:
         """Keeps the unreferenced pages that hold a prefix; returns the others. Tails are parked first, so that they
         are taken back before the prefixes they extend."""
         others = []
         for page in reversed(pages):
             if page in self.key_of:
-                self.idle[page] = None
+                self.idle[self.lane_of[page]][page] = now
             else:
                 others.append(page)
         return others
 
-    def unpark(self, pages: list[PageId]) -> None:
-        """The pages are referenced again."""
+    def unpark(self, pages: list[PageId], lane: Lane) -> None:
+        """The pages are referenced again, by a sequence of `lane`."""
         for page in pages:
-            self.idle.pop(page, None)
+            if page in self.lane_of:
+                self.idle[self.lane_of[page]].pop(page, None)
+                self.lane_of[page] = min(self.lane_of[page], lane)
+
+    def decay(self, parked_before: float, most: int) -> None:
+        """Interactive pages idle for too long, or beyond `most` of them, are worth no more than batch ones."""
+        held, lowest = self.idle[Lane.INTERACTIVE], self.idle[Lane.BATCH]
+        while held:
+            page, parked = next(iter(held.items()))
+            if parked >= parked_before and len(held) <= most:
+                break
+            del held[page]
+            self.lane_of[page] = Lane.BATCH
+            lowest[page] = parked
 
     def drop(self, page: PageId) -> None:
         """Forgets what a page holds."""
-        self.idle.pop(page, None)
+        self.idle[self.lane_of.pop(page)].pop(page, None)
         del self.page_of[self.key_of.pop(page)]

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 
 from engine.core.adapters import Adapter
 from engine.core.config import CoreConfig
+from engine.core.host_tier import HostTier
+from engine.core.ledger import Ledger
 from engine.core.pages import PagePool
 from engine.core.prefix import PrefixCache
-from engine.core.types import AdapterId, Sequence, TokenEvent
+from engine.core.types import AdapterId, Sequence, StepPlan, TokenEvent
+from engine.core.waiting import WaitingQueue, order_of
 
 
 @dataclass(slots=True)
@@ -24,28 +27,46 @@ class Counters:
     generated_tokens: int = 0
     adapter_loads: int = 0
     adapter_evictions: int = 0
+    pages_saved: int = 0
+    pages_restored: int = 0
 
 
 @dataclass(slots=True)
 class EngineState:
     config: CoreConfig
     pool: PagePool
+    host: HostTier
+    waiting: WaitingQueue
+    ledger: Ledger
     prefix: PrefixCache = field(default_factory=PrefixCache)
     adapters: dict[AdapterId, Adapter] = field(default_factory=dict)
     sequences: dict[str, Sequence] = field(default_factory=dict)
     """Every live request, waiting or running."""
-    waiting: list[Sequence] = field(default_factory=list)
-    """Sorted by `policy.queue_key`."""
     running: dict[str, Sequence] = field(default_factory=dict)
     """In the order they began to run."""
     released: list[str] = field(default_factory=list)
     """Ended since the last plan: the executor must forget them."""
+    now: float = 0.0
+    """When the state last changed, in seconds on the engine's clock."""
+    in_flight: StepPlan = field(default_factory=StepPlan)
+    """The step under way: committed and not yet absorbed."""
     outbox: deque[TokenEvent] = field(default_factory=deque)
     counters: Counters = field(default_factory=Counters)
 
     @classmethod
     def create(cls, config: CoreConfig) -> EngineState:
-        return cls(config=config, pool=PagePool(config.num_pages))
+        return cls(
+            config=config,
+            pool=PagePool(config.num_pages),
+            host=HostTier(config.host_pages if config.scheduling.preemption != "recompute" else 0),
+            waiting=WaitingQueue(order_of(config.scheduling)),
+            ledger=Ledger(config),
+        )
+
+    @property
+    def most_held(self) -> int:
+        """Idle pages that may be kept from batch work at once, so that there is always room for it."""
+        return int(self.config.scheduling.prefix_share * self.config.usable_pages)
 
     @property
     def has_work(self) -> bool:

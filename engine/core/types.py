@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import NamedTuple
+
+from engine.core.step_time import NOTHING, StepFeatures
 
 AdapterId = str
 """Content hash of an adapter's configuration and weights: its identity everywhere below the gateway."""
 
 PageId = int
+
+HostPageId = int
+"""A page of host memory that holds a copy of one of the device's."""
 
 PrefixKey = bytes
 """Digest of an adapter and a run of whole pages of tokens from the start of a sequence (see prefix.py)."""
@@ -32,12 +38,15 @@ class ErrorCode(Enum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     MODEL_NOT_FOUND = "model_not_found"
     LANE_QUEUE_FULL = "lane_queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     code: ErrorCode
     message: str
+    retry_after: float | None = None
+    """Seconds after which asking again makes sense; None where it never does."""
 
 
 class FinishReason(Enum):
@@ -82,8 +91,16 @@ class Request:
     priority: int = 0
     """Lower is sooner, inside the lane."""
     tenant: str = ""
+    weight: float = 1.0
+    """Share of the tenant against other tenants of its lane."""
     arrival: float = 0.0
     """Seconds on the engine's clock."""
+    deadline: float | None = None
+    """When the last token should be there, in seconds on the engine's clock. Orders batch work; ends nothing."""
+    ttft: float | None = None
+    """Seconds to the first token it asks for; None: the lane's goal."""
+    itl: float | None = None
+    """Seconds between tokens it asks for; None: the lane's goal."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +110,8 @@ class Sequence:
     request: Request
     tokens: list[int]
     """Prompt and everything generated so far."""
+    lane: Lane = Lane.INTERACTIVE
+    """The request's lane, or the only one where a policy knows no lanes."""
     num_computed: int = 0
     """Leading tokens whose K and V are in `pages`."""
     pages: list[PageId] = field(default_factory=list)
@@ -102,7 +121,13 @@ class Sequence:
     """Prompt tokens found in the prefix cache when it first ran."""
     num_preemptions: int = 0
     num_lost: int = 0
-    """Tokens that were computed when it was last preempted."""
+    """Tokens that were computed when it was last preempted: computing them again is not charged to its tenant."""
+    num_saved: int = 0
+    """Leading full pages that were copied to the host."""
+    due: float = 0.0
+    """When its next token should be there, in seconds on the engine's clock."""
+    started: float = 0.0
+    """When it last began to run, in seconds on the engine's clock."""
 
     @property
     def id(self) -> str:
@@ -126,15 +151,17 @@ class Admission:
     tokens: tuple[int, ...]
     num_prompt: int
     num_computed: int
-    """Tokens already in `pages`, found in the prefix cache."""
+    """Tokens already in `pages`, found in the prefix cache or restored from the host."""
     pages: tuple[PageId, ...]
     adapter: AdapterId | None
     params: SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledChunk:
-    """Compute `num_tokens` tokens of a sequence, beginning at position `start`."""
+class ScheduledChunk(NamedTuple):
+    """Compute `num_tokens` tokens of a sequence, beginning at position `start`.
+
+    A named tuple because a step has hundreds: making one costs a quarter of what a frozen dataclass does.
+    """
 
     request_id: str
     start: int
@@ -151,16 +178,37 @@ class AdapterLoad:
 
     adapter: AdapterId
     pages: tuple[PageId, ...]
+    request_id: str = ""
+    """The request that waits for it, whose tenant pays."""
+
+
+class PageCopy(NamedTuple):
+    """Copy one page: from the device to the host in `saves`, from the host to the device in `restores`."""
+
+    page: PageId
+    host_page: HostPageId
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Everything one step does, in the order an executor must do it: release, evict, load, admit, compute.
+    """Everything one step does, in the order an executor must do it: save, release, evict, load, restore, admit,
+    compute.
 
     The plan already fits: committing it cannot fail. Page ids freed by `released` or `evicted` may be reused by
-    `loads`, `admitted` and `chunks` of the same plan.
+    `loads`, `restores`, `admitted` and `chunks` of the same plan; what `saves` copies is still there when it begins.
     """
 
+    now: float = 0.0
+    """When it was made, in seconds on the engine's clock."""
+    predicted: float = 0.0
+    """Seconds the step-time model expects it to take; 0 while it knows too little."""
+    features: StepFeatures = NOTHING
+    """What the prediction is made of."""
+    saves: tuple[PageCopy, ...] = ()
+    saved_keys: tuple[PrefixKey, ...] = ()
+    """What each of `saves` holds."""
+    checkpoints: tuple[tuple[str, int], ...] = ()
+    """Requests of which more pages are on the host after this step, and how many leading ones."""
     released: tuple[str, ...] = ()
     """Requests the executor forgets: finished or aborted since the last plan, or preempted by this one."""
     preempted: tuple[str, ...] = ()
@@ -168,6 +216,7 @@ class StepPlan:
     """Pages taken back from the prefix cache."""
     evicted: tuple[AdapterId, ...] = ()
     loads: tuple[AdapterLoad, ...] = ()
+    restores: tuple[PageCopy, ...] = ()
     admitted: tuple[Admission, ...] = ()
     chunks: tuple[ScheduledChunk, ...] = ()
 
@@ -177,7 +226,7 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.released or self.evicted or self.loads or self.chunks)
+        return not (self.released or self.evicted or self.loads or self.saves or self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +238,7 @@ class TokenLogprobs:
     """(token id, logprob), most likely first."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     request_id: str
     token: int
     logprobs: TokenLogprobs | None = None
@@ -205,8 +253,7 @@ class StepResult:
     """Adapters whose copy has finished; not necessarily begun by the same step."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """News of one request. Exactly one event of a request's life carries a `finish_reason`."""
 
     request_id: str
@@ -234,6 +281,8 @@ class AddAdapter:
 
     adapter: AdapterId
     num_pages: int
+    rank: int = 0
+    """The largest of its projections: what a step's time depends on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.core.check import leftovers, violations
-from engine.core.config import CoreConfig
+from engine.core.config import CoreConfig, LaneGoals, Scheduling
 from engine.core.plan import plan_step
 from engine.core.state import EngineState
 from engine.core.types import Abort, AddAdapter, DropAdapter, FinishReason, Lane, Request, SamplingParams, Submit
@@ -25,14 +25,19 @@ class MemoryExecutor(FakeExecutor):
         super().__init__(vocab_size)
         self.size = config.block_size
         self.slots = {}
+        self.host = {}
         self.resident = {}
 
     def execute(self, plan):
+        for page, host_page in plan.saves:
+            self.host[host_page] = [self.slots[page, i] for i in range(self.size)]
         for adapter in plan.evicted:
             del self.resident[adapter]
         for load in plan.loads:
             self.resident[load.adapter] = load.pages
             self.slots.update({(page, i): load.adapter for page in load.pages for i in range(self.size)})
+        for page, host_page in plan.restores:
+            self.slots.update({(page, i): held for i, held in enumerate(self.host[host_page])})
         result = super().execute(plan)
         sampled = {s.request_id for s in result.sampled}
         for chunk in plan.chunks:
@@ -58,7 +63,7 @@ class MemoryExecutor(FakeExecutor):
 def make_engine(config):
     state = EngineState.create(config)
     ticks = iter(range(10**9))
-    return Engine(state, MemoryExecutor(config), clock=lambda: float(next(ticks)))
+    return Engine(state, MemoryExecutor(config), clock=lambda: next(ticks) * 1e-3)
 
 
 def expected_tokens(request, count, vocab_size=50):
@@ -68,8 +73,24 @@ def expected_tokens(request, count, vocab_size=50):
     return tokens[len(request.prompt) :]
 
 
+goals = st.builds(LaneGoals, ttft_s=st.just(0.05), itl_s=st.sampled_from([0.001, 0.01]))
+schedulings = st.builds(
+    Scheduling,
+    scheduler=st.sampled_from(["continuous", "continuous", "static", "dynamic"]),
+    policy=st.sampled_from(["lanes", "lanes", "lanes", "fcfs", "sjf", "priority"]),
+    preemption=st.sampled_from(["recompute", "swap", "checkpoint"]),
+    checkpoint_pages=st.integers(1, 4),
+    min_chunk=st.integers(1, 4),
+    adapter_age_s=st.sampled_from([0.0, 0.01]),
+    prefix_hold_s=st.sampled_from([0.005, 300.0]),
+    watermark=st.sampled_from([0.0, 0.2]),
+    window_s=st.just(0.002),
+)
 configs = st.builds(
     CoreConfig,
+    host_pages=st.sampled_from([0, 3, 20]),
+    interactive=goals,
+    scheduling=schedulings,
     num_pages=st.integers(12, 40),
     block_size=st.sampled_from([1, 2, 4]),
     max_seqs=st.integers(1, 5),
@@ -106,12 +127,17 @@ class CoreMachine(RuleBasedStateMachine):
         lane=st.sampled_from(Lane),
         priority=st.integers(0, 2),
         ignore_eos=st.booleans(),
+        tenant=st.sampled_from("xyz"),
+        deadline=st.sampled_from([None, 0.01, 0.2, 10.0]),
     )
-    def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos):
+    def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline):
         params = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos)
         name = f"r{len(self.requests)}"
-        arrival = float(len(self.requests))
-        request = Request(name, tuple(prompt), params, adapter, lane, priority, arrival=arrival)
+        arrival = self.state.now
+        deadline = None if deadline is None else arrival + deadline
+        request = Request(
+            name, tuple(prompt), params, adapter, lane, priority, tenant, 1.0 + len(name) % 2, arrival, deadline
+        )
         self.requests[name], self.received[name] = request, []
         self.engine.inbox.put(Submit(request))
 
@@ -186,7 +212,8 @@ class CoreMachine(RuleBasedStateMachine):
     def _check_lanes(self, plan):
         lanes = {name: request.lane for name, request in self.requests.items()}
         survivors = [s for s in self.state.running if s not in plan.preempted]
-        if any(lanes[v] is Lane.INTERACTIVE for v in plan.preempted):
+        knows_lanes = self.state.config.scheduling.policy == "lanes"
+        if knows_lanes and any(lanes[v] is Lane.INTERACTIVE for v in plan.preempted):
             assert all(lanes[s] is Lane.INTERACTIVE for s in survivors), "an interactive victim beside a batch one"
         used = {a.adapter for a in plan.admitted if a.adapter}
         used |= {self.requests[s].adapter for s in survivors} - {None}
@@ -199,7 +226,9 @@ def _comparable(state):
         list(pool.refs),
         list(pool.free),
         dict(prefix.page_of),
-        list(prefix.idle),
+        {lane: list(pages) for lane, pages in prefix.idle.items()},
+        dict(prefix.promised),
+        dict(state.host.page_of),
         [(s.id, s.tokens, s.num_computed, s.pages) for s in state.sequences.values()],
         [s.id for s in state.waiting],
         list(state.running),

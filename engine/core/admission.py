@@ -1,0 +1,75 @@
+"""Whether a request is taken: can it ever run, and can it be served before it is of no use?"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from engine.core.state import EngineState
+from engine.core.types import ErrorCode, Lane, Refusal, Request, Sequence
+
+SHORTEST_RETRY_S = 1.0
+
+
+def refuse(state: EngineState, request: Request) -> Refusal | None:
+    """Why a request can never run; None if it can."""
+    config, adapter = state.config, state.adapters.get(request.adapter or "")
+    total = len(request.prompt) + request.params.max_tokens
+    pages = config.pages_for(total) + (adapter.num_pages if adapter else 0)
+    if request.id in state.sequences:
+        return Refusal(ErrorCode.INVALID_REQUEST, f"request id {request.id} is already in use")
+    if not request.prompt:
+        return Refusal(ErrorCode.INVALID_REQUEST, "the prompt is empty")
+    if request.adapter and (adapter is None or adapter.closing):
+        return Refusal(ErrorCode.MODEL_NOT_FOUND, f"adapter {request.adapter} is not loaded")
+    if total > config.max_model_len:
+        return Refusal(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"{total} tokens asked for, at most {config.max_model_len}")
+    if pages > config.usable_pages:
+        reason = f"{pages} pages needed, the pool has {config.usable_pages}; give the engine more memory"
+        return Refusal(ErrorCode.CONTEXT_LENGTH_EXCEEDED, reason)
+    return None
+
+
+def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
+    """Why a request that could run is better refused now than kept waiting in vain; None if it is taken."""
+    wait = predicted_wait(state, seq)
+    most, deadline = state.config.goals[seq.lane].max_wait_s, seq.request.deadline
+    if most and wait > most:
+        reason = f"it would wait {wait:.1f} s before it runs, and the lane promises {most:g} s"
+        return Refusal(ErrorCode.QUEUE_TIMEOUT, reason, max(SHORTEST_RETRY_S, wait - most))
+    if deadline is not None and seq.request.arrival + wait > deadline:
+        reason = f"it would wait {wait:.1f} s before it runs, beyond its deadline"
+        return Refusal(ErrorCode.QUEUE_TIMEOUT, reason, max(SHORTEST_RETRY_S, wait))
+    return None
+
+
+def queue_full(state: EngineState, seq: Sequence) -> Refusal:
+    """The queue is full, and nobody in it may be sent away for `seq`."""
+    wait = max(SHORTEST_RETRY_S, predicted_wait(state, seq) / state.config.max_waiting)
+    return Refusal(ErrorCode.LANE_QUEUE_FULL, f"{state.config.max_waiting} requests are waiting already", wait)
+
+
+def predicted_wait(state: EngineState, seq: Sequence) -> float:
+    """Seconds until a request that comes now begins to run, from what tokens cost and how long requests run lately."""
+    if seq.lane is not Lane.INTERACTIVE:
+        return _batch_wait(state, seq)
+    waiting, ledger = state.waiting, state.ledger
+    prompts = ledger.price(waiting.num_tokens[seq.lane], 0)
+    running = sum(other.lane is seq.lane for other in state.running.values())
+    beyond = running + waiting.count(seq.lane) + 1 - state.config.max_seqs
+    slots = max(0, beyond) * ledger.residence[seq.lane] / state.config.max_seqs
+    return max(prompts, slots)
+
+
+def _batch_wait(state: EngineState, seq: Sequence) -> float:
+    """Work ahead of it (all that waits, or what has an earlier deadline), at the rate batch work has been getting."""
+    waiting, ledger = state.waiting, state.ledger
+    count = waiting.count(seq.lane)
+    if count + len(state.running) < state.config.max_seqs:
+        return 0.0
+    ahead = 1.0
+    if seq.request.deadline is not None and waiting.urgent:
+        place = bisect_left(waiting.urgent, seq.request.deadline, key=lambda other: other.request.deadline or 0.0)
+        ahead = place / len(waiting.urgent)
+    tokens = waiting.num_tokens[seq.lane]
+    work = ledger.price(tokens, count * ledger.mean_output)
+    return ahead * work / max(ledger.batch_share, state.config.scheduling.batch_floor)

@@ -1,0 +1,84 @@
+"""In which order a lane's waiting requests are offered to the planner: fair between tenants, local within a quantum.
+
+Virtual token counters (accounts.py) say who goes first; among tenants less than a quantum apart, and within a tenant's
+own first few requests, those go first whose adapter is resident and whose prefix is cached (after Cao et al.,
+"Locality-aware Fair Scheduling in LLM Serving", 2025). Batch work whose deadlines press goes by deadline instead.
+
+Everything is lazy: the planner stops asking when the step is full, and a queue of ten thousand costs what is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import islice
+
+from engine.core.adapters import Residency
+from engine.core.prefix import page_keys
+from engine.core.state import EngineState
+from engine.core.types import Lane, Sequence
+
+
+def fair_order(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]:
+    """Waiting sequences of a lane, the first to be started first."""
+    pressing = lane is not Lane.INTERACTIVE and state.ledger.need >= state.config.scheduling.harvest_below
+    if not pressing:
+        yield from _by_tenant(state, lane, now)
+        return
+    yield from state.waiting.urgent
+    yield from (seq for seq in _by_tenant(state, lane, now) if seq.request.deadline is None)
+
+
+def _by_tenant(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]:
+    groups = state.waiting.groups(lane)
+    if len(groups) == 1:
+        yield from _local_first(state, next(iter(groups.values())), now)
+        return
+    ledger, quantum = state.ledger, state.config.scheduling.quantum_s or 1e-9
+    queues = {tenant: _local_first(state, queue, now) for tenant, queue in groups.items()}
+
+    def entry(tenant: str, served: float) -> tuple[int, int, float, str]:
+        return int(served / quantum), -_locality(state, groups[tenant][0]), served, tenant
+
+    heap = [entry(tenant, ledger.accounts.get(lane, tenant).served) for tenant in groups]
+    heapify(heap)
+    while heap:
+        _, _, served, tenant = heappop(heap)
+        seq = next(queues[tenant], None)
+        if seq is not None:
+            yield seq
+            # It will be charged when it has run; until then the plan must not give this tenant everything.
+            heappush(heap, entry(tenant, served + ledger.price(len(seq.tokens), 0) / seq.request.weight))
+
+
+def _local_first(state: EngineState, queue: Iterable[Sequence], now: float) -> Iterator[Sequence]:
+    """A tenant's requests, the most local of the next few first, unless the first has waited long enough."""
+    rules, rest = state.config.scheduling, iter(queue)
+    window = list(islice(rest, rules.locality_window))
+    while window:
+        chosen = _most_local(state, window, now - rules.adapter_age_s)
+        yield window.pop(chosen)
+        window.extend(islice(rest, 1))
+
+
+def _most_local(state: EngineState, window: list[Sequence], old: float) -> int:
+    head = window[0]
+    if head.request.arrival <= old or head.num_preemptions:
+        return 0
+    best, best_score = 0, _locality(state, head)
+    for index, seq in enumerate(window):
+        if best_score == 2:
+            break
+        if seq.request.priority <= head.request.priority and (score := _locality(state, seq)) > best_score:
+            best, best_score = index, score
+    return best
+
+
+def _locality(state: EngineState, seq: Sequence) -> int:
+    """2: its adapter is resident (or it needs none) and its first page cached; 1: only the former; 0: neither."""
+    if seq.request.adapter and state.adapters[seq.request.adapter].residency is not Residency.RESIDENT:
+        return 0
+    size = state.config.block_size
+    if not state.config.prefix_caching or len(seq.tokens) <= size:
+        return 1
+    return 1 + (page_keys(seq, 1, size)[0] in state.prefix.page_of)

@@ -1,0 +1,64 @@
+"""What operators and simulations want to know of the state, as plain figures. Reads only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from engine.core.state import EngineState
+from engine.core.types import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReport:
+    lane: Lane
+    running: int
+    waiting: int
+    oldest_wait_s: float
+    """Since the arrival of the request that has waited longest."""
+    ttft_attainment: float
+    itl_attainment: float
+    device_seconds: float
+    gap: float
+    """Largest difference between counters of waiting tenants, in device seconds by weight."""
+    bound: float
+    """What the service gap between two tenants never exceeds, in the same unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantReport:
+    lane: Lane
+    tenant: str
+    running: int
+    waiting: int
+    device_seconds: float
+    served: float
+    """Its virtual counter: device seconds by weight, lifted when it came back."""
+
+
+def lane_reports(state: EngineState, now: float) -> list[LaneReport]:
+    return [_lane(state, lane, now) for lane in Lane]
+
+
+def _lane(state: EngineState, lane: Lane, now: float) -> LaneReport:
+    ledger, waiting = state.ledger, [seq for seq in state.waiting if seq.request.lane is lane]
+    return LaneReport(
+        lane=lane,
+        running=sum(seq.request.lane is lane for seq in state.running.values()),
+        waiting=len(waiting),
+        oldest_wait_s=max((now - seq.request.arrival for seq in waiting), default=0.0),
+        ttft_attainment=ledger.ttft[lane].value,
+        itl_attainment=ledger.itl[lane].value,
+        device_seconds=ledger.busy[lane],
+        gap=ledger.accounts.gap(lane, {seq.request.tenant for seq in waiting}),
+        bound=ledger.bound(state.config.usable_pages * state.config.block_size),
+    )
+
+
+def tenant_reports(state: EngineState) -> list[TenantReport]:
+    running = Counter((seq.request.lane, seq.request.tenant) for seq in state.running.values())
+    waiting = Counter((seq.request.lane, seq.request.tenant) for seq in state.waiting)
+    return [
+        TenantReport(*key, running[key], waiting[key], account.seconds, account.served)
+        for key, account in state.ledger.accounts.of.items()
+    ]

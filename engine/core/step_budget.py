@@ -1,0 +1,163 @@
+"""How much a step may carry: tokens the executor has memory for, and time before somebody's next token is late.
+
+    slack = earliest due time of an interactive decode - now
+    interactive prefill   until the step lasts `slack`; a page's worth even when there is none
+    batch, beside them    until it lasts `stretch` times what it would without, and at most `slack`
+    batch, alone          until it lasts as long as somebody arriving now may be made to wait
+
+Times are the step-time model's; promises (slack) are kept with its margin, comparisons (stretch) need none.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from engine.core.state import EngineState
+from engine.core.step_time import StepFeatures
+from engine.core.types import AdapterId, Lane, Sequence
+
+
+class StepBudget:
+    """What is left of one step. `timed=False` counts tokens only, which is also how it is while the model is cold."""
+
+    def __init__(self, state: EngineState, now: float, timed: bool) -> None:
+        self._state = state
+        self._rules = state.config.scheduling
+        self._model = state.ledger.model
+        self._timed = timed and self._model.is_warm
+        self._margin = self._model.margin
+        self._slack = _slack(state, now) if self._timed else inf
+        self._lane = Lane.INTERACTIVE
+        self._limit = inf
+        self.tokens_left = state.config.token_budget
+        self._prefill = self._decodes = self._context = self._attention = self._rows = self._moved = 0.0
+        self._adapters: dict[AdapterId, int] = {}
+        """Chunks of each adapter."""
+
+    def enter(self, lane: Lane) -> None:
+        """What is asked for from now on is for this lane; what has been granted belongs to higher ones."""
+        self._lane = lane
+        if self._timed:
+            self._limit = self._slack / self._margin if lane is Lane.INTERACTIVE else self._batch_limit()
+
+    @property
+    def features(self) -> StepFeatures:
+        return StepFeatures(
+            self._prefill,
+            self._decodes,
+            self._context,
+            self._attention,
+            float(len(self._adapters)),
+            self._rows,
+            self._moved,
+        )
+
+    @property
+    def is_open(self) -> bool:
+        return self.tokens_left > 0 and (self._lane is Lane.INTERACTIVE or self._limit > 0)
+
+    def grant(self, seq: Sequence, start: int, wanted: int) -> int:
+        """Tokens of `wanted`, from position `start` on, that the sequence may compute in this step; takes them."""
+        wanted = min(wanted, self.tokens_left)
+        if wanted <= 0:
+            return 0
+        rank, context = self._rank(seq), start + 1
+        granted = 1 if wanted == 1 and start else self._chunk(start, wanted, rank)
+        if granted == 1 and not self._decode_fits(context, rank, seq.request.adapter):
+            granted = 0
+        if granted:
+            self._add(seq, start, granted, rank, 1)
+        return granted
+
+    def take_back(self, seq: Sequence, start: int, num_tokens: int) -> None:
+        """A chunk that was granted will not be computed."""
+        self._add(seq, start, num_tokens, self._rank(seq), -1)
+
+    def move_pages(self, count: int) -> None:
+        """Pages are copied between host and device in this step."""
+        self._moved += count
+
+    def _rank(self, seq: Sequence) -> int:
+        adapter = seq.request.adapter
+        return self._state.adapters[adapter].rank if adapter else 0
+
+    def _add(self, seq: Sequence, start: int, count: int, rank: int, sign: int) -> None:
+        self.tokens_left -= sign * count
+        if count == 1:
+            self._decodes += sign
+            self._context += sign * (start + 1)
+        else:
+            self._prefill += sign * count
+            self._attention += sign * count * (start + count / 2)
+        adapter = seq.request.adapter
+        if adapter:
+            self._rows += sign * rank * count
+            self._count_adapter(adapter, sign)
+
+    def _count_adapter(self, adapter: AdapterId, sign: int) -> None:
+        self._adapters[adapter] = self._adapters.get(adapter, 0) + sign
+        if not self._adapters[adapter]:
+            del self._adapters[adapter]
+
+    def _decode_fits(self, context: int, rank: int, adapter: AdapterId | None) -> bool:
+        """Interactive decodes always do. A batch one that does not closes the lane: the next would not either."""
+        if self._lane is Lane.INTERACTIVE or self._limit == inf or self._is_empty:
+            return True
+        if self._limit <= 0:
+            return False
+        regression = self._model.regression(self._prefill + self._decodes + 1)
+        theta = regression.theta
+        seconds = (
+            theta[0]
+            + theta[1] * self._prefill
+            + theta[2] * (self._decodes + 1)
+            + theta[3] * (self._context + context)
+            + theta[4] * self._attention
+            + theta[5] * (len(self._adapters) + (adapter is not None and adapter not in self._adapters))
+            + theta[6] * (self._rows + rank)
+            + theta[7] * self._moved
+        )
+        if seconds > self._limit:
+            self._limit = 0.0
+        return seconds <= self._limit
+
+    def _chunk(self, start: int, wanted: int, rank: int) -> int:
+        """The largest chunk within the limit; interactive prompts get a small one in any case, batch ones none."""
+        if self._limit == inf:
+            return wanted
+        fits = min(wanted, self._model.chunk_that_fits(self.features, start, rank, self._limit))
+        least = min(wanted, self._rules.min_chunk)
+        if self._lane is Lane.INTERACTIVE:
+            return max(fits, 0 if self._prefill else least)
+        return fits if fits >= least else least * self._is_empty
+
+    @property
+    def _is_empty(self) -> bool:
+        return not (self._prefill or self._decodes)
+
+    def _batch_limit(self) -> float:
+        rules, model = self._rules, self._model
+        if self._is_empty:
+            one_decode = model.predict(StepFeatures(decode_tokens=1.0))
+            return min(rules.yield_bound_s / self._margin, one_decode * rules.yield_stretch)
+        promise = self._slack / self._margin
+        if self._owes_batch():
+            return promise
+        goals, ledger = self._state.config.interactive, self._state.ledger
+        if ledger.itl[Lane.INTERACTIVE].value < goals.attainment:
+            return 0.0
+        stretch = rules.ttft_stretch if self._prefill else rules.itl_stretch
+        return min(promise, model.predict(self.features) * stretch)
+
+    def _owes_batch(self) -> bool:
+        """Batch work got less than its floor, which is higher while its deadlines need it."""
+        rules, ledger = self._rules, self._state.ledger
+        floor = rules.promoted_share if ledger.need >= rules.promote_from else rules.batch_floor
+        return ledger.batch_share < floor
+
+
+def _slack(state: EngineState, now: float) -> float:
+    """Seconds until the first interactive decode is late."""
+    lane = Lane.INTERACTIVE
+    due = [seq.due for seq in state.running.values() if seq.lane is lane and seq.num_computed + 1 == len(seq.tokens)]
+    return max(0.0, min(due) - now) if due else inf

@@ -18,6 +18,9 @@ from engine.executor.base import Executor, HostAdapter
 
 T = TypeVar("T")
 
+PAUSE_S = 0.002
+"""Between steps without anything to do, short beside the window in which a batch gathers."""
+
 
 class EngineStopped(RuntimeError):
     """The step loop has ended: nobody is left to answer."""
@@ -49,8 +52,8 @@ class Inbox:
     def wake(self) -> None:
         self._arrived.set()
 
-    def wait(self) -> None:
-        self._arrived.wait()
+    def wait(self, timeout: float | None = None) -> None:
+        self._arrived.wait(timeout)
 
     def drain(self) -> list[Command]:
         """All commands in order of arrival."""
@@ -105,6 +108,8 @@ class Engine:
             while not self._stopping:
                 if not self.state.has_work:
                     self.inbox.wait()
+                elif self._is_stuck:
+                    self.inbox.wait(PAUSE_S)
                 with self._answering():
                     started = self.clock()
                     events = self.step()
@@ -114,6 +119,11 @@ class Engine:
         finally:
             for question in self.inbox.close():
                 question()
+
+    @property
+    def _is_stuck(self) -> bool:
+        """The last step had nothing to do, though requests wait: for a batch to be gathered."""
+        return bool(self.state.counters.steps) and self.state.in_flight.is_empty
 
     @contextmanager
     def _answering(self) -> Iterator[None]:

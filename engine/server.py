@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import signal
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import structlog
@@ -19,17 +22,19 @@ import structlog
 from engine.config import EngineConfig
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.engine import Engine
+from engine.engine import Engine, EngineStopped
 from engine.executor.base import Executor
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.service import EngineService
+from engine.step_store import StepStore
 
 log = structlog.get_logger("engine")
 
 MAX_MESSAGE_BYTES = 64 << 20
 """A prompt of a million token ids is 5 MB."""
+SAVE_EVERY_S = 60.0
 SERVER_THREADS = 32
 """One a connected gateway, and some for adapter loads and questions."""
 
@@ -39,7 +44,9 @@ def build_real(config: EngineConfig) -> tuple[CoreConfig, Executor, pb.EngineInf
     from engine.model.runner import ModelRunner
 
     runner = ModelRunner(config, on_progress=_log_progress)
-    core = core_config(config, runner.num_pages, runner.max_model_len, runner.eos_token_ids)
+    core = core_config(
+        config, runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids
+    )
     info = pb.EngineInfo(
         model=config.model,
         model_hash=runner.model_hash,
@@ -55,12 +62,14 @@ def build_real(config: EngineConfig) -> tuple[CoreConfig, Executor, pb.EngineInf
 
 def build_fake(config: EngineConfig) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
     """No model: tokens are digests (see executor/fake.py). For tests of everything around a model."""
-    core = core_config(config, config.num_pages or 4096, config.max_model_len or 2048, ())
+    core = core_config(config, config.num_pages or 4096, 4096, config.max_model_len or 2048, ())
     info = pb.EngineInfo(model=config.model, model_hash="fake", device="none", dtype="none", backend="fake")
     return core, FakeExecutor(), info
 
 
-def core_config(config: EngineConfig, num_pages: int, max_model_len: int, eos_token_ids: tuple[int, ...]) -> CoreConfig:
+def core_config(
+    config: EngineConfig, num_pages: int, host_pages: int, max_model_len: int, eos_token_ids: tuple[int, ...]
+) -> CoreConfig:
     """A sequence may be as long as the model and the pool allow, whichever is less."""
     return CoreConfig(
         num_pages=num_pages,
@@ -71,6 +80,10 @@ def core_config(config: EngineConfig, num_pages: int, max_model_len: int, eos_to
         max_resident_adapters=config.max_resident_adapters,
         eos_token_ids=eos_token_ids,
         prefix_caching=config.prefix_caching,
+        host_pages=host_pages,
+        interactive=config.interactive,
+        batch=config.batch,
+        scheduling=config.scheduling,
     )
 
 
@@ -79,17 +92,44 @@ def serve(config: EngineConfig, address: str, *, fake: bool, until_stdin_closes:
     info.max_model_len, info.num_pages = core.max_model_len, core.usable_pages
     info.block_size, info.max_seqs = core.block_size, core.max_seqs
     engine = Engine(EngineState.create(core), executor)
+    store = _step_store(config, info)
+    if store is not None and store.load(engine.state.ledger.model):
+        log.info("step_time_known", steps=engine.state.ledger.model.num_steps)
     service = EngineService(engine, info)
     server = _listen(service, address)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: engine.stop())
     if until_stdin_closes:
         threading.Thread(target=_stop_with_stdin, args=(engine,), daemon=True).start()
+    if store is not None:
+        threading.Thread(target=_keep_saving, args=(engine, store), daemon=True).start()
     log.info("ready", address=address, device=info.device, dtype=info.dtype, pages=info.num_pages)
     try:
         engine.run(service.deliver)
     finally:  # after a crash too: sessions still open would keep this process alive, and their requests waiting
         server.stop(grace=0.5).wait()
+    if store is not None:
+        store.save(engine.state.ledger.model.to_json())
+
+
+def _step_store(config: EngineConfig, info: pb.EngineInfo) -> StepStore | None:
+    if not config.state_dir:
+        return None
+    cores = config.threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    subject = f"{platform.machine()}-{cores}-{info.device}-{info.dtype}-{info.model_hash}"
+    return StepStore(Path(config.state_dir), subject)
+
+
+def _keep_saving(engine: Engine, store: StepStore) -> None:
+    """Until the engine stops: a process that is killed keeps all but the last minute of what it learned."""
+    while True:
+        time.sleep(SAVE_EVERY_S)
+        try:
+            store.save(engine.inspect(lambda state: state.ledger.model.to_json()))
+        except TimeoutError:
+            log.info("step_time_unsaved", reason="no step ended in time")
+        except EngineStopped:
+            return
 
 
 def _listen(service: EngineService, address: str) -> grpc.Server:

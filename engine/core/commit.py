@@ -57,8 +57,9 @@ def commit(state: EngineState, plan: StepPlan) -> None:
     """Carries a plan out in the books. Cannot fail: the plan was made to fit this very state."""
     state.now, state.in_flight = plan.now, plan
     _note_saves(state, plan)
-    for request_id in plan.preempted:
+    for request_id, cause in zip(plan.preempted, plan.causes, strict=True):
         _preempt(state, state.sequences[request_id])
+        state.counters.preempted_for[cause] += 1
     for page in plan.dropped_cache:
         state.prefix.drop(page)
         state.pool.reclaim([page])
@@ -153,7 +154,6 @@ def _preempt(state: EngineState, seq: Sequence) -> None:
     seq.num_preemptions += 1
     _stop_running(state, seq)
     state.waiting.add(seq)
-    state.counters.preemptions += 1
 
 
 def _stop_running(state: EngineState, seq: Sequence) -> None:

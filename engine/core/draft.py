@@ -15,6 +15,7 @@ from engine.core.types import (
     AdapterId,
     AdapterLoad,
     Admission,
+    Cause,
     HostPageId,
     Lane,
     PageCopy,
@@ -48,6 +49,7 @@ class Draft:
         """Somebody of a higher lane found no room: nobody else starts."""
         self._promised: set[PrefixKey] = set()
         self._preempted: dict[str, Sequence] = {}
+        self._causes: list[Cause] = []
         self._chunks: dict[str, ScheduledChunk] = {}
         self._admitted: list[Admission] = []
         self._restores: list[PageCopy] = []
@@ -73,7 +75,7 @@ class Draft:
             self._schedule(seq, start, count, self._pages.take(missing, seq.lane))
         else:
             self._budget.take_back(seq, start, count)
-            self._preempt(seq)
+            self._preempt(seq, Cause.PAGES)
 
     def start(self, seq: Sequence) -> bool:
         """Starts a waiting sequence, or its adapter's load. False: no room, and nobody behind it may start either."""
@@ -102,6 +104,7 @@ class Draft:
             checkpoints=tuple(self._host.checkpoints.items()),
             released=(*self._state.released, *self._preempted),
             preempted=tuple(self._preempted),
+            causes=tuple(self._causes),
             dropped_cache=tuple(self._pages.dropped),
             evicted=tuple(self._evicted),
             loads=tuple(self._loads.values()),
@@ -127,7 +130,7 @@ class Draft:
         num_computed = known * self._config.block_size
         count = self._budget.grant(seq, num_computed, len(seq.tokens) - num_computed)
         missing = self._config.pages_for(len(seq.tokens)) - len(cached)
-        if not (count or self._policy.gathers) or not self._make_room(missing, seq, slots=1):
+        if not (count or self._policy.gathers) or not self._make_room(missing, seq, Cause.SLOT):
             self._budget.take_back(seq, num_computed, count)
             self._pages.give_back(reversed(cached))
             self._host.let_go(keys[len(cached) : known])
@@ -162,17 +165,19 @@ class Draft:
         self._restores += map(PageCopy, pages, host_pages)
         self._budget.move_pages(len(host_pages))
 
-    def _make_room(self, pages: int, seq: Sequence, slots: int = 0) -> bool:
-        """Makes pages (and a sequence slot) available: idle adapters go first, then whom the policy names.
+    def _make_room(self, pages: int, seq: Sequence, cause: Cause = Cause.PAGES) -> bool:
+        """Makes pages (and for Cause.SLOT a sequence slot) available: idle adapters go first, then whom the policy
+        names.
 
         False, with nothing done, if even that would not be enough.
         """
         pages += self._kept_free(seq)
-        victims = self._choose_victims(pages, self._slots_missing(slots), seq)
+        slots = self._slots_missing() if cause is Cause.SLOT else 0
+        victims = self._choose_victims(pages, slots, seq)
         if victims is None:
             return False
-        for victim in victims:
-            self._preempt(victim)
+        for number, victim in enumerate(victims):
+            self._preempt(victim, cause if cause is not Cause.SLOT or number < slots else Cause.PAGES)
         for adapter in self._evictable():
             if self._pages.available(seq.lane) >= pages:
                 break
@@ -186,9 +191,10 @@ class Draft:
         spare = seq.lane is not Lane.INTERACTIVE and (self._state.running or self._admitted)
         return self._reserved + (int(self._config.scheduling.watermark * self._config.num_pages) if spare else 0)
 
-    def _slots_missing(self, slots: int) -> int:
+    def _slots_missing(self) -> int:
+        """Sequences that must stop for one more to run."""
         running = len(self._state.running) - len(self._preempted) + len(self._admitted)
-        return running + slots - self._config.max_seqs if slots else 0
+        return max(0, running + 1 - self._config.max_seqs)
 
     def _choose_victims(self, pages: int, slots: int, seq: Sequence) -> list[Sequence] | None:
         """The fewest of the policy's victims, in its order, that yield enough; None if all of them do not."""
@@ -222,8 +228,9 @@ class Draft:
         pins[adapter] -= 1
         return self._state.adapters[adapter].num_pages if pins[adapter] == 0 and adapter not in self._wanted else 0
 
-    def _preempt(self, victim: Sequence) -> None:
+    def _preempt(self, victim: Sequence, cause: Cause) -> None:
         self._preempted[victim.id] = victim
+        self._causes.append(cause)
         self._pages.give_back(reversed(self._held(victim)))
         chunk = self._chunks.pop(victim.id, None)
         if chunk:
@@ -235,7 +242,7 @@ class Draft:
     def _load(self, adapter: Adapter, seq: Sequence) -> bool:
         """Sees to it that the adapter is on its way. Others may start meanwhile."""
         if adapter.residency is Residency.HOST and adapter.id not in self._loads:
-            if not (self._make_table_row() and self._make_room(adapter.num_pages, seq)):
+            if not (self._make_table_row() and self._make_room(adapter.num_pages, seq, Cause.ADAPTER)):
                 self._make_way(adapter, seq)
                 return True
             pages = self._pages.take(adapter.num_pages, seq.lane)

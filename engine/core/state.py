@@ -11,7 +11,7 @@ from engine.core.host_tier import HostTier
 from engine.core.ledger import Ledger
 from engine.core.pages import PagePool
 from engine.core.prefix import PrefixCache
-from engine.core.types import AdapterId, Sequence, StepPlan, TokenEvent
+from engine.core.types import AdapterId, Cause, Sequence, StepPlan, TokenEvent
 from engine.core.waiting import WaitingQueue, order_of
 
 
@@ -20,7 +20,7 @@ class Counters:
     """What happened since the engine started."""
 
     steps: int = 0
-    preemptions: int = 0
+    preempted_for: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(Cause, 0))
     recomputed_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -29,6 +29,10 @@ class Counters:
     adapter_evictions: int = 0
     pages_saved: int = 0
     pages_restored: int = 0
+
+    @property
+    def preemptions(self) -> int:
+        return sum(self.preempted_for.values())
 
 
 @dataclass(slots=True)

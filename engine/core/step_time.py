@@ -133,6 +133,11 @@ class StepTimeModel:
     def is_warm(self) -> bool:
         return self.small.is_warm or self.large.is_warm
 
+    @property
+    def num_steps(self) -> int:
+        """Steps it has learned from."""
+        return self.small.count + self.large.count
+
     def regression(self, tokens: float) -> Regression:
         """The one for steps of so many tokens; the other where it has seen too little."""
         first, second = (self.small, self.large) if tokens <= self.small_step else (self.large, self.small)

@@ -41,6 +41,14 @@ class ErrorCode(Enum):
     QUEUE_TIMEOUT = "queue_timeout"
 
 
+class Cause(Enum):
+    """What a sequence was preempted for."""
+
+    PAGES = "pages"
+    SLOT = "slot"
+    ADAPTER = "adapter"
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     code: ErrorCode
@@ -212,6 +220,8 @@ class StepPlan:
     released: tuple[str, ...] = ()
     """Requests the executor forgets: finished or aborted since the last plan, or preempted by this one."""
     preempted: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    """What each of `preempted` makes room for."""
     dropped_cache: tuple[PageId, ...] = ()
     """Pages taken back from the prefix cache."""
     evicted: tuple[AdapterId, ...] = ()

@@ -173,6 +173,8 @@ class Draft:
         """
         pages += self._kept_free(seq)
         slots = self._slots_missing() if cause is Cause.SLOT else 0
+        if not slots and pages <= self._pages.available(seq.lane):
+            return True
         victims = self._choose_victims(pages, slots, seq)
         if victims is None:
             return False
@@ -186,7 +188,7 @@ class Draft:
 
     def _kept_free(self, seq: Sequence) -> int:
         """Pages that a sequence about to start must leave: for adapters waited for, and for others to grow into."""
-        if seq.id in self._state.running:
+        if seq.pages:
             return 0
         spare = seq.lane is not Lane.INTERACTIVE and (self._state.running or self._admitted)
         return self._reserved + (int(self._config.scheduling.watermark * self._config.num_pages) if spare else 0)

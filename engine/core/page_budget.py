@@ -28,13 +28,18 @@ class PageBudget:
         self._idle: dict[Lane, Iterator[PageId]] = {lane: iter(pages) for lane, pages in state.prefix.idle.items()}
         self._free_left = len(state.pool.free)
         self._idle_left = {lane: len(pages) for lane, pages in state.prefix.idle.items()}
-        self._protects = bool(state.running)
+        lowest_first = sorted(Lane, reverse=True)
+        self._sources = {
+            lane: [other for other in lowest_first if other >= lane or not state.running] for lane in Lane
+        }
+        """Whose idle pages may be taken for a lane."""
         self.dropped: dict[PageId, None] = {}
         """Taken pages whose cached prefix must be forgotten (an ordered set)."""
 
     def available(self, lane: Lane) -> int:
         """Pages that could be taken for `lane`."""
-        return self._free_left + len(self._returned) + sum(self._idle_left[other] for other in self._takes_from(lane))
+        idle = sum([self._idle_left[other] for other in self._sources[lane]])
+        return self._free_left + len(self._returned) + idle
 
     def take(self, count: int, lane: Lane) -> tuple[PageId, ...]:
         """`count` pages; as many must be `available`."""
@@ -69,10 +74,6 @@ class PageBudget:
     def _count(self, page: PageId) -> int:
         return self._refs[page] + self._refs_change[page]
 
-    def _takes_from(self, lane: Lane) -> list[Lane]:
-        """Lanes whose idle pages may be taken for `lane`, the lowest first."""
-        return [other for other in sorted(Lane, reverse=True) if other >= lane or not self._protects]
-
     def _take_one(self, lane: Lane) -> PageId:
         if self._free_left:
             self._free_left -= 1
@@ -81,7 +82,7 @@ class PageBudget:
             page = next(iter(self._returned))
             del self._returned[page]
         else:
-            source = next(other for other in self._takes_from(lane) if self._idle_left[other])
+            source = next(other for other in self._sources[lane] if self._idle_left[other])
             self._idle_left[source] -= 1
             page = next(page for page in self._idle[source] if page not in self._shared)
         if page in self._prefix.key_of:

@@ -58,16 +58,33 @@ class StepBudget:
 
     def grant(self, seq: Sequence, start: int, wanted: int) -> int:
         """Tokens of `wanted`, from position `start` on, that the sequence may compute in this step; takes them."""
+        if wanted == 1 and start:
+            return int(self._grant_decode(seq, start + 1))
         wanted = min(wanted, self.tokens_left)
         if wanted <= 0:
             return 0
-        rank, context = self._rank(seq), start + 1
-        granted = 1 if wanted == 1 and start else self._chunk(start, wanted, rank)
-        if granted == 1 and not self._decode_fits(context, rank, seq.request.adapter):
-            granted = 0
+        rank = self._rank(seq)
+        granted = self._chunk(start, wanted, rank)
         if granted:
             self._add(seq, start, granted, rank, 1)
         return granted
+
+    def _grant_decode(self, seq: Sequence, context: int) -> bool:
+        """Interactive decodes always fit. A batch one that does not closes the lane: the next would not either."""
+        if self.tokens_left <= 0:
+            return False
+        adapter, rank = seq.request.adapter, 0
+        if adapter:
+            rank = self._state.adapters[adapter].rank
+        if self._limit != inf and self._lane is not Lane.INTERACTIVE and not self._decode_fits(context, rank, adapter):
+            return False
+        self.tokens_left -= 1
+        self._decodes += 1
+        self._context += context
+        if adapter:
+            self._rows += rank
+            self._adapters[adapter] = self._adapters.get(adapter, 0) + 1
+        return True
 
     def take_back(self, seq: Sequence, start: int, num_tokens: int) -> None:
         """A chunk that was granted will not be computed."""
@@ -100,11 +117,8 @@ class StepBudget:
             del self._adapters[adapter]
 
     def _decode_fits(self, context: int, rank: int, adapter: AdapterId | None) -> bool:
-        """Interactive decodes always do. A batch one that does not closes the lane: the next would not either."""
-        if self._lane is Lane.INTERACTIVE or self._limit == inf or self._is_empty:
-            return True
-        if self._limit <= 0:
-            return False
+        if self._limit <= 0 or self._is_empty:
+            return self._is_empty
         regression = self._model.regression(self._prefill + self._decodes + 1)
         theta = regression.theta
         seconds = (

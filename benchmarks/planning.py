@@ -1,0 +1,122 @@
+"""What planning a step costs, against what runs and what waits: `python -m benchmarks.planning`.
+
+The core alone, no model: sequences of both lanes, 32 tenants and 64 adapters are brought into the state by the engine
+itself, then the same plan is made again and again. Steady decoding is the common step; the other column is a step in
+which everybody waiting is looked at because there is room for some of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from engine.core.commit import apply_commands
+from engine.core.config import CoreConfig
+from engine.core.plan import plan_step
+from engine.core.state import EngineState
+from engine.core.step_time import StepFeatures, StepTimeModel
+from engine.core.types import AddAdapter, Lane, Request, SamplingParams, Submit
+from engine.engine import Engine
+from engine.executor.fake import FakeExecutor
+
+TENANTS, ADAPTERS, RANK = 32, 64, 16
+PROMPT, OUTPUT = 64, 512
+DEFAULTS = [(256, 0), (256, 1_000), (256, 10_000), (256, 100_000), (64, 10_000), (512, 10_000), (1024, 10_000)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Milliseconds."""
+
+    running: int
+    waiting: int
+    decoding: float
+    """Median plan while every slot is taken."""
+    starting: float
+    """Median plan when a sixteenth of the slots has come free."""
+    p99: float
+
+
+def measure(running: int, waiting: int, repeat: int) -> Cost:
+    full, some = _engine(running, waiting, running), _engine(running, waiting, running - running // 16)
+    decoding, starting = (list(_time_plans(engine, repeat)) for engine in (full, some))
+    p50s = (float(np.median(times)) for times in (decoding, starting))
+    return Cost(running, waiting, *p50s, float(np.percentile(decoding, 99)))
+
+
+def _engine(slots: int, waiting: int, started: int) -> Engine:
+    """An engine with `started` sequences decoding, a quarter of them interactive, and a batch backlog in its queue."""
+    pages = (slots + 8) * (PROMPT + OUTPUT) // 16 + ADAPTERS * 2
+    config = CoreConfig(num_pages=pages, max_seqs=slots, token_budget=slots * PROMPT, max_waiting=1 << 20)
+    engine = Engine(EngineState.create(config), FakeExecutor())
+    for number in range(ADAPTERS):
+        engine.inbox.put(AddAdapter(f"adapter-{number}", 2, RANK))
+    for number in range(started):
+        engine.inbox.put(Submit(_request(number, Lane.BATCH if number % 4 else Lane.INTERACTIVE)))
+    while len(engine.state.running) < started or any(s.num_remaining > 1 for s in engine.state.running.values()):
+        engine.step()
+    engine.state.ledger.model = _taught(engine.state)
+    for number in range(started, started + waiting):
+        engine.inbox.put(Submit(_request(number, Lane.BATCH)))
+    apply_commands(engine.state, engine.inbox.drain())
+    return engine
+
+
+def _request(number: int, lane: Lane) -> Request:
+    prompt = tuple(range(number * 7, number * 7 + PROMPT - number % 16))  # pages fill up at different steps
+    adapter = f"adapter-{number % ADAPTERS}" if number % 2 else None
+    params = SamplingParams(OUTPUT, ignore_eos=True)
+    return Request(f"r{number}", prompt, params, adapter, lane, tenant=f"t{number % TENANTS}", arrival=0.0)
+
+
+def _taught(state: EngineState) -> StepTimeModel:
+    """A model of a device so fast that every sequence may have its chunk: the most a plan can be."""
+    rules = state.config.scheduling
+    model = StepTimeModel(rules.forgetting, rules.small_step, rules.margin_floor, rules.margin_ceiling)
+    for step in range(64):
+        features = StepFeatures(16.0 * (step % 5), 8.0 * (step % 30), 4000.0, 500.0, float(step % 7), 64.0, 0.0)
+        model.observe(features, 0.01 + 1e-9 * features.tokens)
+    return model
+
+
+def _time_plans(engine: Engine, repeat: int) -> Iterator[float]:
+    """Milliseconds of each plan, the collector's pauses included as they would be in service."""
+    for _ in range(repeat):
+        start = time.perf_counter()
+        plan = plan_step(engine.state, engine.policy, 1.0)
+        yield (time.perf_counter() - start) * 1e3
+        assert len(plan.chunks) >= len(engine.state.running) - 8, "the plan is not the full one"
+
+
+def report(costs: list[Cost]) -> Table:
+    table = Table(title="Planning a step, ms")
+    for name in ("running", "waiting", "decoding p50", "decoding p99", "starting a sixteenth p50"):
+        table.add_column(name, justify="right")
+    for cost in costs:
+        figures = (f"{value:.2f}" for value in (cost.decoding, cost.p99, cost.starting))
+        table.add_row(f"{cost.running:,}", f"{cost.waiting:,}", *figures)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=100, help="plans timed in each row")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    args = parser.parse_args()
+    costs = [measure(*row, args.repeat) for row in track(DEFAULTS, "Planning")]
+    Console().print(report(costs))
+    if args.json:
+        args.json.write_text(json.dumps([asdict(cost) for cost in costs], indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Starts `loralane serve` for a benchmark, and stops it."""
+"""Starts a server for a benchmark, and stops it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,30 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
 KEY = "sk-demo-acme"
 START_SECONDS = 300.0
+STOP_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a server is started, and how it says that it is ready."""
+
+    words: Sequence[str]
+    url: str
+    ready: str
+    """Path that answers 200 once requests can be sent."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """On top of this process's own."""
+    cpus: frozenset[int] = frozenset()
+    """Cores it is kept on; none: all of them."""
 
 
 def free_port() -> int:
@@ -24,29 +40,58 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@contextmanager
-def serving(model: Path, adapters: Mapping[str, Path], data_dir: Path, log: Path) -> Iterator[str]:
-    """Yields the base URL of a gateway that is ready. Raises RuntimeError if it is not in time."""
+def serving(model: Path, adapters: Mapping[str, Path], data_dir: Path, log: Path) -> AbstractContextManager[str]:
+    """A loralane with the demo's settings. Raises RuntimeError if it is not ready in time."""
     port = free_port()
-    command = [sys.executable, "-m", "gateway", "serve", "--model", str(model), "--data-dir", str(data_dir)]
-    command += ["--http-port", str(port), "--grpc-port", str(free_port())]
-    command += [f"--lora={name}={folder}" for name, folder in adapters.items()]
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ)
+    words = [sys.executable, "-m", "gateway", "serve", "--model", str(model), "--data-dir", str(data_dir)]
+    words += ["--http-port", str(port), "--grpc-port", str(free_port())]
+    words += [f"--lora={name}={folder}" for name, folder in adapters.items()]
+    return running(Command(words, f"http://127.0.0.1:{port}", "/ready"), log)
+
+
+@contextmanager
+def running(command: Command, log: Path) -> Iterator[str]:
+    """Yields the base URL of a server that is ready. Raises RuntimeError if it is not in time."""
+    with log.open("w") as output, pinned(command.cpus):
+        # In a session of its own, so that what it starts can be stopped with it.
+        process = subprocess.Popen(
+            command.words, stdout=output, stderr=output, env={**os.environ, **command.env}, start_new_session=True
+        )
     try:
-        _wait(process, f"http://127.0.0.1:{port}", log)
-        yield f"http://127.0.0.1:{port}"
+        _wait(process, command.url + command.ready, log)
+        yield command.url
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
+        _stop(process)
+
+
+@contextmanager
+def pinned(cpus: frozenset[int]) -> Iterator[None]:
+    """Keeps this process, and for good what it starts meanwhile, on some cores; none: wherever it is."""
+    if not cpus:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/ready").is_success:
+        with suppress(httpx.TransportError):
+            if httpx.get(url).is_success:
                 return
-        except httpx.TransportError:
-            time.sleep(0.2)
+        time.sleep(0.2)
     raise RuntimeError(f"the server did not become ready; its log is {log}:\n{log.read_text()[-2000:]}")

@@ -9,33 +9,51 @@ the tokens that were asked for: what a static batch computes past a request's en
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.client import drive
-from benchmarks.measure import Measured, Stream
 from benchmarks.server import KEY, serving
-from benchmarks.workload import Item, requests, write_adapters
+from benchmarks.workload import requests, write_adapters
 from engine.model.prepare import prepare_model
 from engine.paths import default_data_dir
+from gateway.bench.client import Stream, Target
+from gateway.bench.drive import drive, run_loop
+from gateway.bench.measure import LaneReport, report, succeeded
+from gateway.bench.plan import Item
+from gateway.bench.tables import milliseconds
 
 BASE = "base"
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run."""
+
+    name: str
+    report: LaneReport
+    streams: Sequence[Stream]
+
+
 def run_ours(url: str, name: str, items: Sequence[Item], concurrency: int, progress: Progress) -> Measured:
+    """Raises RuntimeError if a request fails."""
     task = progress.add_task(f"loralane, {name}", total=len(items))
-    return asyncio.run(drive(name, url, KEY, items, concurrency, lambda: progress.advance(task)))
+    target = Target(url, KEY)
+    streams = run_loop(drive(target, items, concurrency=concurrency, on_end=lambda _: progress.advance(task)))
+    failed = [stream.error or "no tokens" for stream in streams if not succeeded(stream)]
+    if failed:
+        raise RuntimeError(f"{len(failed)} requests failed, the first with: {failed[0]}")
+    return Measured(name, report(name, streams), streams)
 
 
 def run_peer(model: Path, name: str, adapters: dict[str, Path], items: Sequence[Item], batch: int) -> Measured:
@@ -47,9 +65,13 @@ def run_peer(model: Path, name: str, adapters: dict[str, Path], items: Sequence[
     }
     command = [sys.executable, "-m", "benchmarks.hf_peer"]
     done = subprocess.run(command, input=json.dumps(job), stdout=subprocess.PIPE, text=True, check=True)
-    result = json.loads(done.stdout)
-    streams = [Stream(times, len(times)) for times in result["streams"]]
-    return Measured(name, sum(stream.tokens for stream in streams), result["seconds"], streams)
+    times = json.loads(done.stdout)["streams"]
+    streams = [_stream(item, own) for item, own in zip(items, times, strict=True)]
+    return Measured(name, report(name, streams), streams)
+
+
+def _stream(item: Item, times: list[float]) -> Stream:
+    return Stream(item, sent=0.0, ended=times[-1], times=times, chunk_tokens=[1] * len(times))
 
 
 def throughput_table(ours: Sequence[Measured], peers: Sequence[Measured], concurrency: int) -> Table:
@@ -57,8 +79,8 @@ def throughput_table(ours: Sequence[Measured], peers: Sequence[Measured], concur
     for column in ("", "loralane", "HF + PEFT", "ratio"):
         table.add_column(column, justify="left" if not column else "right")
     for mine, peer in zip(ours, peers, strict=True):
-        ratio = f"{mine.throughput / peer.throughput:.2f}x"
-        table.add_row(mine.name, f"{mine.throughput:.0f}", f"{peer.throughput:.0f}", ratio)
+        rates = (mine.report.output_tokens_per_second, peer.report.output_tokens_per_second)
+        table.add_row(mine.name, *(f"{rate:.0f}" for rate in rates), f"{rates[0] / rates[1]:.2f}x")
     return table
 
 
@@ -67,8 +89,9 @@ def latency_table(rows: Sequence[tuple[str, Measured]]) -> Table:
     for column in ("", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"):
         table.add_column(column, justify="left" if not column else "right")
     for label, run in rows:
-        values = (run.ttft(50), run.ttft(99), run.itl(50), run.itl(99))
-        table.add_row(label, *(f"{value * 1000:.0f}" for value in values))
+        both = [values for values in (run.report.ttft, run.report.itl) if values]
+        cells = [milliseconds(value) for values in both for value in (values.p50, values.p99)]
+        table.add_row(label, *cells)
     return table
 
 
@@ -98,7 +121,7 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> Non
     out.print(latency_table(rows))
     if arguments.json:
         named = {"loralane": ours, "loralane alone": alone, "hf": peers}
-        arguments.json.write_text(json.dumps({key: [asdict(run) for run in runs] for key, runs in named.items()}))
+        arguments.json.write_bytes(msgspec.json.encode(named))
 
 
 def main() -> None:

@@ -5,25 +5,17 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from gateway.bench.plan import Item
+
 PROJECTIONS = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One request: a prompt of token ids, and how many tokens it generates whatever they are."""
-
-    model: str
-    prompt: tuple[int, ...]
-    max_tokens: int
 
 
 def requests(models: Sequence[str], count: int, seed: int = 0) -> list[Item]:

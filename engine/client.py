@@ -20,6 +20,12 @@ log = structlog.get_logger("engine.client")
 RECONNECT_SECONDS = 0.1
 STATS_SECONDS = 10.0
 """An engine that takes longer than this for one step does not answer."""
+LOAD_SECONDS = 300.0
+"""Reading an adapter of a large model from a slow disk takes minutes."""
+UNLOAD_MARGIN_SECONDS = 30.0
+"""For aborting and freeing what is left when the drain time is over."""
+REJECTIONS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNKNOWN)
+"""UNKNOWN is an exception that nobody foresaw, while this adapter was read; the engine lives on."""
 
 
 class EngineUnavailable(Exception):
@@ -49,12 +55,17 @@ class EngineApi(Protocol):
         """
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
-        """Raises AdapterRejected, EngineUnavailable."""
+        """Raises AdapterRejected (it cannot be served, or took too long to read), EngineUnavailable."""
 
     async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
-        """Number of requests aborted because they outlived the drain time."""
+        """Number of requests aborted because they outlived the drain time. Raises EngineUnavailable."""
 
-    async def stats(self) -> pb.EngineStats: ...
+    async def stats(self, *, check: bool = False) -> pb.EngineStats:
+        """`check`: with the integrity check, which holds up the steps while it looks at every page.
+
+        Raises:
+            EngineUnavailable: also where no step ended in time.
+        """
 
 
 class EngineClient:
@@ -63,11 +74,19 @@ class EngineClient:
     Args:
         address: what the engine listens on, e.g. `unix:/path/to/socket`.
         on_connect: awaited after every (re)connection, before the client counts as ready; restores adapters.
+        load_seconds: how long the engine may take to read an adapter.
     """
 
-    def __init__(self, address: str, on_connect: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        on_connect: Callable[[], Awaitable[None]] | None = None,
+        *,
+        load_seconds: float = LOAD_SECONDS,
+    ) -> None:
         self.info = pb.EngineInfo()
         self.on_connect = on_connect
+        self._load_seconds = load_seconds
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_reconnect_backoff_ms", 500)]
         self._channel = grpc.aio.insecure_channel(address, options=options)
         self._stub = pb_grpc.EngineStub(self._channel)
@@ -117,22 +136,24 @@ class EngineClient:
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
         try:
-            return await self._stub.LoadAdapter(pb.LoadAdapterRequest(path=path))
+            return await self._stub.LoadAdapter(pb.LoadAdapterRequest(path=path), timeout=self._load_seconds)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+            if error.code() in REJECTIONS:
                 raise AdapterRejected(error.details() or "") from error
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise AdapterRejected(f"the engine had not read it after {self._load_seconds:g} s") from error
             raise EngineUnavailable(error.details() or "") from error
 
     async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
         request = pb.UnloadAdapterRequest(adapter=adapter, drain_seconds=drain_seconds)
         try:
-            return (await self._stub.UnloadAdapter(request)).aborted
+            return (await self._stub.UnloadAdapter(request, timeout=drain_seconds + UNLOAD_MARGIN_SECONDS)).aborted
         except grpc.aio.AioRpcError as error:
             raise EngineUnavailable(error.details() or "") from error
 
-    async def stats(self) -> pb.EngineStats:
+    async def stats(self, *, check: bool = False) -> pb.EngineStats:
         try:
-            return await self._stub.Stats(pb.StatsRequest(), timeout=STATS_SECONDS)
+            return await self._stub.Stats(pb.StatsRequest(check=check), timeout=STATS_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise EngineUnavailable(error.details() or "") from error
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
+NESTED = {"interactive": LaneGoals, "batch": LaneGoals, "scheduling": Scheduling}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +43,18 @@ class EngineConfig:
     max_resident_adapters: int = 1024
     host_adapter_gb: float = 2.0
     """Bound on packed adapters in host memory, in GiB."""
+    swap_gb: float = 1.0
+    """Host memory for the KV of preempted sequences, in GiB, of at most a quarter of what is free; 0: none."""
     prefix_caching: bool = True
     threads: int = 0
     """CPU threads of one operation; 0: every core this process may use."""
     seed: int = 0
     """Of dummy weights."""
+    state_dir: str = ""
+    """Where the step-time model is kept, so that a restart is warm; empty: nowhere."""
+    interactive: LaneGoals = INTERACTIVE_GOALS
+    batch: LaneGoals = BATCH_GOALS
+    scheduling: Scheduling = field(default_factory=Scheduling)
 
     def __post_init__(self) -> None:
         for name, allowed in (("dtype", DTYPES), ("device", DEVICES), ("load_format", LOAD_FORMATS)):
@@ -52,7 +63,7 @@ class EngineConfig:
         for name in ("block_size", "max_seqs", "token_budget", "max_resident_adapters"):
             if getattr(self, name) < 1:
                 raise ValueError(f"engine.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("memory_gb", "num_pages", "max_model_len", "host_adapter_gb", "threads"):
+        for name in ("memory_gb", "num_pages", "max_model_len", "host_adapter_gb", "swap_gb", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"engine.{name} must not be negative, not {getattr(self, name)}")
         if self.token_budget < self.max_seqs:
@@ -63,4 +74,6 @@ class EngineConfig:
 
     @classmethod
     def from_json(cls, text: str) -> EngineConfig:
-        return cls(**json.loads(text))
+        """The inverse of `to_json`. Raises ValueError or TypeError where a value or a name is none of ours."""
+        values: dict[str, Any] = json.loads(text)
+        return cls(**values | {name: kind(**values[name]) for name, kind in NESTED.items() if name in values})

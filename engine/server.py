@@ -44,9 +44,7 @@ def build_real(config: EngineConfig) -> tuple[CoreConfig, Executor, pb.EngineInf
     from engine.model.runner import ModelRunner
 
     runner = ModelRunner(config, on_progress=_log_progress)
-    core = core_config(
-        config, runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids
-    )
+    core = core_config(config, runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids)
     info = pb.EngineInfo(
         model=config.model,
         model_hash=runner.model_hash,

@@ -68,7 +68,7 @@ class EngineService(pb_grpc.EngineServicer):
         started = self._engine.clock()
         try:
             host = self._engine.load_adapter(request.path)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return pb.AdapterInfo(
             adapter=host.id,
@@ -85,7 +85,8 @@ class EngineService(pb_grpc.EngineServicer):
         return pb.UnloadAdapterResponse(aborted=self._engine.unload_adapter(request.adapter, request.drain_seconds))
 
     def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext) -> pb.EngineStats:  # noqa: N802
-        return self._engine.inspect(lambda state: snapshot(state, self._engine.step_seconds))
+        engine = self._engine
+        return engine.inspect(lambda state: snapshot(state, engine.step_seconds, engine.clock(), check=request.check))
 
     def _read(self, session: GatewaySession, commands: Iterator[pb.Command]) -> None:
         try:

@@ -1,57 +1,121 @@
-"""A picture of the engine for operators: EngineStats from EngineState, taken between two steps."""
+"""A picture of the engine for operators: EngineStats from EngineState, taken between two steps.
+
+One function a group of figures; each costs at most a walk over the live requests, the tenants or the adapters. Only the
+integrity check looks at every page, so it is made when somebody asks for it.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from typing import Any
 
 from engine.core.adapters import Adapter
 from engine.core.check import leftovers, violations
+from engine.core.report import LaneReport, TenantReport, lane_reports, tenant_reports
 from engine.core.state import EngineState
 from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
 
+LANES = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
 
-def snapshot(state: EngineState, step_seconds: float) -> pb.EngineStats:
-    counters, prefix = state.counters, state.prefix
-    adapter_pages = sum(len(adapter.pages) for adapter in state.adapters.values())
-    referenced = state.pool.num_pages - 1 - len(state.pool.free) - len(prefix.idle)
-    problems = violations(state) + ([] if state.sequences else leftovers(state))
+Figures = dict[str, Any]
+"""Fields of EngineStats."""
+
+
+def snapshot(state: EngineState, step_seconds: float, now: float, *, check: bool = False) -> pb.EngineStats:
+    """
+    Args:
+        step_seconds: spent in steps so far.
+        now: on the engine's clock.
+        check: run the integrity check too, in time proportional to the pool.
+    """
     return pb.EngineStats(
-        lanes=_lanes(state),
-        adapters=_adapters(state),
-        total_pages=state.config.usable_pages,
-        free_pages=len(state.pool.free),
-        kv_pages=referenced - adapter_pages,
-        cached_pages=len(prefix.idle),
-        adapter_pages=adapter_pages,
-        steps=counters.steps,
-        preemptions=counters.preemptions,
-        recomputed_tokens=counters.recomputed_tokens,
-        prompt_tokens=counters.prompt_tokens,
-        cached_tokens=counters.cached_tokens,
-        generated_tokens=counters.generated_tokens,
-        adapter_loads=counters.adapter_loads,
-        adapter_evictions=counters.adapter_evictions,
+        lanes=map(_lane, lane_reports(state, now)),
+        tenants=map(_tenant, tenant_reports(state)),
+        adapters=map(_adapter, state.adapters.values()),
+        **_pages(state),
+        **_counters(state),
+        **_preemptions(state),
+        **_step_model(state),
+        **_batch(state),
         step_seconds=step_seconds,
-        violations=problems,
+        violations=_problems(state) if check else [],
     )
 
 
-def _lanes(state: EngineState) -> list[pb.LaneStats]:
-    running = Counter(seq.request.lane for seq in state.running.values())
-    waiting = Counter(seq.request.lane for seq in state.waiting)
-    numbers = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
-    return [pb.LaneStats(lane=numbers[lane], running=running[lane], waiting=waiting[lane]) for lane in Lane]
+def _problems(state: EngineState) -> list[str]:
+    return violations(state) + ([] if state.sequences else leftovers(state))
 
 
-def _adapters(state: EngineState) -> list[pb.AdapterStats]:
-    def stats(adapter: Adapter) -> pb.AdapterStats:
-        return pb.AdapterStats(
-            adapter=adapter.id,
-            state=adapter.residency.value,
-            pages=len(adapter.pages),
-            running=adapter.running,
-            waiting=adapter.live - adapter.running,
-        )
+def _lane(report: LaneReport) -> pb.LaneStats:
+    return pb.LaneStats(
+        lane=LANES[report.lane],
+        running=report.running,
+        waiting=report.waiting,
+        oldest_wait_seconds=report.oldest_wait_s,
+        slo_ttft_attainment=report.ttft_attainment,
+        slo_itl_attainment=report.itl_attainment,
+        device_seconds=report.device_seconds,
+        vtc_gap_seconds=report.gap,
+        vtc_bound_seconds=report.bound,
+    )
 
-    return [stats(adapter) for adapter in state.adapters.values()]
+
+def _tenant(report: TenantReport) -> pb.TenantStats:
+    return pb.TenantStats(
+        lane=LANES[report.lane],
+        tenant=report.tenant,
+        running=report.running,
+        waiting=report.waiting,
+        device_seconds=report.device_seconds,
+        served_seconds=report.served,
+    )
+
+
+def _adapter(adapter: Adapter) -> pb.AdapterStats:
+    return pb.AdapterStats(
+        adapter=adapter.id,
+        state=adapter.residency.value,
+        pages=len(adapter.pages),
+        running=adapter.running,
+        waiting=adapter.live - adapter.running,
+    )
+
+
+def _pages(state: EngineState) -> Figures:
+    adapter_pages = sum(len(adapter.pages) for adapter in state.adapters.values())
+    free, cached = len(state.pool.free), state.prefix.num_idle
+    return {
+        "total_pages": state.config.usable_pages,
+        "free_pages": free,
+        "kv_pages": state.config.usable_pages - free - cached - adapter_pages,
+        "cached_pages": cached,
+        "adapter_pages": adapter_pages,
+        "host_total_pages": state.host.num_pages,
+        "host_used_pages": state.host.num_pages - len(state.host.free),
+    }
+
+
+def _counters(state: EngineState) -> Figures:
+    names = ("steps", "recomputed_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads")
+    moves = ("adapter_evictions", "pages_saved", "pages_restored")
+    return {name: getattr(state.counters, name) for name in (*names, *moves)}
+
+
+def _preemptions(state: EngineState) -> Figures:
+    counters = state.counters
+    by_cause = {cause.value: count for cause, count in counters.preempted_for.items()}
+    return {"preemptions": counters.preemptions, "preemptions_by_cause": by_cause}
+
+
+def _step_model(state: EngineState) -> Figures:
+    ledger = state.ledger
+    return {
+        "step_predicted_seconds_total": ledger.predicted_seconds,
+        "step_actual_seconds_total": ledger.actual_seconds,
+        "step_error_median": ledger.model.median_error,
+        "step_margin": ledger.model.margin,
+    }
+
+
+def _batch(state: EngineState) -> Figures:
+    return {"batch_urgency": state.ledger.need, "batch_share": state.ledger.batch_share}

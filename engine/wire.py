@@ -64,6 +64,11 @@ def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
 
 
 def request_to_pb(request: Request) -> pb.Submit:
+    """Only differences of times cross the wire, because the two ends' clocks have nothing in common.
+
+    `arrival` and `deadline` are on the sender's clock, whichever that is, and become seconds from one to the other. A
+    gateway leaves `arrival` at 0 and so gives `deadline` in seconds from submission.
+    """
     return pb.Submit(
         request_id=request.id,
         prompt=request.prompt,
@@ -72,11 +77,16 @@ def request_to_pb(request: Request) -> pb.Submit:
         lane=_LANE[request.lane],
         priority=request.priority,
         tenant=request.tenant,
+        weight=request.weight,
+        deadline_seconds=None if request.deadline is None else request.deadline - request.arrival,
+        ttft_seconds=request.ttft,
+        itl_seconds=request.itl,
     )
 
 
 def request_from_pb(message: pb.Submit, arrival: float) -> Request:
-    """`arrival` is the engine's own clock: a gateway's may be another machine's."""
+    """`arrival` is on the engine's own clock, and so is the deadline of the result."""
+    deadline = _optional(message, "deadline_seconds")
     return Request(
         id=message.request_id,
         prompt=tuple(message.prompt),
@@ -85,7 +95,11 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
         lane=Lane(message.lane),
         priority=message.priority,
         tenant=message.tenant,
+        weight=message.weight if message.HasField("weight") else 1.0,
         arrival=arrival,
+        deadline=None if deadline is None else arrival + deadline,
+        ttft=_optional(message, "ttft_seconds"),
+        itl=_optional(message, "itl_seconds"),
     )
 
 
@@ -98,6 +112,7 @@ def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
         cached_tokens=event.num_cached,
         error_code=event.refusal.code.value if event.refusal else "",
         error=event.refusal.message if event.refusal else "",
+        retry_after_seconds=event.refusal.retry_after if event.refusal else None,
     )
 
 
@@ -108,8 +123,16 @@ def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
         logprobs=tuple(_logprobs_from_pb(item) for item in message.logprobs),
         finish_reason=_FINISH_BACK[message.finish_reason],
         num_cached=message.cached_tokens,
-        refusal=Refusal(ErrorCode(message.error_code), message.error) if message.error_code else None,
+        refusal=_refusal_from_pb(message) if message.error_code else None,
     )
+
+
+def _refusal_from_pb(message: pb.TokenEvent) -> Refusal:
+    return Refusal(ErrorCode(message.error_code), message.error, _optional(message, "retry_after_seconds"))
+
+
+def _optional(message: pb.Submit | pb.TokenEvent, name: str) -> float | None:
+    return getattr(message, name) if message.HasField(name) else None
 
 
 def _logprobs_to_pb(item: TokenLogprobs) -> pb.TokenLogprobs:

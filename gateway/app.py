@@ -109,7 +109,9 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
         limiter = _limiter(config, redis)
         await limiter.configure(entry.tenant for entry in config.tenants.values())
         supervisor = EngineSupervisor(
-            config.engine_config(launch.model_dir), _engine_socket(launch.data_dir), fake=launch.fake_engine
+            config.engine_config(launch.model_dir, launch.data_dir / "engine"),
+            _engine_socket(launch.data_dir),
+            fake=launch.fake_engine,
         )
         await stack.enter_async_context(supervisor)
         engine, adapters = await _connect(stack, supervisor, config)
@@ -142,7 +144,7 @@ async def _connect(
     stack: AsyncExitStack, supervisor: EngineSupervisor, config: Config
 ) -> tuple[EngineClient, AdapterRegistry]:
     """A client that gives a restarted engine its adapters back before it counts as ready."""
-    engine = EngineClient(supervisor.address)
+    engine = EngineClient(supervisor.address, load_seconds=config.adapters.load_timeout_s)
     roots = [*config.adapters.roots, *config.adapters.preload.values()]
     adapters = AdapterRegistry(
         engine, roots, reserved=(model_name(config),), drain_seconds=config.adapters.drain_seconds

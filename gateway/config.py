@@ -1,4 +1,4 @@
-"""Configuration of a gateway and its engine: frozen, validated once, section for section as in the YAML."""
+"""Configuration of a gateway and its engine: its sections put together, read from YAML, and the demo's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,22 @@ from types import NoneType
 from typing import Any, get_type_hints
 
 from engine.config import EngineConfig
-from engine.core.types import Lane
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
 from engine.demo import DEMO_ADAPTERS
 from gateway.config_file import ConfigError, as_mapping, build, check_keys, convert, read_yaml, resolve
+from gateway.config_sections import (
+    AdaptersConfig,
+    AdminConfig,
+    GrpcConfig,
+    HttpConfig,
+    LanesConfig,
+    LimitsConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    RedisConfig,
+    TenantConfig,
+)
 from gateway.core.tenants import ADMIN_TENANT, KeyRing, Limits, Principal, Tenant, hash_key, key_id
-from gateway.limiter.base import Policy
 
 DEMO_KEYS = ("sk-demo-acme", "sk-demo-globex", "sk-demo-admin")
 """Known to everybody, so good on loopback only."""
@@ -23,155 +34,31 @@ DEMO_HASHES = frozenset(hash_key(key) for key in DEMO_KEYS)
 HASHED = re.compile(r"sha256:([0-9a-f]{64})")
 FROM_ENVIRONMENT = re.compile(r"\$\{[^}]+\}")
 MIN_KEY_LENGTH = 12
-
-
-def _port(value: int) -> None:
-    if not 0 <= value <= 65535:
-        raise ValueError(f"port must be between 0 and 65535, not {value}")
-
-
-def _at_least(minimum: int, **values: float) -> None:
-    for name, value in values.items():
-        if not value >= minimum:
-            raise ValueError(f"{name} must be at least {minimum}, not {value}")
-
-
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, not {value}")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The base model."""
-
-    source: str = "embedded"
-    """A model folder, a GGUF file, a Hugging Face id, or `embedded`: the small one that comes with the package."""
-    name: str = ""
-    """What clients call it; empty: the last part of the source's own name."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptersConfig:
-    roots: tuple[Path, ...] = ()
-    """Folders below which adapters may be loaded while running; none: only what is preloaded."""
-    preload: Mapping[str, Path] = field(default_factory=dict)
-    """Served name -> PEFT folder, loaded at start."""
-    drain_seconds: float = 30.0
-    """How long an unloaded adapter's requests may go on before they are aborted."""
-
-    def __post_init__(self) -> None:
-        _at_least(0, drain_seconds=self.drain_seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class LaneConfig:
-    max_requests: int = 1000
-    """Of this lane in the gateway at once, waiting and running; one more is refused with lane_queue_full."""
-
-    def __post_init__(self) -> None:
-        _at_least(1, max_requests=self.max_requests)
-
-
-@dataclass(frozen=True, slots=True)
-class LanesConfig:
-    interactive: LaneConfig = LaneConfig()
-    batch: LaneConfig = LaneConfig(10_000)
-
-    def of(self, lane: Lane) -> LaneConfig:
-        return self.interactive if lane is Lane.INTERACTIVE else self.batch
-
-
-@dataclass(frozen=True, slots=True)
-class TenantConfig:
-    tenant: Tenant
-    """Every other field of the tenant's section."""
-    keys: tuple[str, ...] = ()
-    """SHA-256 of each, in hex."""
-
-
-@dataclass(frozen=True, slots=True)
-class LimitsConfig:
-    when_redis_is_away: Policy = "degraded"
-    """degraded: each gateway limits by itself. closed: requests get 503. open: requests are not limited."""
-    replicas: int = 1
-    """Gateways sharing one Redis; while it is away each grants this fraction of every limit."""
-    lease_seconds: float = 3600.0
-    """After which a reservation that was never settled is forgotten; longer than any request."""
-
-    def __post_init__(self) -> None:
-        _at_least(1, replicas=self.replicas, lease_seconds=self.lease_seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class RedisConfig:
-    url: str = ""
-    """redis://, rediss:// or unix://; empty: REDIS_URL if set, else an embedded Valkey in the data directory."""
-    timeout_ms: float = 50.0
-    """Of one limiter call."""
-    key_prefix: str = "loralane:"
-
-    def __post_init__(self) -> None:
-        _at_least(1, timeout_ms=self.timeout_ms)
-        if self.url and not self.url.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError(f"url must begin with redis://, rediss:// or unix://, not {self.url!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class HttpConfig:
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0: any free one."""
-    max_body_bytes: int = 8 * 2**20
-    request_timeout_s: float = 600.0
-    """From arrival to the last token, unless the client asks for less."""
-    first_token_timeout_s: float = 120.0
-
-    def __post_init__(self) -> None:
-        _port(self.port)
-        _at_least(1, max_body_bytes=self.max_body_bytes)
-        _positive(request_timeout_s=self.request_timeout_s, first_token_timeout_s=self.first_token_timeout_s)
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcConfig:
-    host: str = "127.0.0.1"
-    port: int = 50051
-    """0: any free one."""
-
-    def __post_init__(self) -> None:
-        _port(self.port)
-
-
-@dataclass(frozen=True, slots=True)
-class AdminConfig:
-    keys: tuple[str, ...] = ()
-    """SHA-256 of each, in hex; without any, nobody may use the admin API."""
-
-
-@dataclass(frozen=True, slots=True)
-class ObservabilityConfig:
-    request_log: bool = True
-    """One JSON line a request on standard output."""
+ELSEWHERE: Mapping[str, Any] = {
+    "model": "",
+    "state_dir": "",
+    "interactive": INTERACTIVE_GOALS,
+    "batch": BATCH_GOALS,
+}
+"""Fields of EngineConfig that the section `engine` may not set: `Config.engine_config` fills them in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
     """Raises ConfigError: sections contradict each other."""
 
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(model=""))
-    """Its `model` is filled in with the prepared folder: `engine_config`."""
-    adapters: AdaptersConfig = AdaptersConfig()
-    lanes: LanesConfig = LanesConfig()
+    """Without what other sections say about it: `engine_config` has that too."""
+    adapters: AdaptersConfig = field(default_factory=AdaptersConfig)
+    lanes: LanesConfig = field(default_factory=LanesConfig)
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
-    limits: LimitsConfig = LimitsConfig()
-    redis: RedisConfig = RedisConfig()
-    http: HttpConfig = HttpConfig()
-    grpc: GrpcConfig = GrpcConfig()
-    admin: AdminConfig = AdminConfig()
-    observability: ObservabilityConfig = ObservabilityConfig()
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    redis: RedisConfig = field(default_factory=RedisConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
+    grpc: GrpcConfig = field(default_factory=GrpcConfig)
+    admin: AdminConfig = field(default_factory=AdminConfig)
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
 
     def __post_init__(self) -> None:
         if self.limits.lease_seconds <= self.http.request_timeout_s:
@@ -189,9 +76,18 @@ class Config:
                 if key in DEMO_HASHES and not is_loopback(host):
                     raise ConfigError(f"{section}.host: {host} would offer demo keys to others; use keys of your own")
 
-    def engine_config(self, folder: Path) -> EngineConfig:
-        """What the engine process is started with, once the model is prepared in `folder`."""
-        return replace(self.engine, model=str(folder))
+    def engine_config(self, folder: Path, state_dir: Path | None = None) -> EngineConfig:
+        """What the engine process is started with, once the model is prepared in `folder`.
+
+        `state_dir`: where it may keep what it learns about this machine; None: nowhere.
+        """
+        return replace(
+            self.engine,
+            model=str(folder),
+            state_dir="" if state_dir is None else str(state_dir),
+            interactive=self.lanes.interactive.goals(),
+            batch=self.lanes.batch.goals(),
+        )
 
     def key_ring(self) -> KeyRing:
         principals = {
@@ -228,7 +124,7 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
     engine = resolve(document.get("engine"), env, "engine")
     return Config(
         **plain,
-        engine=build(EngineConfig, engine, "engine", base, model=""),
+        engine=build(EngineConfig, engine, "engine", base, **ELSEWHERE),
         tenants=_tenants(document.get("tenants"), env, base),
         admin=_admin(document.get("admin"), env),
     )

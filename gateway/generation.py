@@ -53,6 +53,10 @@ class GenerateRequest:
     """Lower is sooner, inside the lane."""
     deadline: float | None = None
     """Seconds this caller will wait for the whole answer, if less than what the gateway allows."""
+    ttft: float | None = None
+    """Seconds to the first token it asks for; None: the lane's goal."""
+    itl: float | None = None
+    """Seconds between tokens it asks for; None: the lane's goal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,10 @@ class RequestRecord:
     @property
     def duration_seconds(self) -> float | None:
         return _span(self.started, self.ended)
+
+    def note_cached(self, prompt: int, tokens: int) -> None:
+        """What an answer to a prompt found cached. The first answer to run finds least, and leaves it to the others."""
+        self.cached[prompt] = min(tokens, self.cached.get(prompt, tokens))
 
     def end(self, finish: str, status: int, error_code: str = "") -> None:
         self.finish, self.status, self.error_code = finish, status, error_code

@@ -13,12 +13,13 @@ from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.generation import Admitted, Chat, Finish, GenerateRequest, GenerationChunk, PromptInput, Usage
 from gateway.openai_convert import chat_messages
-from gateway.openai_schema import ChatMessage, CompletionRequest
+from gateway.openai_schema import ChatMessage, CompletionRequest, Slo
 from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
 
 RANGES: Mapping[str, Any] = get_type_hints(CompletionRequest, include_extras=True)
 """What HTTP accepts for a field of this name, as msgspec reads it."""
+SLO_RANGES: Mapping[str, Any] = get_type_hints(Slo, include_extras=True)
 
 NOT_SAMPLING = frozenset({"max_tokens", "seed", "stop"})
 """Fields of the message SamplingParams that are the gateway's business, not the sampler's."""
@@ -41,7 +42,8 @@ _FINISH: Mapping[Finish | None, pb.FinishReason] = {
 def generate_request(message: pb.GenerateRequest, request_id: str, deadline: float | None) -> GenerateRequest:
     """`deadline`: seconds this caller will wait. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     given = {field.name: _plain(value) for field, value in message.sampling.ListFields()}
-    _check_ranges(given)
+    _check_ranges(given, RANGES)
+    slo = _slo(message.slo)
     return GenerateRequest(
         model=model_query(message.model),
         inputs=(prompt_input(message),),
@@ -53,6 +55,8 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
         lane=_lane(message.lane),
         priority=message.priority,
         deadline=deadline,
+        ttft=slo.ttft,
+        itl=slo.itl,
     )
 
 
@@ -116,12 +120,18 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, Sequence) else value
 
 
-def _check_ranges(given: Mapping[str, Any]) -> None:
+def _check_ranges(given: Mapping[str, Any], ranges: Mapping[str, Any], place: str = "") -> None:
     for name, value in given.items():
         try:
-            msgspec.convert(value, RANGES[name])
+            msgspec.convert(value, ranges[name])
         except msgspec.ValidationError as error:
-            raise invalid_request(f"{name}: {error}", name) from error
+            raise invalid_request(f"{place}{name}: {error}", f"{place}{name}") from error
+
+
+def _slo(message: pb.Slo) -> Slo:
+    given = {field.name: value for field, value in message.ListFields()}
+    _check_ranges(given, SLO_RANGES, "slo.")
+    return Slo(**given)
 
 
 def _sampling(given: Mapping[str, Any]) -> SamplingParams:

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from engine.client import EngineUnavailable
-from gateway.core.errors import ApiError, forbidden, invalid_request
+from gateway.core.errors import ApiError, Fault, forbidden, invalid_request, unavailable
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import KeyRing, Principal
 from gateway.generation import GenerateRequest
@@ -92,6 +92,7 @@ class HttpApi:
             Route("/detokenize", self.detokenize, methods=post),
             Route("/v1/load_lora_adapter", self.load_adapter, methods=post),
             Route("/v1/unload_lora_adapter", self.unload_adapter, methods=post),
+            Route("/admin/v1/check", self.check, methods=get),
             Route("/health", self.health, methods=get),
             Route("/ready", self.ready, methods=get),
             Route("/version", self.version, methods=get),
@@ -162,6 +163,15 @@ class HttpApi:
         await self._gateway.adapters.unload(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
+    async def check(self, request: Request) -> Response:
+        """The engine's integrity check: it holds up the engine's steps while it looks at every page."""
+        self._authenticate_admin(request)
+        try:
+            stats = await self._gateway.engine.stats(check=True)
+        except EngineUnavailable as error:
+            raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not available") from error
+        return json_response({"violations": list(stats.violations)})
+
     async def health(self, request: Request) -> Response:
         """The process is alive."""
         return json_response({"status": "ok"})
@@ -227,9 +237,12 @@ class HttpApi:
         return principal, parse(await read_body(request, self._max_body_bytes), kind)
 
     async def _read_admin(self, request: Request, kind: type[Body]) -> Body:
+        self._authenticate_admin(request)
+        return parse(await read_body(request, self._max_body_bytes), kind)
+
+    def _authenticate_admin(self, request: Request) -> None:
         if not self._authenticate(request).is_admin:
             raise forbidden("this needs an administrator's key")
-        return parse(await read_body(request, self._max_body_bytes), kind)
 
     def _authenticate(self, request: Request) -> Principal:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")

@@ -34,6 +34,7 @@ class Job:
     """A request that has been understood: all it lacks is the leave to run."""
 
     request: GenerateRequest
+    tenant: Tenant
     adapter: AdapterRecord | None
     lane: Lane
     prompts: tuple[tuple[int, ...], ...]
@@ -59,9 +60,14 @@ class Job:
         """Ids that an answer's text goes on from; none after a chat, where it begins by itself."""
         return () if isinstance(self.request.inputs[prompt_index], Chat) else self.prompts[prompt_index]
 
-    def engine_request(self, record_id: str, tenant: str, index: int) -> Request:
-        """For answer `index`; its id is unique."""
+    def engine_request(self, record_id: str, index: int, waited: float) -> Request:
+        """For answer `index`; its id is unique, its clock begins when it is submitted.
+
+        `waited`: seconds since the caller asked, which are gone from its deadline. In the interactive lane goals say
+        all there is to say; a deadline orders batch work.
+        """
         prompt_index, number = divmod(index, self.request.n)
+        deadline = self.request.deadline
         return Request(
             id=f"{record_id}-{index}",
             prompt=self.prompts[prompt_index],
@@ -69,7 +75,11 @@ class Job:
             adapter=self.adapter.version if self.adapter else None,
             lane=self.lane,
             priority=self.request.priority,
-            tenant=tenant,
+            tenant=self.tenant.name,
+            weight=self.tenant.weight,
+            deadline=None if deadline is None or self.lane is not Lane.BATCH else deadline - waited,
+            ttft=self.request.ttft,
+            itl=self.request.itl,
         )
 
 
@@ -138,7 +148,7 @@ class Intake:
         pairs = zip(request.inputs, prompts, strict=True)
         params = tuple(self._fit(request, prompt, len(ids)) for prompt, ids in pairs)
         seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed
-        return Job(request, adapter, lane, prompts, params, seed)
+        return Job(request, tenant, adapter, lane, prompts, params, seed)
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError: INVALID_REQUEST."""

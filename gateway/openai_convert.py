@@ -9,7 +9,7 @@ from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.lanes import asked_lane
 from gateway.core.routing import ModelQuery
 from gateway.generation import Chat, GenerateRequest, PromptInput
-from gateway.openai_schema import ChatMessage, ChatRequest, CompletionRequest, ContentPart, Sampled
+from gateway.openai_schema import ChatMessage, ChatRequest, CompletionRequest, ContentPart, Sampled, Slo
 
 COMPLETION_TOKENS = 16
 """Default output of /v1/completions, as OpenAI documents it."""
@@ -109,6 +109,7 @@ def _request(
         raise invalid_request("stream_options needs stream to be true", "stream_options")
     if body.best_of not in (None, body.n or 1):
         raise unsupported_parameter("best_of")
+    slo = body.slo or Slo()
     return GenerateRequest(
         model=ModelQuery(body.model, body.adapter_id, body.lora_path),
         inputs=inputs,
@@ -122,6 +123,8 @@ def _request(
         n=body.n or 1,
         lane=asked_lane(body.service_tier),
         priority=body.priority or 0,
+        ttft=slo.ttft,
+        itl=slo.itl,
     )
 
 

@@ -22,6 +22,7 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Alternatives = Annotated[int, Meta(ge=0, le=20)]
+Milliseconds = Annotated[float, Meta(gt=0, le=86_400_000)]
 
 NOTHING: tuple[Any, ...] = (None, False, [], {})
 
@@ -62,6 +63,25 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
+class Slo(Struct):
+    """Ours: what a request asks for instead of its lane's goals."""
+
+    ttft_ms: Milliseconds | None = None
+    """To the first token."""
+    itl_ms: Milliseconds | None = None
+    """Between two tokens."""
+
+    @property
+    def ttft(self) -> float | None:
+        """In seconds."""
+        return None if self.ttft_ms is None else self.ttft_ms / 1000
+
+    @property
+    def itl(self) -> float | None:
+        """In seconds."""
+        return None if self.itl_ms is None else self.itl_ms / 1000
+
+
 class Sampled(Struct, kw_only=True):
     """Fields that chats and completions share."""
 
@@ -89,6 +109,7 @@ class Sampled(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     service_tier: str | None = None
     priority: Int32 | None = None
+    slo: Slo | None = None
 
     @property
     def include_usage(self) -> bool:

@@ -13,13 +13,14 @@ from types import MappingProxyType
 
 import structlog
 
-from engine.client import EngineApi, EngineUnavailable
-from engine.core.types import FinishReason, Lane, TokenEvent
+from engine.client import EngineApi
+from engine.core.types import Lane
 from gateway.adapters import AdapterRegistry
-from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
+from gateway.core.errors import ApiError, Fault, internal, unavailable
 from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal
 from gateway.deadlines import Timer, deadline
+from gateway.failures import engine_failures, note, refuse_failed
 from gateway.generation import (
     Admitted,
     Answer,
@@ -133,7 +134,7 @@ class Gateway:
             if not record.finish:
                 record.end("cancelled", 499)
         except BaseException as error:
-            _note(record, error)
+            note(record, error)
             raise
         finally:
             record.ended = self._clock()
@@ -223,18 +224,19 @@ class Gateway:
 
     async def _answer(self, job: Job, index: int, record: RequestRecord) -> AsyncGenerator[GenerationChunk, None]:
         """One engine stream turned to text, until the engine or a stop string ends it. Closing it early aborts."""
-        prompt_index, number = divmod(index, job.request.n)
+        prompt_index = index // job.request.n
         detokenizer = self.tokenizer.detokenizer(job.continues(prompt_index))
         answer = Answer(index, detokenizer, job.request.stop, job.request.sampling.min_tokens)
         last_token: float | None = None
-        record.submitted = record.submitted or self._clock()
-        with _engine_failures(record):
-            async with aclosing(self.engine.generate(job.engine_request(record.id, record.tenant, index))) as events:
+        now = self._clock()
+        record.submitted = record.submitted or now
+        wanted = job.engine_request(record.id, index, now - record.started)
+        with engine_failures(record):
+            async with aclosing(self.engine.generate(wanted)) as events:
                 async for event in events:
-                    _refuse_failed(event, record)
+                    refuse_failed(event, record)
                     chunk = answer.absorb(event)
-                    if number == 0:
-                        record.cached[prompt_index] = event.num_cached
+                    record.note_cached(prompt_index, event.num_cached)
                     last_token = self._clocked(record, chunk, last_token)
                     yield chunk
                     if chunk.finish_reason is not None:
@@ -262,38 +264,3 @@ async def _resume(
     yield opening
     async for chunk in chunks:
         yield chunk
-
-
-def _note(record: RequestRecord, error: BaseException) -> None:
-    """Writes down how a request failed. An OSError comes from the caller's connection: gone, like a cancelled task."""
-    if isinstance(error, ApiError):
-        record.end("error", error.http_status, error.code or error.fault.name.lower())
-        record.error_metadata = error.metadata
-    elif isinstance(error, asyncio.CancelledError | GeneratorExit | OSError):
-        record.end("cancelled", 499)
-    else:
-        record.end("error", 500, "internal_error")
-
-
-@contextmanager
-def _engine_failures(record: RequestRecord) -> Iterator[None]:
-    try:
-        yield
-    except EngineUnavailable as error:
-        record.refund = True
-        raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine stopped; try again") from error
-
-
-def _refuse_failed(event: TokenEvent, record: RequestRecord) -> None:
-    """Raises what the engine has to say against a request, in the words of the error table."""
-    if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
-        return
-    record.refund = True
-    if event.finish_reason is FinishReason.ABORT:
-        raise unavailable(Fault.PREEMPTED, "the engine gave the request up, as when its adapter is unloaded")
-    if event.refusal is None:
-        raise internal(record.request_id)
-    fault = Fault[event.refusal.code.name]
-    if fault is Fault.MODEL_NOT_FOUND:
-        raise model_not_found(record.model)
-    raise ApiError(fault, event.refusal.message, retry_after=1.0 if fault.row.http_status == 503 else None)

@@ -1,17 +1,26 @@
-"""An executor without a model: every token is a digest of what came before it.
+"""Executors without a model.
 
-The stream of a request depends on its adapter, its seed and its tokens only, so a run that was batched, preempted or
-served from the prefix cache must repeat an undisturbed one token for token. Tests and simulations rest on that.
+`FakeExecutor`: every token is a digest of what came before it, so a run that was batched, preempted or served from the
+prefix cache must repeat an undisturbed one token for token. Tests rest on that.
+
+`TimedExecutor`: tokens mean nothing, but a plan takes as long as it would on some device, on a virtual clock.
+Simulations rest on that.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from random import Random
 
 from engine.core.types import AdapterId, Admission, PageId, SampledToken, StepPlan, StepResult
 from engine.executor.base import HostAdapter
+from engine.executor.cost import CostModel, LiveSequence, StepWork, measure
+
+TOKEN_MASK = 2**31 - 1
 
 
 def fake_token(adapter: AdapterId | None, seed: int, tokens: list[int], vocab_size: int) -> int:
@@ -60,3 +69,82 @@ class FakeExecutor:
         token = fake_token(seq.admission.adapter, seq.admission.params.seed, seq.tokens, self.vocab_size)
         seq.tokens.append(token)
         return SampledToken(request_id, token)
+
+
+class VirtualClock:
+    """Seconds that pass when somebody says so."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def advance_to(self, when: float) -> None:
+        """Never backwards."""
+        self.now = max(self.now, when)
+
+
+StepObserver = Callable[[StepPlan, StepWork, float], None]
+"""Called with every plan, the work in it and the seconds it took, before the clock has moved."""
+
+
+class TimedExecutor:
+    """A plan advances the clock by what the cost model says it takes, times lognormal noise.
+
+    A token is made of the request's seed and its position alone: in constant time, and the same after a preemption.
+    """
+
+    def __init__(
+        self,
+        cost: CostModel,
+        clock: VirtualClock,
+        ranks: Mapping[AdapterId, int],
+        observe: StepObserver,
+        noise_sigma: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self._cost = cost
+        self._clock = clock
+        self._ranks = ranks
+        self._observe = observe
+        self._sigma = noise_sigma
+        self._gauss = Random(seed).gauss
+        self._live: dict[str, LiveSequence] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        live = self._live
+        for request_id in plan.released:
+            live.pop(request_id, None)
+        for admission in plan.admitted:
+            adapter = admission.adapter
+            rank = 0 if adapter is None else self._ranks[adapter]
+            live[admission.request_id] = LiveSequence(admission.params.seed, adapter, rank)
+        work = measure(plan, live)
+        seconds = self._cost.seconds(work) * math.exp(self._gauss(0.0, self._sigma))
+        self._observe(plan, work, seconds)
+        self._clock.advance(seconds)
+        sampled = tuple(
+            [
+                SampledToken(
+                    chunk.request_id, _position_token(live[chunk.request_id].seed, chunk.start + chunk.num_tokens)
+                )
+                for chunk in plan.chunks
+                if chunk.samples
+            ]
+        )
+        return StepResult(sampled=sampled, loaded=tuple([load.adapter for load in plan.loads]))
+
+    def load_host(self, path: str) -> HostAdapter:
+        """Adapters of a simulation have no files: they are known by their ranks from the start. Raises ValueError."""
+        raise ValueError(f"no adapter can be loaded from {path}: a simulation knows its adapters from the start")
+
+    def drop_host(self, adapter: AdapterId) -> None:
+        """Nothing is kept in host memory."""
+
+
+def _position_token(seed: int, position: int) -> int:
+    return (seed * 0x9E3779B1 + position) & TOKEN_MASK

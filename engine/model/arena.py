@@ -10,10 +10,9 @@ from torch import Tensor
 
 from engine.core.types import AdapterId, PageId
 from engine.model.lora import TARGETS
+from engine.model.memory import zeros
 from engine.model.spec import ModelSpec
 from lora_kernels.layout import AdapterLayout, LoraTable
-
-CACHE_LINE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Arena:
         self, shape: PageShape, num_pages: int, max_adapters: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.shape = shape
-        self.pages = _zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
+        self.pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
         self.table = LoraTable(max_adapters, shape.layers, len(TARGETS), shape.elements, device)
         self._slots: dict[AdapterId, int] = {}
         self._free_slots = list(range(max_adapters - 1, -1, -1))
@@ -90,16 +89,3 @@ class Arena:
     def slot(self, adapter: AdapterId | None) -> int:
         """Row of the adapter table; -1 for the base model. KeyError when the adapter is not resident."""
         return -1 if adapter is None else self._slots[adapter]
-
-
-def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[count] zeros, aligned to a cache line.
-
-    On the CPU it is NumPy's memory, which the system hands out as it is first touched: torch would write all of it
-    now, and a pool is gigabytes of which a small load uses little.
-    """
-    if device.type != "cpu":
-        return torch.zeros(count, dtype=dtype, device=device)
-    raw = torch.from_numpy(np.zeros(count * dtype.itemsize + CACHE_LINE, dtype=np.uint8))
-    start = -raw.data_ptr() % CACHE_LINE
-    return raw[start : start + count * dtype.itemsize].view(dtype)

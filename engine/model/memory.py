@@ -1,17 +1,20 @@
-"""How much memory there is, and how many pages that makes."""
+"""How much memory there is, how many pages that makes, and the taking of it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from engine.config import EngineConfig
 
 GIB = 2**30
 HOST_LIMIT = 4 * GIB
 HOST_SHARE, DEVICE_SHARE = 0.25, 0.9
+CACHE_LINE = 64
 
 
 def count_pages(config: EngineConfig, page_bytes: int, device: torch.device) -> int:
@@ -26,6 +29,11 @@ def count_pages(config: EngineConfig, page_bytes: int, device: torch.device) -> 
     if budget < 2 * page_bytes:
         raise ValueError(f"a page pool of {budget} bytes holds fewer than two pages of {page_bytes}")
     return budget // page_bytes
+
+
+def count_host_pages(config: EngineConfig, page_bytes: int) -> int:
+    """Host pages that `swap_gb` makes, of at most a quarter of the memory that is free now."""
+    return int(min(config.swap_gb * GIB, HOST_SHARE * free_host_bytes())) // page_bytes
 
 
 def _default_budget(device: torch.device) -> int:
@@ -52,3 +60,16 @@ def _control_group_room(root: Path, unlimited: int) -> int:
     if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
         return unlimited
     return max(0, int(limit.read_text()) - int(used.read_text()))
+
+
+def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[count] zeros, aligned to a cache line.
+
+    On the CPU it is NumPy's memory, which the system hands out as it is first touched: torch would write all of it
+    now, and a pool is gigabytes of which a small load uses little.
+    """
+    if device.type != "cpu":
+        return torch.zeros(count, dtype=dtype, device=device)
+    raw = torch.from_numpy(np.zeros(count * dtype.itemsize + CACHE_LINE, dtype=np.uint8))
+    start = -raw.data_ptr() % CACHE_LINE
+    return raw[start : start + count * dtype.itemsize].view(dtype)

@@ -15,9 +15,10 @@ from engine.executor.base import HostAdapter
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState
 from engine.model.decoder import build_decoder
+from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore, PackedAdapter
 from engine.model.lora import TARGETS, target_widths
-from engine.model.memory import GIB, count_pages
+from engine.model.memory import GIB, count_host_pages, count_pages
 from engine.model.peft_loader import LoadedAdapter, TargetShapes, load_peft
 from engine.model.sampler import Sampler
 from engine.model.spec import ModelSpec, read_spec
@@ -38,6 +39,7 @@ class ModelRunner:
     Attributes:
         spec: shape of the model.
         num_pages, block_size, page_bytes: the page pool; page 0 is the null page.
+        num_host_pages: pages of host memory that `saves` may name.
         max_model_len: tokens of one sequence.
         model_hash: stable over restarts, different for different weights.
 
@@ -65,6 +67,8 @@ class ModelRunner:
         self.page_bytes = shape.elements * self.dtype.itemsize
         self.num_pages = count_pages(config, self.page_bytes, self.device)
         self._arena = Arena(shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device)
+        self.num_host_pages = count_host_pages(config, self.page_bytes)
+        self._host_pages = HostPages(self.num_host_pages, shape.elements, self.dtype, self.device)
         self._batch = BatchState(config.max_seqs, self.max_model_len, config.block_size, self.device)
         self._sampler = Sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids)
         self._host = HostStore(int(config.host_adapter_gb * GIB))
@@ -83,13 +87,15 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Does what the plan says, in its order: release, evict, load, admit, compute, sample."""
+        """Does what the plan says, in its order: save, release, evict, load, restore, admit, compute, sample."""
+        self._host_pages.save(self._arena.pages, plan.saves)
         for request_id in plan.released:
             self._release(request_id)
         for adapter in plan.evicted:
             self._arena.evict_adapter(adapter)
         for load in plan.loads:
             self._load(load)
+        self._host_pages.restore(self._arena.pages, plan.restores)
         for admission in plan.admitted:
             self._admit(admission)
         loaded = tuple(load.adapter for load in plan.loads)

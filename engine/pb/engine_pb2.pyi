@@ -36,7 +36,7 @@ class Command(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant")
+    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,10 @@ class Submit(_message.Message):
     LANE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ITL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     params: SamplingParams
@@ -51,7 +55,11 @@ class Submit(_message.Message):
     lane: Lane
     priority: int
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+    weight: float
+    deadline_seconds: float
+    ttft_seconds: float
+    itl_seconds: float
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("request_id",)
@@ -105,7 +113,7 @@ class StepEvents(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("request_id", "token_ids", "logprobs", "finish_reason", "cached_tokens", "error_code", "error")
+    __slots__ = ("request_id", "token_ids", "logprobs", "finish_reason", "cached_tokens", "error_code", "error", "retry_after_seconds")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +121,7 @@ class TokenEvent(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
@@ -120,7 +129,8 @@ class TokenEvent(_message.Message):
     cached_tokens: int
     error_code: str
     error: str
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+    retry_after_seconds: float
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
@@ -201,18 +211,48 @@ class UnloadAdapterResponse(_message.Message):
     def __init__(self, aborted: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("check",)
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    check: bool
+    def __init__(self, check: _Optional[bool] = ...) -> None: ...
 
 class LaneStats(_message.Message):
-    __slots__ = ("lane", "running", "waiting")
+    __slots__ = ("lane", "running", "waiting", "oldest_wait_seconds", "slo_ttft_attainment", "slo_itl_attainment", "device_seconds", "vtc_gap_seconds", "vtc_bound_seconds")
     LANE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SLO_TTFT_ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    SLO_ITL_ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    VTC_GAP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    VTC_BOUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
     lane: Lane
     running: int
     waiting: int
-    def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    oldest_wait_seconds: float
+    slo_ttft_attainment: float
+    slo_itl_attainment: float
+    device_seconds: float
+    vtc_gap_seconds: float
+    vtc_bound_seconds: float
+    def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., oldest_wait_seconds: _Optional[float] = ..., slo_ttft_attainment: _Optional[float] = ..., slo_itl_attainment: _Optional[float] = ..., device_seconds: _Optional[float] = ..., vtc_gap_seconds: _Optional[float] = ..., vtc_bound_seconds: _Optional[float] = ...) -> None: ...
+
+class TenantStats(_message.Message):
+    __slots__ = ("lane", "tenant", "running", "waiting", "device_seconds", "served_seconds")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SERVED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    lane: Lane
+    tenant: str
+    running: int
+    waiting: int
+    device_seconds: float
+    served_seconds: float
+    def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., tenant: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., device_seconds: _Optional[float] = ..., served_seconds: _Optional[float] = ...) -> None: ...
 
 class AdapterStats(_message.Message):
     __slots__ = ("adapter", "state", "pages", "running", "waiting")
@@ -229,7 +269,14 @@ class AdapterStats(_message.Message):
     def __init__(self, adapter: _Optional[str] = ..., state: _Optional[str] = ..., pages: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("lanes", "adapters", "total_pages", "free_pages", "kv_pages", "cached_pages", "adapter_pages", "steps", "preemptions", "recomputed_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads", "adapter_evictions", "step_seconds", "violations")
+    __slots__ = ("lanes", "adapters", "total_pages", "free_pages", "kv_pages", "cached_pages", "adapter_pages", "steps", "preemptions", "recomputed_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads", "adapter_evictions", "step_seconds", "violations", "tenants", "step_predicted_seconds_total", "step_actual_seconds_total", "step_error_median", "step_margin", "host_total_pages", "host_used_pages", "pages_saved", "pages_restored", "preemptions_by_cause", "batch_urgency", "batch_share")
+    class PreemptionsByCauseEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     LANES_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +294,18 @@ class EngineStats(_message.Message):
     ADAPTER_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_PREDICTED_SECONDS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STEP_ACTUAL_SECONDS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STEP_ERROR_MEDIAN_FIELD_NUMBER: _ClassVar[int]
+    STEP_MARGIN_FIELD_NUMBER: _ClassVar[int]
+    HOST_TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
+    HOST_USED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_SAVED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_RESTORED_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_BY_CAUSE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_URGENCY_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SHARE_FIELD_NUMBER: _ClassVar[int]
     lanes: _containers.RepeatedCompositeFieldContainer[LaneStats]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterStats]
     total_pages: int
@@ -264,4 +323,16 @@ class EngineStats(_message.Message):
     adapter_evictions: int
     step_seconds: float
     violations: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, lanes: _Optional[_Iterable[_Union[LaneStats, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterStats, _Mapping]]] = ..., total_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., kv_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., adapter_loads: _Optional[int] = ..., adapter_evictions: _Optional[int] = ..., step_seconds: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ...) -> None: ...
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantStats]
+    step_predicted_seconds_total: float
+    step_actual_seconds_total: float
+    step_error_median: float
+    step_margin: float
+    host_total_pages: int
+    host_used_pages: int
+    pages_saved: int
+    pages_restored: int
+    preemptions_by_cause: _containers.ScalarMap[str, int]
+    batch_urgency: float
+    batch_share: float
+    def __init__(self, lanes: _Optional[_Iterable[_Union[LaneStats, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterStats, _Mapping]]] = ..., total_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., kv_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., adapter_loads: _Optional[int] = ..., adapter_evictions: _Optional[int] = ..., step_seconds: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ..., step_predicted_seconds_total: _Optional[float] = ..., step_actual_seconds_total: _Optional[float] = ..., step_error_median: _Optional[float] = ..., step_margin: _Optional[float] = ..., host_total_pages: _Optional[int] = ..., host_used_pages: _Optional[int] = ..., pages_saved: _Optional[int] = ..., pages_restored: _Optional[int] = ..., preemptions_by_cause: _Optional[_Mapping[str, int]] = ..., batch_urgency: _Optional[float] = ..., batch_share: _Optional[float] = ...) -> None: ...

@@ -93,7 +93,7 @@ class EngineServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """A consistent picture of the engine, taken between two steps, with the result of the integrity check.
+        """A consistent picture of the engine, taken between two steps.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,7 +31,7 @@ async def settled(server):
     """Waits until nothing runs, then everything must have been given back."""
     async with asyncio.timeout(30):
         while True:
-            stats = await server.engine.stats()
+            stats = await server.engine.stats(check=True)
             assert list(stats.violations) == []
             if not server.gateway.active and not any(lane.running + lane.waiting for lane in stats.lanes):
                 break

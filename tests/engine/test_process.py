@@ -54,7 +54,7 @@ async def collect(client, request):
 async def until_empty(client):
     async with asyncio.timeout(10):
         while True:
-            stats = await client.stats()
+            stats = await client.stats(check=True)
             assert list(stats.violations) == []
             if not any(lane.running + lane.waiting for lane in stats.lanes):
                 return stats

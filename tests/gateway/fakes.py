@@ -82,7 +82,7 @@ class FakeEngine:
         """Events after which the engine is gone."""
         self.last_words: TokenEvent | None = None
         """Sent in place of an answer."""
-        self.num_cached = 0
+        self.cached: Callable[[Request], int] = lambda request: 0
         self.requests: list[Request] = []
         self.ends: dict[str, str] = {}
         """By request id: finished, aborted or failed."""
@@ -90,6 +90,8 @@ class FakeEngine:
         """Loaded adapters: version to path."""
         self.rejected: str = ""
         self.unloaded: list[str] = []
+        self.picture: pb.EngineStats | None = None
+        """What `stats` answers, in place of a few figures."""
 
     @property
     def open(self) -> int:
@@ -115,7 +117,8 @@ class FakeEngine:
             self.ends[request.id] = end
 
     def _events(self, request: Request) -> list[TokenEvent]:
-        admission = TokenEvent(request.id, num_cached=self.num_cached)
+        cached = self.cached(request)
+        admission = TokenEvent(request.id, num_cached=cached)
         if self.last_words is not None:
             return [self.last_words]
         params = request.params
@@ -125,7 +128,7 @@ class FakeEngine:
         steps = [tuple(tokens[i : i + self.tokens_per_event]) for i in range(0, len(tokens), self.tokens_per_event)]
         reason = FinishReason.STOP if whole else FinishReason.LENGTH
         events = [
-            TokenEvent(request.id, step, self._logprobs(request, step), reason if last else None, self.num_cached)
+            TokenEvent(request.id, step, self._logprobs(request, step), reason if last else None, cached)
             for step, last in zip(steps, [*[False] * (len(steps) - 1), True], strict=True)
         ]
         return [admission, *events]
@@ -153,12 +156,17 @@ class FakeEngine:
         self.unloaded.append(adapter)
         return 2
 
-    async def stats(self) -> pb.EngineStats:
+    async def stats(self, *, check: bool = False) -> pb.EngineStats:
         if not self.ready:
             raise EngineUnavailable("gone")
+        if self.picture is not None:
+            return self.picture
         adapters = [pb.AdapterStats(adapter=version, state="resident", pages=3, running=1) for version in self.paths]
         lanes = [pb.LaneStats(lane=pb.LANE_INTERACTIVE, running=2, waiting=1), pb.LaneStats(lane=pb.LANE_BATCH)]
-        return pb.EngineStats(lanes=lanes, adapters=adapters, total_pages=100, free_pages=50, kv_pages=40, steps=7)
+        violations = ["page 7 is lost"] if check else []
+        return pb.EngineStats(
+            lanes=lanes, adapters=adapters, total_pages=100, free_pages=50, kv_pages=40, steps=7, violations=violations
+        )
 
 
 def content_hash(folder: Path) -> str:

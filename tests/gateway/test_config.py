@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import math
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from engine.config import EngineConfig
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
 from engine.core.types import Lane
 from gateway import config as config_module
 from gateway.config import Config, demo_config, load_config
 from gateway.config_file import ConfigError
+from gateway.config_sections import BatchLane, LaneConfig, LanesConfig
 from gateway.core.tenants import Limits, Tenant, hash_key
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -49,10 +52,13 @@ def test_the_demo_file_spells_out_the_demo():
 def test_the_demo_file_shows_every_setting():
     document = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
     assert list(document) == [field.name for field in fields(Config)]
-    assert set(document["engine"]) == {field.name for field in fields(EngineConfig)} - {"model"}
+    assert set(document["engine"]) == {field.name for field in fields(EngineConfig)} - set(config_module.ELSEWHERE)
+    assert list(document["engine"]["scheduling"]) == [field.name for field in fields(Scheduling)]
     assert set(document["tenants"]["acme"]) == {field.name for field in fields(Tenant)} - {"name"} | {"keys"}
     for name in ("model", "adapters", "lanes", "limits", "redis", "http", "grpc", "admin", "observability"):
         assert set(document[name]) == {field.name for field in fields(type(getattr(demo_config(), name)))}
+    for lane in ("interactive", "batch"):
+        assert list(document["lanes"][lane]) == [field.name for field in fields(LaneConfig)]
 
 
 def test_the_demo_is_for_this_machine_only():
@@ -101,6 +107,48 @@ def test_the_engine_section_is_the_engines_own_configuration(load):
     assert loaded.engine_config(Path("/models/x")) == expected
 
 
+def test_the_engine_learns_what_other_sections_say_about_it(load):
+    text = "lanes: {interactive: {ttft_s: 0.4, max_wait_s: 5}, batch: {itl_s: 2}}\nengine: {scheduling: {policy: sjf}}"
+    engine = load(text).engine_config(Path("/models/x"), Path("/data/engine"))
+    assert (engine.model, engine.state_dir) == ("/models/x", "/data/engine")
+    assert engine.interactive == replace(INTERACTIVE_GOALS, ttft_s=0.4, max_wait_s=5.0)
+    assert engine.batch == replace(BATCH_GOALS, itl_s=2.0)
+    assert engine.scheduling == Scheduling(policy="sjf")
+
+
+def test_what_a_lanes_section_leaves_out_is_that_lanes_default(load):
+    assert load("lanes: {batch: {ttft_s: 7}}").lanes.batch == BatchLane(ttft_s=7.0)
+    assert load("lanes: {batch: }").lanes == LanesConfig()
+
+
+def test_the_demos_lanes_are_the_engines_own_goals():
+    engine = demo_config().engine_config(Path("/models/x"))
+    assert engine == EngineConfig(model="/models/x")
+    assert (engine.interactive, engine.batch) == (INTERACTIVE_GOALS, BATCH_GOALS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_engine_reads_what_it_is_started_with(path):
+    sent = load_config(path, ENV).engine_config(Path("/models/x"), Path("/data/engine"))
+    assert EngineConfig.from_json(sent.to_json()) == sent
+
+
+def test_every_nested_value_survives_the_way_to_the_engine():
+    config = EngineConfig(
+        model="m",
+        interactive=LaneGoals(1.5, 0.25, 0.5, math.inf),
+        batch=LaneGoals(7.0, 8.0, 0.125, 9.0),
+        scheduling=Scheduling(policy="fcfs", preemption="swap", min_chunk=7, batch_floor=0.5),
+    )
+    assert EngineConfig.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("text", ['{"model": "m", "max_seq": 1}', '{"model": "m", "scheduling": {"polcy": "fcfs"}}'])
+def test_the_engine_refuses_names_it_does_not_know(text):
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        EngineConfig.from_json(text)
+
+
 def test_references(load):
     text = "http: {port: '${PORT:-1234}', host: '${HOST}'}\nobservability: {request_log: '${LOG:-false}'}"
     loaded = load(text, {"HOST": "::1"})
@@ -124,6 +172,22 @@ WRONG = {
     "unknown, nothing near": ("grpc: {zzz: 1}", "grpc.zzz: unknown key; known are: host, port"),
     "unknown engine key": ("engine: {max_seq: 1}", "engine.max_seq: unknown key; did you mean max_seqs?"),
     "engine.model": ("engine: {model: x}", "engine.model: unknown key"),
+    "engine.state_dir": ("engine: {state_dir: x}", "engine.state_dir: unknown key"),
+    "engine.interactive": ("engine: {interactive: {ttft_s: 1}}", "engine.interactive: unknown key"),
+    "engine.batch": ("engine: {batch: {ttft_s: 1}}", "engine.batch: unknown key"),
+    "unknown scheduling key": (
+        "engine: {scheduling: {batch_flor: 0.1}}",
+        "engine.scheduling.batch_flor: unknown key; did you mean batch_floor?",
+    ),
+    "scheduling choice": ("engine: {scheduling: {policy: x}}", "engine.scheduling: policy must be one of lanes, fcfs"),
+    "scheduling range": ("engine: {scheduling: {batch_floor: 2}}", "engine.scheduling: batch_floor is a share"),
+    "scheduling type": ("engine: {scheduling: {min_chunk: x}}", "engine.scheduling.min_chunk: Expected int, got str"),
+    "swap_gb": ("engine: {swap_gb: -1}", "engine.swap_gb must not be negative"),
+    "unknown lane key": ("lanes: {batch: {ttft: 1}}", "lanes.batch.ttft: unknown key; did you mean ttft_s?"),
+    "lane range": ("lanes: {interactive: {itl_s: 0}}", "lanes.interactive: ttft_s and itl_s must be positive"),
+    "lane attainment": ("lanes: {batch: {attainment: 1.1}}", "lanes.batch: attainment must be between 0 and 1"),
+    "lane requests": ("lanes: {batch: {max_requests: 0}}", "lanes.batch: max_requests must be at least 1"),
+    "load timeout": ("adapters: {load_timeout_s: 0}", "adapters: load_timeout_s must be positive"),
     "unknown tenant key": (TENANT % "key: []", "tenants.a.key: unknown key; did you mean keys?"),
     "unknown limit": (TENANT % "limits: {token_per_minute: 1}", "tenants.a.limits.token_per_minute: unknown key"),
     "unknown lane section": ("lanes: {interactiv: {}}", "did you mean interactive?"),

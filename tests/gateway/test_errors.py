@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from engine.core.types import ErrorCode
 from gateway.core import errors
 from gateway.core.errors import ApiError, Fault
 
@@ -43,6 +44,13 @@ def test_the_table_is_the_contract(row):
 
 def test_the_table_has_no_other_rows():
     assert [fault.name for fault in Fault] == [row[0] for row in CONTRACT]
+
+
+def test_the_table_knows_whatever_an_engine_refuses_for():
+    for code in ErrorCode:
+        assert Fault[code.name].row.code in (code.value, None)
+    full = {code for code in ErrorCode if Fault[code.name].row.http_status == 503}
+    assert full == {ErrorCode.LANE_QUEUE_FULL, ErrorCode.QUEUE_TIMEOUT}
 
 
 def test_the_body_always_has_all_four_fields():

@@ -6,6 +6,7 @@ import grpc
 import pytest
 from grpc_house import NIGHT, as_key, ask, keys, open_grpc_house, refused, until
 
+from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
 from gateway.grpc_generation import GenerationService
 from gateway.grpc_wire import RANGES
 from gateway.pb import adapters_pb2
@@ -44,6 +45,16 @@ async def test_inputs_and_sampling_reach_the_engine(api):
     assert (chatted.params.logit_bias, chatted.params.stop_token_ids) == (((30, -1.0),), (9,))
 
 
+async def test_goals_and_a_batch_deadline_reach_the_engine(api):
+    await api.generation.Generate(ask(slo=pb.Slo(ttft_ms=250.0)), metadata=as_key())
+    batch = ask(lane=pb.LANE_BATCH, slo=pb.Slo(itl_ms=40.0))
+    assert [chunk async for chunk in api.generation.GenerateStream(batch, metadata=as_key(), timeout=60)]
+    unary, streamed = api.house.engine.requests
+    assert (unary.ttft, unary.itl, unary.deadline) == (0.25, None, None)
+    assert (streamed.ttft, streamed.itl) == (None, 0.04)
+    assert 30 < streamed.deadline < 61  # gRPC rounds timeouts up
+
+
 async def test_without_a_maximum_the_answer_ends_by_itself(api):
     whole = await api.generation.Generate(ask(sampling={}), metadata=as_key())
     assert (whole.text, whole.finish_reason) == ("Hello, world!", pb.FINISH_REASON_STOP)
@@ -63,7 +74,7 @@ async def test_logprobs(api):
 
 
 async def test_metadata_carry_id_lane_rates_and_usage(api):
-    api.house.engine.num_cached = 3
+    api.house.engine.cached = lambda request: 3
     call = api.generation.Generate(ask(), metadata=as_key("globex", x_request_id="mine-1"))
     initial = dict(await call.initial_metadata())
     assert (initial["x-request-id"], initial["x-loralane-lane"]) == ("mine-1", "interactive")
@@ -130,6 +141,8 @@ INVALID = {
     "chat.messages[0].role": ask(chat=pb.Chat(messages=[pb.ChatMessage(role="tool", content="x")])),
     "prompt": ask(prompt=""),
     "lane": ask(lane=9),
+    "slo.ttft_ms": ask(slo=pb.Slo(ttft_ms=0.0)),
+    "slo.itl_ms": ask(slo=pb.Slo(itl_ms=float("nan"))),
     "model": ask(""),
     "input": pb.GenerateRequest(model="tiny"),
 }
@@ -198,6 +211,14 @@ async def test_an_engine_that_is_away_is_worth_another_try(api):
     refusal = await refused(api.generation.Generate(ask(), metadata=as_key()))
     assert (refusal.code, refusal.reason) == ("UNAVAILABLE", "ENGINE_UNAVAILABLE")
     assert refusal.details["RetryInfo"].retry_delay.ToMilliseconds() == 1000
+
+
+async def test_a_queue_too_long_tells_the_true_wait(api):
+    refusal = Refusal(ErrorCode.QUEUE_TIMEOUT, "the queue is 8 s long", 7.0625)
+    api.house.engine.last_words = TokenEvent("x", finish_reason=FinishReason.ERROR, refusal=refusal)
+    told = await refused(api.generation.Generate(ask(), metadata=as_key()))
+    assert (told.code, told.reason, told.message) == ("UNAVAILABLE", "QUEUE_TIMEOUT", "the queue is 8 s long")
+    assert told.details["RetryInfo"].retry_delay.ToMilliseconds() == 7063
 
 
 async def test_an_engine_that_dies_ends_the_stream_and_refunds(api):

@@ -116,6 +116,14 @@ async def test_unloading_needs_no_engine(house):
         await house.adapters.load("poet", "poet")
 
 
+async def test_the_integrity_check_is_an_administrators(house):
+    async with house.client("sk-admin") as client:
+        assert (await client.get("/admin/v1/check")).json() == {"violations": ["page 7 is lost"]}
+        house.engine.ready = False
+        gone = await client.get("/admin/v1/check")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (503, "engine_unavailable")
+
+
 async def test_tokenize_and_detokenize(house):
     async with house.client() as client:
         text = (await client.post("/tokenize", json={"prompt": "hé", "return_token_strs": True})).json()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from fakes import ACME, BASE, CONTEXT, House, build_house, key_ring, principal, write_adapter
 
-from engine.core.types import Lane
+from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import KeyRing
 from gateway.http_api import create_app
@@ -61,6 +61,28 @@ async def test_template_refusal(house):
     check(await ask(house, {**CHAT, "messages": [{"role": "assistant", "content": "x"}]}), 400, None, "messages")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("code", [ErrorCode.QUEUE_TIMEOUT, ErrorCode.LANE_QUEUE_FULL])
+async def test_what_is_full_says_when_to_come_back(house, code, stream):
+    refusal = Refusal(code, "too many are waiting", 7.0625)
+    house.engine.last_words = TokenEvent("x", finish_reason=FinishReason.ERROR, refusal=refusal)
+    response = await ask(house, {**CHAT, "stream": stream})
+    check(response, 503, code.value, type="service_unavailable")
+    assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("8", "7063")
+
+
+async def test_a_refusal_that_no_wait_helps_names_none(house):
+    refusal = Refusal(ErrorCode.QUEUE_TIMEOUT, "the deadline cannot be met")
+    house.engine.last_words = TokenEvent("x", finish_reason=FinishReason.ERROR, refusal=refusal)
+    response = await ask(house)
+    check(response, 503, "queue_timeout")
+    assert "retry-after" not in response.headers
+
+
+async def test_goals_out_of_range(house):
+    check(await ask(house, {**CHAT, "slo": {"ttft_ms": 0}}), 400, None, "slo.ttft_ms")
+
+
 @pytest.mark.parametrize("key", [None, "sk-wrong", ""])
 async def test_invalid_api_key(house, key):
     response = await ask(house, key=key)
@@ -72,6 +94,7 @@ async def test_invalid_api_key(house, key):
 @pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 async def test_forbidden(house, path):
     check(await ask(house, {"lora_name": "x", "lora_path": "x"}, path), 403, "forbidden")
+    check(await ask(house, b"", "/admin/v1/check", method="GET"), 403, "forbidden")
 
 
 @pytest.mark.parametrize("model", ["gpt-4", "poet", "tiny:poet"])

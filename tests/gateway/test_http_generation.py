@@ -29,7 +29,7 @@ def events(response: Response) -> list:
 
 
 async def test_openai_client_chat(house):
-    house.engine.num_cached = 3
+    house.engine.cached = lambda request: 3
     async with house.openai() as client:
         answer = await client.chat.completions.create(**CHAT, service_tier="flex")
     choice = answer.choices[0]

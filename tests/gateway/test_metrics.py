@@ -6,6 +6,8 @@ from fakes import BASE, House, build_house, ids_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.core.types import Lane
+from engine.pb import engine_pb2 as pb
+from gateway.engine_metrics import MAX_TENANTS as NAMED
 from gateway.generation import RequestRecord
 from gateway.metrics import MAX_TENANTS, Metrics
 from gateway.request_log import RequestLog, describe
@@ -64,6 +66,106 @@ async def test_the_engines_state_is_that_of_the_scrape(house):
     assert value("vllm:lora_requests_info", **labels) > 1e9
     assert value("loralane_limiter_mode", mode="degraded") == 1
     assert value("loralane_limiter_mode", mode="redis") == 0
+
+
+LANES = [
+    pb.LaneStats(
+        lane=pb.LANE_INTERACTIVE,
+        running=2,
+        waiting=1,
+        oldest_wait_seconds=0.5,
+        slo_ttft_attainment=0.875,
+        device_seconds=12.5,
+        vtc_gap_seconds=0.25,
+        vtc_bound_seconds=2.0,
+    ),
+    pb.LaneStats(lane=pb.LANE_BATCH, slo_itl_attainment=0.5, device_seconds=3.5),
+]
+PICTURE = pb.EngineStats(
+    lanes=LANES,
+    step_predicted_seconds_total=9.5,
+    step_actual_seconds_total=10.0,
+    step_error_median=0.03125,
+    step_margin=1.125,
+    host_total_pages=64,
+    host_used_pages=16,
+    pages_saved=21,
+    pages_restored=20,
+    preemptions=5,
+    preemptions_by_cause={"pages": 3, "adapter_pages": 2},
+    batch_urgency=0.5,
+    batch_share=0.75,
+)
+
+
+async def test_what_the_scheduler_does_can_be_seen(house):
+    house.engine.picture = PICTURE
+    value = await scrape(house)
+    assert value("loralane_oldest_wait_seconds", lane="interactive") == 0.5
+    assert value("loralane_lane_device_seconds_total", lane="batch") == 3.5
+    assert value("loralane_slo_ttft_attainment", lane="interactive") == 0.875
+    assert value("loralane_slo_itl_attainment", lane="batch") == 0.5
+    assert (value("loralane_vtc_gap_seconds", lane="interactive"), value("loralane_vtc_gap_seconds", lane="batch")) == (
+        0.25,
+        0,
+    )
+    assert value("loralane_vtc_bound_seconds", lane="interactive") == 2.0
+    assert value("loralane_preemptions_total", cause="pages") == 3
+    assert value("loralane_preemptions_total", cause="adapter_pages") == 2
+    plain = {
+        "step_predicted_seconds_total": 9.5,
+        "step_actual_seconds_total": 10.0,
+        "step_error_median": 0.03125,
+        "step_margin": 1.125,
+        "host_total_pages": 64,
+        "host_used_pages": 16,
+        "pages_saved_total": 21,
+        "pages_restored_total": 20,
+        "batch_urgency": 0.5,
+        "batch_share": 0.75,
+    }
+    assert {name: value(f"loralane_{name}") for name in plain} == plain
+
+
+async def test_the_tenants_served_most_have_a_label_of_their_own(house):
+    def tenant(number, lane, **more):
+        return pb.TenantStats(lane=lane, tenant=f"t{number}", device_seconds=number, running=1, **more)
+
+    few = [tenant(number, pb.LANE_BATCH, served_seconds=2.0 * number) for number in range(1, NAMED + 3)]
+    lifted = tenant(2, pb.LANE_INTERACTIVE)
+    lifted.device_seconds = 1000.0
+    house.engine.picture = pb.EngineStats(tenants=[*few, lifted])
+    value = await scrape(house)
+    names = [tenant.tenant for tenant in few]
+    seconds = {name: value("loralane_tenant_device_seconds", lane="batch", tenant=name) for name in names}
+    assert seconds == {name: None if name in ("t1", "t3") else float(name[1:]) for name in seconds}
+    assert value("loralane_tenant_device_seconds", lane="batch", tenant="other") == 1 + 3
+    assert value("loralane_tenant_requests_running", lane="batch", tenant="other") == 2
+    assert value("loralane_tenant_device_seconds", lane="interactive", tenant="t2") == 1000
+    assert value("loralane_tenant_served_seconds", lane="batch", tenant=f"t{NAMED}") == 2.0 * NAMED
+    assert value("loralane_tenant_served_seconds", lane="batch", tenant="other") is None
+
+
+async def test_every_metric_says_what_it_is(house):
+    house.engine.picture = PICTURE
+    async with house.client(None) as client:
+        text = (await client.get("/metrics")).text
+    families = list(text_string_to_metric_families(text))
+    assert [family.name for family in families if not family.documentation] == []
+    assert len({family.name for family in families}) == len(families)
+
+
+async def test_a_scrape_does_not_ask_for_the_integrity_check(house, monkeypatch):
+    asked = []
+    stats = house.engine.stats
+
+    async def watched(**options):
+        asked.append(options)
+        return await stats(**options)
+
+    monkeypatch.setattr(house.engine, "stats", watched)
+    await scrape(house)
+    assert asked == [{}]
 
 
 async def test_metrics_outlive_the_engine(house):

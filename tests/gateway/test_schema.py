@@ -80,6 +80,23 @@ def test_everything_arrives():
     assert (sampling.stop_token_ids, sampling.ignore_eos, sampling.logprobs) == ((7,), True, 4)
 
 
+def test_goals_are_milliseconds_on_the_wire_and_seconds_within():
+    for make in (chat, completion):
+        asked = make(slo={"ttft_ms": 250, "itl_ms": 62.5})
+        assert (asked.ttft, asked.itl) == (0.25, 0.0625)
+        one = make(slo={"itl_ms": 40, "something_new": 1})
+        assert (one.ttft, one.itl) == (None, 0.04)
+        for nothing in (None, {}):
+            assert make(slo=nothing) == make()
+
+
+@pytest.mark.parametrize("field", ["ttft_ms", "itl_ms"])
+@pytest.mark.parametrize("value", [0, -1, "fast", 86_400_001, True])
+def test_goals_out_of_range_are_refused_by_name(field, value):
+    error = refusal(chat, slo={field: value})
+    assert (error.http_status, error.param) == (400, f"slo.{field}")
+
+
 def test_text_parts_are_joined_and_developers_are_systems():
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     request = chat(messages=[{"role": "developer", "content": parts}, {"role": "assistant", "content": None}])
@@ -137,6 +154,7 @@ def test_other_prompts_are_refused(prompt):
         ("model", None),
         ("messages", "hi"),
         ("service_tier", "vip"),
+        ("slo", "fast"),
         ("stream", "yes"),
     ],
 )

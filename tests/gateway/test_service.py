@@ -46,7 +46,7 @@ def settled(house):
 
 
 async def test_an_answer_and_what_it_cost(house):
-    house.engine.num_cached = 4
+    house.engine.cached = lambda request: 4
     admitted, [answer], usage = await answers(house, request(max_tokens=50))
     assert (answer.text, answer.finish_reason) == ("Hello, world!", "stop")
     prompt, completion = len(ids_of("Say hello")), len(ids_of("Hello, world!")) + 1
@@ -213,6 +213,7 @@ async def test_one_lost_answer_of_several_ends_all(house):
         (FinishReason.ABORT, 503, "preempted"),
         (FinishReason.ERROR, 500, "internal_error"),
         (ErrorCode.LANE_QUEUE_FULL, 503, "lane_queue_full"),
+        (ErrorCode.QUEUE_TIMEOUT, 503, "queue_timeout"),
         (ErrorCode.MODEL_NOT_FOUND, 404, "model_not_found"),
         (ErrorCode.CONTEXT_LENGTH_EXCEEDED, 400, "context_length_exceeded"),
         (ErrorCode.INVALID_REQUEST, 400, None),
@@ -226,6 +227,45 @@ async def test_what_the_engine_refuses_is_free(house, event, status, code):
     error = await refusal(house, request())
     assert (error.http_status, error.code) == (status, code)
     assert settled(house) == [[None]]
+
+
+@pytest.mark.parametrize("wait", [0.0, 12.5, None])
+async def test_the_engine_knows_when_to_ask_again(house, wait):
+    refused = Refusal(ErrorCode.QUEUE_TIMEOUT, "too long a queue", wait)
+    house.engine.last_words = TokenEvent("x", finish_reason=FinishReason.ERROR, refusal=refused)
+    assert (await refusal(house, request())).retry_after == wait
+
+
+async def test_a_tenants_name_and_weight_reach_the_engine(house):
+    heavy = Principal(replace(ACME, name="heavy", weight=4.0), "key")
+    await house.limiter.configure([heavy.tenant])
+    await answers(house, request(), heavy)
+    await answers(house, request())
+    assert [(sent.tenant, sent.weight) for sent in house.engine.requests] == [("heavy", 4.0), ("acme", 1.0)]
+
+
+async def test_batch_work_carries_what_is_left_of_its_deadline(house):
+    house.limiter.delay = 0.02
+    await answers(house, request(lane=Lane.BATCH, deadline=60.0))
+    await answers(house, request(lane=Lane.BATCH))
+    await answers(house, request(lane=Lane.INTERACTIVE, deadline=60.0))
+    left, *others = [sent.deadline for sent in house.engine.requests]
+    assert others == [None, None]
+    assert 0 < left <= 60.0 - 0.04
+
+
+async def test_goals_of_its_own_reach_the_engine(house):
+    await answers(house, request(ttft=0.25, itl=0.05, n=2))
+    await answers(house, request())
+    goals = [(sent.ttft, sent.itl) for sent in house.engine.requests]
+    assert goals == [(0.25, 0.05), (0.25, 0.05), (None, None)]
+
+
+@pytest.mark.parametrize("order", [(0, 8), (8, 0)])
+async def test_a_prompts_cached_tokens_are_those_of_its_first_answer_to_run(house, order):
+    house.engine.cached = lambda sent: len(sent.prompt) + order[int(sent.id[-1]) % 2]
+    _, _, usage = await answers(house, request(["aa", "bbbb"], n=2))
+    assert (usage.prompt, usage.cached) == (6, 6)
 
 
 async def test_an_adapter_that_did_not_survive_a_restart_is_unavailable(house):

@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from engine.core.types import PageCopy
 from engine.model.arena import Arena, PageShape
+from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore, HostStoreFull, PackedAdapter
 from engine.model.lora import TARGETS
 from lora_kernels.layout import ALIGN, AdapterLayout, pack_adapter, plan_layout
 
 CPU = torch.device("cpu")
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")))
 SHAPE = PageShape(layers=2, block_size=4, kv_heads=2, head_dim=8)
 WIDTHS = np.full((len(TARGETS), 2), 16, dtype=np.int32)
 
@@ -87,3 +90,43 @@ def test_host_memory_is_bounded():
     assert store.num_bytes == 0
     assert store.put(host_adapter("b", 60)).num_bytes == 60
     assert store.get("a") is None
+
+
+def random_bits(*shape, dtype):
+    """Any bits, NaNs among them, as a page that holds an adapter or half a prefix may."""
+    raw = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    return raw.view(dtype).squeeze(-1)
+
+
+def bits(pages):
+    return pages.cpu().view(torch.uint8)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("staged", [1, 2, 100])
+def test_saved_pages_come_back_in_other_pages_bit_for_bit(device, dtype, staged, monkeypatch):
+    monkeypatch.setattr("engine.model.host_pages.STAGING_BYTES", staged * 48 * dtype.itemsize)
+    host = HostPages(8, 48, dtype, torch.device(device))
+    before = random_bits(12, 48, dtype=dtype)
+    before[0] = 0
+    pages = before.to(device, copy=True)
+    places = {9: 3, 2: 0, 7: 5, 4: 4, 5: 1, 11: 7}  # page -> host page: runs of one and of two
+    host.save(pages, tuple(PageCopy(*place) for place in places.items()))
+    pages[1:] = 1.0  # at once: a save has read what it copies before anything else writes there
+    after = {1: 3, 9: 0, 3: 5, 10: 4, 4: 1, 8: 4}  # host page 4 twice, as two sequences may share a prefix
+    host.restore(pages, tuple(PageCopy(*place) for place in after.items()))
+    saved = {host_page: before[page] for page, host_page in places.items()}
+    for page in range(12):
+        expected = saved[after[page]] if page in after else torch.full((48,), float(page > 0), dtype=dtype)
+        assert torch.equal(bits(pages[page]), bits(expected))
+    for host_page in range(8):
+        assert torch.equal(bits(host.pages[host_page]), bits(saved.get(host_page, torch.zeros(48, dtype=dtype))))
+
+
+def test_no_copies_and_no_host_memory_are_nothing_to_do():
+    host, pages = HostPages(0, 48, torch.float32, CPU), torch.ones(2, 48)
+    host.save(pages, ())
+    host.restore(pages, ())
+    assert host.pages.shape == (0, 48)
+    assert bool(pages.all())

@@ -1,16 +1,15 @@
 """ModelRunner: plans in, tokens out, against Hugging Face's greedy generation in fp32."""
 
-import json
 import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig
+from tiny_adapters import save_adapter
+from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
-from engine.core.types import AdapterLoad, Admission, SamplingParams, ScheduledChunk, StepPlan
+from engine.core.types import AdapterLoad, Admission, PageCopy, SamplingParams, ScheduledChunk, StepPlan
 from engine.model.host_store import HostStoreFull
 from engine.model.runner import ModelRunner
 
@@ -19,23 +18,13 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
 PROMPTS = {"a": (5, 9, 33, 71, 2, 14, 8), "b": (61, 62, 63), "c": tuple(range(20, 43))}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        eos_token_id=[2, 3],
-    )
-    path = tmp_path_factory.mktemp("model")
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
-    return path
+SAMPLED = SamplingParams(temperature=0.8, seed=11, repetition_penalty=1.3, logprobs=3, max_tokens=NEW_TOKENS)
+"""With a seed that draws other tokens than the likeliest, and penalties that need the whole history."""
+
+
+@pytest.fixture
+def folder(tiny_llama):
+    return tiny_llama
 
 
 @pytest.fixture
@@ -69,9 +58,15 @@ class Driver:
         self.runner, self.size = runner, chunk
         self.free, self.tokens, self.computed, self.pages = list(pages), {}, {}, {}
 
-    def admission(self, name, tokens, num_prompt=None, adapter=None):
+    def admission(self, name, tokens, num_prompt=None, adapter=None, params=GREEDY):
         self.tokens[name], self.computed[name], self.pages[name] = list(tokens), 0, []
-        return Admission(name, tuple(tokens), num_prompt or len(tokens), 0, (), adapter, GREEDY)
+        return Admission(name, tuple(tokens), num_prompt or len(tokens), 0, (), adapter, params)
+
+    def resumption(self, admission, num_computed, pages):
+        """The admission of a sequence whose first tokens are computed, in pages taken from the free ones."""
+        name, self.free = admission.request_id, [page for page in self.free if page not in pages]
+        self.computed[name], self.pages[name] = num_computed, list(pages)
+        return replace(admission, num_computed=num_computed, pages=tuple(pages))
 
     def chunk(self, name):
         start, known = self.computed[name], len(self.tokens[name])
@@ -124,26 +119,45 @@ def test_prefix_cached_pages_are_not_computed_again(runner, folder):
     driver = Driver(runner, chunk=64)
     driver.finish({"first": prompt}, admitted=(driver.admission("first", prompt),))
     shared = tuple(driver.pages["first"][:2])
-    admission = replace(driver.admission("second", prompt), num_computed=2 * BLOCK, pages=shared)
-    driver.computed["second"], driver.pages["second"] = 2 * BLOCK, list(shared)
+    admission = driver.resumption(driver.admission("second", prompt), 2 * BLOCK, shared)
     outputs = driver.finish({"second": prompt}, released=("first",), admitted=(admission,))
     assert outputs["second"] == reference(folder, prompt)
 
 
-def save_adapter(folder, rank, seed):
-    """A PEFT folder touching q_proj and down_proj of both layers; returns what it adds to which weight."""
-    folder.mkdir()
-    generator, tensors, delta = torch.Generator().manual_seed(seed), {}, {}
-    for layer in range(2):
-        for module, out, in_ in (("self_attn.q_proj", 64, 64), ("mlp.down_proj", 64, 96)):
-            a, b = torch.randn(rank, in_, generator=generator), torch.randn(out, rank, generator=generator) * 0.1
-            path = f"model.layers.{layer}.{module}"
-            tensors[f"base_model.model.{path}.lora_A.weight"], delta[f"{path}.weight"] = a, 2 * b @ a
-            tensors[f"base_model.model.{path}.lora_B.weight"] = b
-    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": ["q_proj", "down_proj"]}
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-    save_file(tensors, folder / "adapter_model.safetensors")
-    return delta
+def collect(driver, name, count, **deltas):
+    """`count` SampledTokens of a request that runs alone."""
+    sampled = []
+    while len(sampled) < count:
+        sampled += driver.step([name], **deltas).sampled
+        deltas = {}
+    return sampled
+
+
+@pytest.mark.parametrize("saved", ["all it computed", "its full pages"])
+def test_a_request_continues_from_pages_that_were_in_host_memory(runner, saved):
+    """`c` is saved in the very plan that gives its pages to `a`, and returns to the same pages the other way round."""
+    prompt, half = PROMPTS["c"], NEW_TOKENS // 2
+    driver = Driver(runner, chunk=64)
+    undisturbed = collect(driver, "c", NEW_TOKENS, admitted=(driver.admission("c", prompt, params=SAMPLED),))
+    driver = Driver(runner, chunk=64, pages=(3, 8, 1))
+    first = driver.admission("c", prompt, params=SAMPLED)
+    sampled = collect(driver, "c", half, released=("c",), admitted=(first,))
+    known, (low, high) = driver.tokens["c"], driver.pages["c"]
+    saves = (PageCopy(low, 5), PageCopy(high, 2)) if saved == "all it computed" else (PageCopy(low, 5),)
+    driver.release("c")
+    other = driver.admission("a", (*range(40, 57),))
+    driver.step(["a"], saves=saves, released=("c",), preempted=("c",), admitted=(other,))
+    assert driver.pages["a"] == [low, high]
+    driver.release("a")
+    restores = tuple(PageCopy({low: high, high: low}[copy.page], copy.host_page) for copy in saves)
+    num_computed = len(known) - 1 if len(saves) == 2 else BLOCK
+    again = driver.admission("c", known, num_prompt=len(prompt), params=SAMPLED)
+    again = driver.resumption(again, num_computed, [copy.page for copy in restores])
+    sampled += collect(driver, "c", NEW_TOKENS - half, released=("a",), restores=restores, admitted=(again,))
+    assert [item.token for item in sampled] == [item.token for item in undisturbed]
+    assert any(item.token != item.logprobs.top[0][0] for item in sampled)
+    if saved == "all it computed":  # otherwise the rest is computed again beside other rows, which may round otherwise
+        assert sampled[half:] == undisturbed[half:]
 
 
 def test_adapters_are_loaded_used_evicted_and_loaded_again(runner, folder, tmp_path):
@@ -175,6 +189,19 @@ def test_adapters_are_loaded_used_evicted_and_loaded_again(runner, folder, tmp_p
     runner.execute(StepPlan(released=tuple("123"), evicted=tuple(item.adapter for item in loads), loads=(again,)))
     outputs = driver.finish(prompts, admitted=plan(("base", "x", "x")))
     assert list(outputs.values()) == [expected["base"], expected["x"], expected["x"]]
+
+
+def test_a_prompt_of_the_base_model_joins_an_adapter_that_decodes(runner, folder, tmp_path):
+    """Its rows come after the adapter's own, which are the same from step to step, and stay the base model's."""
+    delta, host = save_adapter(tmp_path / "x", 3, seed=3), runner.load_host(str(tmp_path / "x"))
+    driver = Driver(runner, chunk=64)
+    load = AdapterLoad(host.id, tuple(driver.free.pop() for _ in range(host.num_pages)))
+    runner.execute(StepPlan(loads=(load,)))
+    driver.step(["b"], admitted=(driver.admission("b", PROMPTS["b"], adapter=host.id),))
+    driver.step(["b"])
+    prompts = {name: PROMPTS[name] for name in "bc"}
+    outputs = driver.finish(prompts, admitted=(driver.admission("c", PROMPTS["c"]),))
+    assert outputs == {"b": reference(folder, PROMPTS["b"], delta), "c": reference(folder, PROMPTS["c"])}
 
 
 def test_host_memory_bounds_adapters(config, tmp_path):
@@ -241,6 +268,14 @@ def test_memory_sizes_the_pool(config):
     assert sized.num_pages == 10
     with pytest.raises(ValueError, match="fewer than two pages"):
         ModelRunner(replace(config, num_pages=0, memory_gb=1.5 * page_bytes / 2**30))
+
+
+def test_host_memory_for_pages_is_sized(config, monkeypatch):
+    page_bytes = ModelRunner(config).page_bytes
+    assert ModelRunner(replace(config, swap_gb=7.5 * page_bytes / 2**30)).num_host_pages == 7
+    assert ModelRunner(replace(config, swap_gb=0)).num_host_pages == 0
+    monkeypatch.setattr("engine.model.memory.free_host_bytes", lambda: 20 * page_bytes)
+    assert ModelRunner(config).num_host_pages == 5
 
 
 def test_too_long_a_context_is_refused(config):

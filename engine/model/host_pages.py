@@ -1,0 +1,91 @@
+"""KV of preempted sequences in host memory: pages are copied out of the arena, and back into other pages of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.core.types import PageCopy
+from engine.model.memory import zeros
+
+Longs = npt.NDArray[np.int64]
+
+STAGING_BYTES = 64 << 20
+"""A millisecond or two of PCIe. A plan that saves more at once waits for all of it but the last such part."""
+
+
+class HostPages:
+    """Pages of host memory, pinned where a GPU copies them, and both ways between them and the arena.
+
+    Copies pass through a staging buffer on the device. Saved pages are gathered into it in the order of kernels, so
+    that those that follow may overwrite them at once, and leave it for the host on a stream of their own, so that the
+    step does not wait. Restored pages arrive on that stream too, behind every save before them, and the kernels that
+    follow wait for them. A GPU then makes one copy for each run of neighbouring host pages, on the CPU so does memcpy.
+
+    Args:
+        page_elems: elements of a page.
+        device: where the arena is.
+
+    Attributes:
+        pages: [num_pages, page_elems]. On a GPU, what it holds is defined once the device is synchronised.
+    """
+
+    def __init__(self, num_pages: int, page_elems: int, dtype: torch.dtype, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        count = num_pages * page_elems
+        memory = torch.zeros(count, dtype=dtype, pin_memory=True) if on_gpu else zeros(count, dtype, device)
+        self.pages = memory.view(num_pages, page_elems)
+        rows = max(1, min(num_pages, STAGING_BYTES // (page_elems * dtype.itemsize)))
+        self._staging = torch.empty(rows, page_elems, dtype=dtype, device=device)
+        self._stream = torch.cuda.Stream(device) if on_gpu else None
+
+    def save(self, arena: Tensor, copies: tuple[PageCopy, ...]) -> None:
+        """Copies pages of `arena` ([num_pages, page_elems]) to host pages."""
+        for pages, host_pages in self._parts(copies):
+            index = torch.from_numpy(pages).to(arena.device)
+            self._wait_for_copies()
+            rows = torch.index_select(arena, 0, index, out=self._staging[: len(pages)])
+            self._wait_for_kernels()
+            with torch.cuda.stream(self._stream):
+                for first, last, start, end in _runs(host_pages):
+                    self.pages[start:end].copy_(rows[first:last], non_blocking=True)
+
+    def restore(self, arena: Tensor, copies: tuple[PageCopy, ...]) -> None:
+        """Copies host pages to pages of `arena` ([num_pages, page_elems])."""
+        for pages, host_pages in self._parts(copies):
+            index, rows = torch.from_numpy(pages).to(arena.device), self._staging[: len(pages)]
+            self._wait_for_kernels()
+            with torch.cuda.stream(self._stream):
+                for first, last, start, end in _runs(host_pages):
+                    rows[first:last].copy_(self.pages[start:end], non_blocking=True)
+            self._wait_for_copies()
+            arena.index_copy_(0, index, rows)
+
+    def _parts(self, copies: tuple[PageCopy, ...]) -> Iterator[tuple[Longs, Longs]]:
+        """(pages, host pages) in the order of host pages, as many at once as the staging buffer holds."""
+        pages, host_pages = np.asarray(copies, dtype=np.int64).reshape(-1, 2).T
+        order, size = host_pages.argsort(kind="stable"), len(self._staging)
+        for part in (order[start : start + size] for start in range(0, len(order), size)):
+            yield pages[part], host_pages[part]
+
+    def _wait_for_copies(self) -> None:
+        """Kernels from here on run after every copy so far."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._staging.device).wait_stream(self._stream)
+
+    def _wait_for_kernels(self) -> None:
+        """Copies from here on run after every kernel so far."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._staging.device))
+
+
+def _runs(host_pages: Longs) -> Iterator[tuple[int, int, int, int]]:
+    """Where each run of neighbours begins and ends in the list, and which host pages it covers."""
+    breaks = (np.flatnonzero(np.diff(host_pages) != 1) + 1).tolist()
+    for first, last in zip([0, *breaks], [*breaks, len(host_pages)], strict=True):
+        start = int(host_pages[first])
+        yield first, last, start, start + last - first

@@ -1,0 +1,174 @@
+"""Sections of a gateway's configuration: frozen, each validated by itself, section for section as in the YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
+from engine.core.types import Lane
+from gateway.core.tenants import Tenant
+from gateway.limiter.base import Policy
+
+
+def _port(value: int) -> None:
+    if not 0 <= value <= 65535:
+        raise ValueError(f"port must be between 0 and 65535, not {value}")
+
+
+def _at_least(minimum: int, **values: float) -> None:
+    for name, value in values.items():
+        if not value >= minimum:
+            raise ValueError(f"{name} must be at least {minimum}, not {value}")
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The base model."""
+
+    source: str = "embedded"
+    """A model folder, a GGUF file, a Hugging Face id, or `embedded`: the small one that comes with the package."""
+    name: str = ""
+    """What clients call it; empty: the last part of the source's own name."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersConfig:
+    roots: tuple[Path, ...] = ()
+    """Folders below which adapters may be loaded while running; none: only what is preloaded."""
+    preload: Mapping[str, Path] = field(default_factory=dict)
+    """Served name -> PEFT folder, loaded at start."""
+    drain_seconds: float = 30.0
+    """How long an unloaded adapter's requests may go on before they are aborted."""
+    load_timeout_s: float = 300.0
+    """How long the engine may take to read an adapter."""
+
+    def __post_init__(self) -> None:
+        _at_least(0, drain_seconds=self.drain_seconds)
+        _positive(load_timeout_s=self.load_timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneConfig:
+    """How much of a lane is let in, and what it promises: the goals are the engine's LaneGoals, field for field."""
+
+    max_requests: int
+    """Of this lane in the gateway at once, waiting and running; one more is refused with lane_queue_full."""
+    ttft_s: float
+    itl_s: float
+    attainment: float
+    max_wait_s: float
+
+    def __post_init__(self) -> None:
+        _at_least(1, max_requests=self.max_requests)
+        self.goals()  # which refuses what is out of range
+
+    def goals(self) -> LaneGoals:
+        return LaneGoals(self.ttft_s, self.itl_s, self.attainment, self.max_wait_s)
+
+
+@dataclass(frozen=True, slots=True)
+class InteractiveLane(LaneConfig):
+    max_requests: int = 1000
+    ttft_s: float = INTERACTIVE_GOALS.ttft_s
+    itl_s: float = INTERACTIVE_GOALS.itl_s
+    attainment: float = INTERACTIVE_GOALS.attainment
+    max_wait_s: float = INTERACTIVE_GOALS.max_wait_s
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLane(LaneConfig):
+    max_requests: int = 10_000
+    ttft_s: float = BATCH_GOALS.ttft_s
+    itl_s: float = BATCH_GOALS.itl_s
+    attainment: float = BATCH_GOALS.attainment
+    max_wait_s: float = BATCH_GOALS.max_wait_s
+
+
+@dataclass(frozen=True, slots=True)
+class LanesConfig:
+    interactive: InteractiveLane = InteractiveLane()
+    batch: BatchLane = BatchLane()
+
+    def of(self, lane: Lane) -> LaneConfig:
+        return self.interactive if lane is Lane.INTERACTIVE else self.batch
+
+
+@dataclass(frozen=True, slots=True)
+class TenantConfig:
+    tenant: Tenant
+    """Every other field of the tenant's section."""
+    keys: tuple[str, ...] = ()
+    """SHA-256 of each, in hex."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    when_redis_is_away: Policy = "degraded"
+    """degraded: each gateway limits by itself. closed: requests get 503. open: requests are not limited."""
+    replicas: int = 1
+    """Gateways sharing one Redis; while it is away each grants this fraction of every limit."""
+    lease_seconds: float = 3600.0
+    """After which a reservation that was never settled is forgotten; longer than any request."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, replicas=self.replicas, lease_seconds=self.lease_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisConfig:
+    url: str = ""
+    """redis://, rediss:// or unix://; empty: REDIS_URL if set, else an embedded Valkey in the data directory."""
+    timeout_ms: float = 50.0
+    """Of one limiter call."""
+    key_prefix: str = "loralane:"
+
+    def __post_init__(self) -> None:
+        _at_least(1, timeout_ms=self.timeout_ms)
+        if self.url and not self.url.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError(f"url must begin with redis://, rediss:// or unix://, not {self.url!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free one."""
+    max_body_bytes: int = 8 * 2**20
+    request_timeout_s: float = 600.0
+    """From arrival to the last token, unless the client asks for less."""
+    first_token_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        _port(self.port)
+        _at_least(1, max_body_bytes=self.max_body_bytes)
+        _positive(request_timeout_s=self.request_timeout_s, first_token_timeout_s=self.first_token_timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcConfig:
+    host: str = "127.0.0.1"
+    port: int = 50051
+    """0: any free one."""
+
+    def __post_init__(self) -> None:
+        _port(self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminConfig:
+    keys: tuple[str, ...] = ()
+    """SHA-256 of each, in hex; without any, nobody may use the admin API."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilityConfig:
+    request_log: bool = True
+    """One JSON line a request on standard output."""

@@ -1,0 +1,172 @@
+"""An engine's state as Prometheus metrics, at the moment of a scrape."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.core.types import Lane
+from engine.pb import engine_pb2 as pb
+from gateway.core.lanes import lane_name
+
+MAX_TENANTS = 20
+"""Tenants of an engine with a label of their own, those it gave most device time; the rest share `other`."""
+
+MODES = ("redis", "degraded", "closed", "open")
+
+PAGES = {
+    "total_pages": "Pages of the pool.",
+    "free_pages": "Pages of the pool that nothing is in.",
+    "kv_pages": "Pages of the pool with KV of running requests.",
+    "cached_pages": "Pages of the pool with prefixes that nobody uses now.",
+    "adapter_pages": "Pages of the pool with adapters.",
+    "host_total_pages": "Pages of host memory for preempted KV.",
+    "host_used_pages": "Pages of host memory that hold KV.",
+}
+COUNTERS = {
+    "steps": "Engine steps.",
+    "step_seconds": "Time spent in engine steps.",
+    "step_predicted_seconds_total": "What the step-time model expected of the steps it knew.",
+    "step_actual_seconds_total": "What the same steps took.",
+    "recomputed_tokens": "Computed again after a preemption.",
+    "cached_tokens": "Prompt tokens found in the prefix cache.",
+    "generated_tokens": "Tokens sampled.",
+    "adapter_loads": "Adapters copied to the device.",
+    "adapter_evictions": "Adapters dropped from the device.",
+    "pages_saved": "Pages of KV copied to the host.",
+    "pages_restored": "Pages of KV copied back from the host.",
+}
+GAUGES = {
+    "step_error_median": "Of recent steps: |actual / predicted - 1|.",
+    "step_margin": "Predictions are multiplied by this before they are relied on.",
+    "batch_urgency": "Need of batch deadlines over what batch work has been getting; from 1 on they are in danger.",
+    "batch_share": "Share of recent device time that batch work had while there was any; 1 without.",
+}
+LANE_GAUGES = {
+    "requests_running": ("Running in the engine.", "running"),
+    "requests_waiting": ("Waiting in the engine.", "waiting"),
+    "oldest_wait_seconds": ("Age of the oldest request that waits.", "oldest_wait_seconds"),
+    "slo_ttft_attainment": ("Share of recent first tokens in time; 1 without any.", "slo_ttft_attainment"),
+    "slo_itl_attainment": ("Share of recent later tokens in time; 1 without any.", "slo_itl_attainment"),
+    "vtc_gap_seconds": ("Between the most and the least served tenant that wait.", "vtc_gap_seconds"),
+    "vtc_bound_seconds": ("What fair scheduling proves that gap to stay below.", "vtc_bound_seconds"),
+}
+TENANT_GAUGES = {
+    "tenant_requests_running": ("Running in the engine.", "running"),
+    "tenant_requests_waiting": ("Waiting in the engine.", "waiting"),
+    "tenant_device_seconds": ("Device time so far. A gauge: who has a label of its own may change.", "device_seconds"),
+}
+
+
+class EngineMetrics(Collector):
+    """One picture of an engine, collected once."""
+
+    def __init__(self, stats: pb.EngineStats | None, names: Mapping[str, str], limiter_mode: str) -> None:
+        """
+        Args:
+            stats: None while there is no engine.
+            names: adapter version -> name.
+        """
+        self._stats = stats
+        self._names = names
+        self._limiter_mode = limiter_mode
+
+    def collect(self) -> Iterable[Metric]:
+        yield _gauge("loralane_engine_up", "1 while the engine answers.", float(self._stats is not None))
+        mode = GaugeMetricFamily("loralane_limiter_mode", "1 for the mode in force.", labels=["mode"])
+        for name in MODES:
+            mode.add_metric([name], float(name == self._limiter_mode))
+        yield mode
+        if self._stats is not None:
+            yield from _lane_metrics(self._stats)
+            yield from _tenant_metrics(self._stats.tenants)
+            yield from _plain_metrics(self._stats)
+            yield _preemptions(self._stats)
+            yield from _vllm_metrics(self._stats)
+            yield _lora_info(self._stats, self._names)
+
+
+def _lane_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
+    for name, (help, field) in LANE_GAUGES.items():
+        gauge = GaugeMetricFamily(f"loralane_{name}", help, labels=["lane"])
+        for lane in stats.lanes:
+            gauge.add_metric([_lane(lane)], getattr(lane, field))
+        yield gauge
+    busy = CounterMetricFamily("loralane_lane_device_seconds", "Time of steps spent on a lane.", labels=["lane"])
+    for lane in stats.lanes:
+        busy.add_metric([_lane(lane)], lane.device_seconds)
+    yield busy
+
+
+def _tenant_metrics(tenants: Sequence[pb.TenantStats]) -> Iterator[Metric]:
+    label = _tenant_labels(tenants)
+    for name, (help, field) in TENANT_GAUGES.items():
+        sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for tenant in tenants:
+            sums[_lane(tenant), label(tenant.tenant)] += getattr(tenant, field)
+        gauge = GaugeMetricFamily(f"loralane_{name}", help, labels=["lane", "tenant"])
+        for labels, value in sums.items():
+            gauge.add_metric(labels, value)
+        yield gauge
+    served = GaugeMetricFamily(
+        "loralane_tenant_served_seconds", "Service by weight, which fairness compares.", labels=["lane", "tenant"]
+    )
+    for tenant in tenants:
+        if label(tenant.tenant) == tenant.tenant:  # virtual times of several tenants have no meaningful sum
+            served.add_metric([_lane(tenant), tenant.tenant], tenant.served_seconds)
+    yield served
+
+
+def _tenant_labels(tenants: Sequence[pb.TenantStats]) -> Callable[[str], str]:
+    totals: defaultdict[str, float] = defaultdict(float)
+    for tenant in tenants:
+        totals[tenant.tenant] += tenant.device_seconds
+    named = set(sorted(totals, key=lambda name: (-totals[name], name))[:MAX_TENANTS])
+    return lambda name: name if name in named else "other"
+
+
+def _plain_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
+    for name, help in (PAGES | GAUGES).items():
+        yield _gauge(f"loralane_{name}", help, getattr(stats, name))
+    for name, help in COUNTERS.items():
+        yield CounterMetricFamily(f"loralane_{name.removesuffix('_total')}", help, value=getattr(stats, name))
+
+
+def _preemptions(stats: pb.EngineStats) -> Metric:
+    family = CounterMetricFamily(
+        "loralane_preemptions", "Running requests put back to wait, by what room was needed for.", labels=["cause"]
+    )
+    for cause, count in sorted(stats.preemptions_by_cause.items()):
+        family.add_metric([cause], count)
+    return family
+
+
+def _vllm_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
+    """Under the names that dashboards and autoscalers made for vLLM read."""
+    usage = stats.kv_pages / stats.total_pages if stats.total_pages else 0.0
+    yield _gauge("vllm:num_requests_running", "Running requests.", sum(lane.running for lane in stats.lanes))
+    yield _gauge("vllm:num_requests_waiting", "Waiting requests.", sum(lane.waiting for lane in stats.lanes))
+    yield _gauge("vllm:kv_cache_usage_perc", "Share of the pool that holds KV in use, 0 to 1.", usage)
+
+
+def _lora_info(stats: pb.EngineStats, names: Mapping[str, str]) -> Metric:
+    """What cluster routers read to send a request to where its adapter is. The value is a Unix time, as vLLM has it."""
+    adapters = [(names.get(adapter.adapter, adapter.adapter), adapter) for adapter in stats.adapters]
+    running = ",".join(sorted(name for name, adapter in adapters if adapter.running))
+    waiting = ",".join(sorted(name for name, adapter in adapters if adapter.waiting))
+    labels = {"max_lora": str(len(adapters)), "running_lora_adapters": running, "waiting_lora_adapters": waiting}
+    info = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use and waited for.", labels=list(labels))
+    info.add_metric(list(labels.values()), time.time())
+    return info
+
+
+def _lane(stats: pb.LaneStats | pb.TenantStats) -> str:
+    return lane_name(Lane(stats.lane))
+
+
+def _gauge(name: str, help: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, help, value=value)

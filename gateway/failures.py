@@ -1,0 +1,48 @@
+"""What went wrong on a request's way: in an engine's words, in the error table's, and in the request's record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from engine.client import EngineUnavailable
+from engine.core.types import FinishReason, TokenEvent
+from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
+from gateway.generation import RequestRecord
+
+
+def note(record: RequestRecord, error: BaseException) -> None:
+    """Writes down how a request failed. An OSError comes from the caller's connection: gone, like a cancelled task."""
+    if isinstance(error, ApiError):
+        record.end("error", error.http_status, error.code or error.fault.name.lower())
+        record.error_metadata = error.metadata
+    elif isinstance(error, asyncio.CancelledError | GeneratorExit | OSError):
+        record.end("cancelled", 499)
+    else:
+        record.end("error", 500, "internal_error")
+
+
+@contextmanager
+def engine_failures(record: RequestRecord) -> Iterator[None]:
+    """An engine that is lost costs the caller nothing. Raises ApiError: ENGINE_UNAVAILABLE."""
+    try:
+        yield
+    except EngineUnavailable as error:
+        record.refund = True
+        raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine stopped; try again") from error
+
+
+def refuse_failed(event: TokenEvent, record: RequestRecord) -> None:
+    """Raises what the engine has to say against a request, with the wait that it knows to be long enough, if any is."""
+    if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
+        return
+    record.refund = True
+    if event.finish_reason is FinishReason.ABORT:
+        raise unavailable(Fault.PREEMPTED, "the engine gave the request up, as when its adapter is unloaded")
+    if event.refusal is None:
+        raise internal(record.request_id)
+    fault = Fault[event.refusal.code.name]
+    if fault is Fault.MODEL_NOT_FOUND:
+        raise model_not_found(record.model)
+    raise ApiError(fault, event.refusal.message, retry_after=event.refusal.retry_after)

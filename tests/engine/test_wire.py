@@ -1,0 +1,73 @@
+"""What crosses the wire between a gateway and an engine, there and back."""
+
+import pytest
+
+from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, Request, SamplingParams, TokenEvent, TokenLogprobs
+from engine.pb import engine_pb2 as pb
+from engine.wire import event_from_pb, event_to_pb, request_from_pb, request_to_pb
+
+PARAMS = SamplingParams(9, seed=7, logit_bias=((3, -1.0),), stop_token_ids=(5,), ignore_eos=True, logprobs=2)
+PLAIN = Request("plain", (1, 2), SamplingParams())
+FULL = Request(
+    "full",
+    (1, 2, 3),
+    PARAMS,
+    adapter="f00d",
+    lane=Lane.BATCH,
+    priority=-4,
+    tenant="acme",
+    weight=2.5,
+    arrival=100.0,
+    deadline=130.0,
+    ttft=0.25,
+    itl=0.0625,
+)
+
+
+def sent(message):
+    """Through bytes, as over the wire."""
+    return type(message).FromString(message.SerializeToString())
+
+
+@pytest.mark.parametrize("request_", [PLAIN, FULL], ids=lambda request: request.id)
+def test_a_request_arrives_as_it_was_sent(request_):
+    assert request_from_pb(sent(request_to_pb(request_)), request_.arrival) == request_
+
+
+def test_only_differences_of_times_cross_the_wire():
+    message = sent(request_to_pb(FULL))
+    assert message.deadline_seconds == 30.0
+    assert request_from_pb(message, 5000.0).deadline == 5030.0
+    assert request_from_pb(message, 5000.0).arrival == 5000.0
+
+
+def test_a_sender_without_a_clock_counts_from_submission():
+    message = request_to_pb(Request("r", (1,), SamplingParams(), deadline=30.0))
+    assert request_from_pb(message, 5000.0).deadline == 5030.0
+
+
+def test_a_deadline_that_has_passed_is_not_none():
+    message = request_to_pb(Request("r", (1,), SamplingParams(), deadline=0.0))
+    assert request_from_pb(sent(message), 50.0).deadline == 50.0
+
+
+def test_a_submission_without_a_weight_weighs_one():
+    assert request_from_pb(pb.Submit(request_id="r", prompt=[1]), 0.0).weight == 1.0
+
+
+def refused(refusal):
+    return TokenEvent("r", finish_reason=FinishReason.ERROR, refusal=refusal)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        TokenEvent("r", num_cached=3),
+        TokenEvent("r", (4, 5), (TokenLogprobs(-1.0, ((4, -1.0),)), TokenLogprobs(-2.0)), FinishReason.LENGTH, 3),
+        *[refused(Refusal(code, "because", 1.5)) for code in ErrorCode],
+        refused(Refusal(ErrorCode.QUEUE_TIMEOUT, "never", None)),
+        refused(Refusal(ErrorCode.LANE_QUEUE_FULL, "at once", 0.0)),
+    ],
+)
+def test_an_event_arrives_as_it_was_sent(event):
+    assert event_from_pb(sent(event_to_pb(event))) == event

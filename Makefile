@@ -15,7 +15,7 @@ REACHABLE = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU
 CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
-.PHONY: help setup setup-dev serve test lint format bench proto clean
+.PHONY: help setup setup-dev serve test lint format bench bench-lanes bench-planning proto clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -61,6 +61,12 @@ format: setup-dev  ## Mend style
 
 bench: setup-dev  ## Throughput and latency of base and adapters, beside Hugging Face + PEFT
 	$(BIN)/python -m benchmarks.serving $(ARGS)
+
+bench-lanes: setup-dev  ## Chats beside a saturating batch, and beside vLLM where LORALANE_VLLM_PYTHON names one
+	$(BIN)/python -m benchmarks.lanes $(ARGS)
+
+bench-planning: setup-dev  ## What planning a step costs, against what runs and what waits
+	$(BIN)/python -m benchmarks.planning $(ARGS)
 
 proto: setup-dev  ## Regenerate gateway/pb and engine/pb from proto/
 	$(BIN)/python proto/generate.py

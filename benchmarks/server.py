@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 KEY = "sk-demo-acme"
-START_SECONDS = 300.0
+START_SECONDS = 600.0
 STOP_SECONDS = 60.0
 
 

@@ -27,10 +27,11 @@ from benchmarks.server import KEY, serving
 from benchmarks.workload import requests, write_adapters
 from engine.model.prepare import prepare_model
 from engine.paths import default_data_dir
-from gateway.bench.client import Stream, Target
+from gateway.bench.client import Target
 from gateway.bench.drive import drive, run_loop
 from gateway.bench.measure import LaneReport, report, succeeded
 from gateway.bench.plan import Item
+from gateway.bench.stream import Stream
 from gateway.bench.tables import milliseconds
 
 BASE = "base"

@@ -18,8 +18,10 @@ from rich.console import Console
 
 from engine.config import DTYPES, LOAD_FORMATS
 from engine.paths import default_data_dir
+from gateway.bench.command import app as bench_app
 from gateway.config import Config, load_config
 from gateway.config_file import ConfigError
+from gateway.simulate_command import simulate
 
 if TYPE_CHECKING:
     from gateway.admin_client import AdminClient
@@ -29,6 +31,7 @@ app = typer.Typer(
 )
 adapters_app = typer.Typer(help="See and change which adapters a running gateway serves.", no_args_is_help=True)
 app.add_typer(adapters_app, name="adapters")
+app.add_typer(bench_app, name="bench")
 
 console = Console(stderr=True)
 
@@ -216,6 +219,9 @@ def _admin(target: str, key: str) -> Iterator[AdminClient]:
 def _fail(message: str) -> NoReturn:
     console.print(f"[red]error:[/red] {message}", highlight=False)
     raise typer.Exit(1)
+
+
+app.command()(simulate)
 
 
 def main() -> None:

@@ -122,7 +122,7 @@ class PreparedStack:
 
     stack: Stack
     plan: SegmentPlan
-    masks: dict[int, Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     tiles: torch_lora.PreparedLora | None = None
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup) -> None:
@@ -146,12 +146,13 @@ class PreparedStack:
 
     def _mask(self, x: Tensor, targets: int) -> Tensor:
         """[num_rows, targets * inner]. All ones in binary at a row's own columns, else 0: silences infinities too."""
-        if targets not in self.masks:
+        key = len(x), targets  # steps with the same plan may have more or fewer rows after the last one with an adapter
+        if key not in self.masks:
             row_slots = np.full(len(x), -1, dtype=np.int32)
             row_slots[self.plan.rows] = np.repeat(self.plan.slots, self.plan.lengths)
             own = torch.from_numpy(row_slots[:, None] == np.tile(self.stack.owners, targets))
-            self.masks[targets] = -own.to(MASK_TYPES[x.element_size()])
-        return self.masks[targets]
+            self.masks[key] = -own.to(MASK_TYPES[x.element_size()])
+        return self.masks[key]
 
 
 def make_stack(

@@ -49,27 +49,33 @@ def queue_full(state: EngineState, seq: Sequence) -> Refusal:
 
 
 def predicted_wait(state: EngineState, seq: Sequence) -> float:
-    """Seconds until a request that comes now begins to run, from what tokens cost and how long requests run lately."""
+    """Seconds until a request that comes now begins to run, from what tokens have cost lately."""
     if seq.lane is not Lane.INTERACTIVE:
         return _batch_wait(state, seq)
-    waiting, ledger = state.waiting, state.ledger
-    prompts = ledger.price(waiting.num_tokens[seq.lane], 0)
-    running = sum(other.lane is seq.lane for other in state.running.values())
-    beyond = running + waiting.count(seq.lane) + 1 - state.config.max_seqs
-    slots = max(0, beyond) * ledger.residence[seq.lane] / state.config.max_seqs
-    return max(prompts, slots)
+    running = [other for other in state.running.values() if other.lane is seq.lane]
+    ahead = len(running) + state.waiting.count(seq.lane)
+    prompts = state.ledger.price(state.waiting.num_tokens[seq.lane], 0)
+    beyond = ahead + 1 - state.config.max_seqs
+    if beyond <= 0:
+        return prompts
+    # They run side by side and end one after the other: `beyond` of them must, in that part of the time all take.
+    work = sum(map(state.ledger.work_left, running)) + _waiting_work(state, seq.lane)
+    return max(prompts, work * beyond / ahead)
 
 
 def _batch_wait(state: EngineState, seq: Sequence) -> float:
     """Work ahead of it (all that waits, or what has an earlier deadline), at the rate batch work has been getting."""
     waiting, ledger = state.waiting, state.ledger
-    count = waiting.count(seq.lane)
-    if count + len(state.running) < state.config.max_seqs:
+    if waiting.count(seq.lane) + len(state.running) < state.config.max_seqs:
         return 0.0
     ahead = 1.0
-    if seq.request.deadline is not None and waiting.urgent:
+    if seq.request.deadline is not None:
         place = bisect_left(waiting.urgent, seq.request.deadline, key=lambda other: other.request.deadline or 0.0)
-        ahead = place / len(waiting.urgent)
-    tokens = waiting.num_tokens[seq.lane]
-    work = ledger.price(tokens, count * ledger.mean_output)
-    return ahead * work / max(ledger.batch_share, state.config.scheduling.batch_floor)
+        ahead = place / max(1, len(waiting.urgent))
+    return ahead * _waiting_work(state, seq.lane) / max(ledger.batch_share, state.config.scheduling.batch_floor)
+
+
+def _waiting_work(state: EngineState, lane: Lane) -> float:
+    """Device seconds of all that waits in a lane."""
+    waiting, ledger = state.waiting, state.ledger
+    return ledger.price(waiting.num_tokens[lane], waiting.num_outputs[lane] * ledger.used_share)

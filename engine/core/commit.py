@@ -68,7 +68,7 @@ def commit(state: EngineState, plan: StepPlan) -> None:
     for load in plan.loads:
         _begin_load(state, load)
     for admission in plan.admitted:
-        _admit(state, admission, plan.now)
+        _admit(state, admission)
     state.counters.pages_restored += len(plan.restores)
     for chunk in plan.chunks:
         _advance(state, chunk)
@@ -91,6 +91,7 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
         seq = state.sequences.get(sample.request_id)
         if seq is not None:  # aborted while its step ran
             _append(state, seq, sample, now)
+    state.ledger.adapt(state.config.interactive.attainment)
     events = list(state.outbox)
     state.outbox.clear()
     return events
@@ -112,6 +113,7 @@ def _submit(state: EngineState, request: Request) -> None:
     ledger, tenants = state.ledger, state.waiting.groups(seq.lane)
     ledger.accounts.arrive(request.lane, request.tenant, request.weight, tenants)
     ledger.longest_prompt = max(ledger.longest_prompt, len(request.prompt))
+    ledger.longest_output = max(ledger.longest_output, request.params.max_tokens)
     state.waiting.add(seq)
     if request.adapter:
         state.adapters[request.adapter].live += 1
@@ -185,13 +187,13 @@ def _begin_load(state: EngineState, load: AdapterLoad) -> None:
     state.counters.adapter_loads += 1
 
 
-def _admit(state: EngineState, admission: Admission, now: float) -> None:
+def _admit(state: EngineState, admission: Admission) -> None:
     seq = state.sequences[admission.request_id]
     _stop_waiting(state, seq)
     state.running[seq.id] = seq
     state.prefix.unpark(list(admission.pages), seq.lane)
     state.pool.acquire(admission.pages)
-    seq.pages, seq.num_computed, seq.started = list(admission.pages), admission.num_computed, now
+    seq.pages, seq.num_computed = list(admission.pages), admission.num_computed
     _register(state, seq, 0)
     if state.config.prefix_caching:
         state.prefix.promise(seq.page_keys, seq.id)
@@ -239,7 +241,8 @@ def _register(state: EngineState, seq: Sequence, before: int) -> None:
 def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float) -> None:
     seq.tokens.append(sample.token)
     state.counters.generated_tokens += 1
-    _keep_time(state, seq, now)
+    state.ledger.note_token(seq, now)
+    seq.due = now + _goal(seq.request.itl, state.config.goals[seq.request.lane].itl_s)
     if seq.request.adapter:
         state.adapters[seq.request.adapter].last_used = now
     logprobs = (sample.logprobs,) if sample.logprobs else ()
@@ -248,15 +251,8 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
     if reason is None:
         state.outbox.append(event)
     else:
-        state.ledger.note_end(seq, now)
+        state.ledger.note_end(seq)
         _finish(state, seq, event)
-
-
-def _keep_time(state: EngineState, seq: Sequence, now: float) -> None:
-    """A token has come: was it in time, and when is the next one due?"""
-    ledger, request = state.ledger, seq.request
-    (ledger.ttft if seq.num_generated == 1 else ledger.itl)[request.lane].note(now <= seq.due)
-    seq.due = now + _goal(request.itl, state.config.goals[request.lane].itl_s)
 
 
 def finish_reason(seq: Sequence, eos_token_ids: tuple[int, ...], max_model_len: int) -> FinishReason | None:

@@ -17,6 +17,8 @@ from engine.core.types import AdapterId, Lane, ScheduledChunk, Sequence, StepPla
 
 SMOOTHING = 0.05
 """Weight of the newest step in a price: some twenty steps of memory."""
+LEAST_COURTESY = 0.02
+"""From which it is back in a few hundred steps when things have become better."""
 EVENTS_REMEMBERED = 500
 """Behind an attainment: enough for a 99 % goal to mean something, few enough to forget a bad minute."""
 
@@ -53,8 +55,8 @@ class Ledger:
     busy: device seconds by lane.
     prefill_price, decode_price: device seconds a token costs in the steps it shares; 0 while unknown.
     ttft, itl: attainment by lane.
-    residence: seconds a request of a lane runs, smoothed.
-    mean_output: tokens a request generates, smoothed.
+    courtesy: how much of the stretch it is allowed batch work may use now, from 0 to 1.
+    used_share: of the tokens it may generate, how many a request does, smoothed.
     need: device time batch deadlines ask for, as a multiple of what batch work has been getting.
     """
 
@@ -66,12 +68,15 @@ class Ledger:
         self.prefill_price = self.decode_price = 0.0
         self.ttft = {lane: Ratio() for lane in Lane}
         self.itl = {lane: Ratio() for lane in Lane}
-        self.residence = dict.fromkeys(Lane, 0.0)
+        self.courtesy = 1.0
+        self._was_shared = False
+        self._tokens = self._late = 0
+        """Interactive tokens of the last step, and those that were late in a shared one."""
         self.need = 0.0
         self.need_known_until = 0.0
         self.predicted_seconds = self.actual_seconds = 0.0
-        self.longest_prompt = 0
-        self.mean_output = 0.0
+        self.longest_prompt = self.longest_output = 0
+        self.used_share = 1.0
         self._window = rules.floor_window_s
         self._batch_time = 0.0
         self._wanted_time = 0.0
@@ -101,8 +106,9 @@ class Ledger:
         self.model.observe(plan.features, seconds)
         if whole:
             self._charge(charges, seconds / whole)
+            batch = sum(charge.weight for charge in charges if charge.lane is not Lane.INTERACTIVE)
+            self._was_shared = 0 < batch < whole
             if wants_batch:
-                batch = sum(charge.weight for charge in charges if charge.lane is not Lane.INTERACTIVE)
                 self._note_share(batch * seconds / whole, seconds)
 
     def price(self, prefill_tokens: float, decode_tokens: float) -> float:
@@ -110,18 +116,36 @@ class Ledger:
         return prefill_tokens * self.prefill_price + decode_tokens * self.decode_price
 
     def work_left(self, seq: Sequence) -> float:
-        """Device seconds until a sequence ends, if it uses all its tokens."""
-        return self.price(seq.num_remaining, seq.request.params.max_tokens - seq.num_generated)
+        """Device seconds until a sequence ends, if it uses as many of its tokens as others do."""
+        outputs = seq.request.params.max_tokens * self.used_share - seq.num_generated
+        return self.price(seq.num_remaining, max(1.0, outputs))
 
-    def note_end(self, seq: Sequence, now: float) -> None:
+    def note_end(self, seq: Sequence) -> None:
         """A request has run to its end."""
-        self.residence[seq.lane] = _smooth(self.residence[seq.lane], now - seq.started)
-        self.mean_output = _smooth(self.mean_output, seq.num_generated)
+        self.used_share = _smooth(self.used_share, seq.num_generated / seq.request.params.max_tokens)
 
-    def bound(self, capacity_tokens: int) -> float:
-        """Twice the larger of the longest prompt and a full batch of decodes, in device seconds: the service gap that
-        virtual token counters never exceed (the paper's theorem 4.4)."""
-        return 2 * max(self.price(self.longest_prompt, 0), self.price(0, capacity_tokens))
+    def bound(self, max_seqs: int) -> float:
+        """Twice the larger of the longest prompt and a full batch of the longest answers, in device seconds: the gap
+        in service that virtual token counters never exceed (the paper's theorem 4.4, whose M is what a running batch
+        may still generate)."""
+        return 2 * max(self.price(self.longest_prompt, 0), self.price(0, max_seqs * self.longest_output))
+
+    def note_token(self, seq: Sequence, now: float) -> None:
+        """A token has come, in time or late."""
+        lane, in_time = seq.request.lane, now <= seq.due
+        (self.ttft if seq.num_generated == 1 else self.itl)[lane].note(in_time)
+        if lane is Lane.INTERACTIVE and seq.num_generated > 1:
+            self._tokens += 1
+            self._late += self._was_shared and not in_time
+
+    def adapt(self, attainment: float) -> None:
+        """After each step: `courtesy` halves when a token was late that shared its step with batch work, and doubles
+        in as many steps without as there may be for one late token."""
+        if self._late:
+            self.courtesy = max(LEAST_COURTESY, self.courtesy / 2)
+        elif self._tokens:
+            self.courtesy = min(1.0, self.courtesy * 2 ** (1 - attainment))
+        self._tokens = self._late = 0
 
     def _note_share(self, batch_seconds: float, seconds: float) -> None:
         keep = exp(-seconds / self._window)

@@ -51,7 +51,7 @@ def _lane(state: EngineState, lane: Lane, now: float) -> LaneReport:
         itl_attainment=ledger.itl[lane].value,
         device_seconds=ledger.busy[lane],
         gap=ledger.accounts.gap(lane, {seq.request.tenant for seq in waiting}),
-        bound=ledger.bound(state.config.usable_pages * state.config.block_size),
+        bound=ledger.bound(state.config.max_seqs),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from engine.core.prefix import page_keys
 from engine.core.state import EngineState
@@ -19,6 +20,8 @@ class Saves:
         self._rules = state.config.scheduling
         self._pinned: set[PrefixKey] = set()
         """Copied back by this plan: not to be given up for others."""
+        self._given_up: set[PrefixKey] = set()
+        """Written over by `saved`, which come first: not to be copied back any more."""
         self._free: Iterator[HostPageId] = iter(state.host.free)
         self._oldest: Iterator[PrefixKey] = iter(state.host.page_of)
         self.saved: dict[PrefixKey, PageCopy] = {}
@@ -28,7 +31,7 @@ class Saves:
         """Host pages of the leading keys, safe until `let_go`."""
         if not self._host.page_of:
             return []
-        pages = self._host.match(keys)
+        pages = self._host.match(list(takewhile(lambda key: key not in self._given_up, keys)))
         self._pinned.update(keys[: len(pages)])
         return pages
 
@@ -60,8 +63,7 @@ class Saves:
         keys, done = page_keys(seq, full, self._size), seq.num_saved
         made = 0
         while done < full and made < most:
-            known = keys[done] in self._host.page_of or keys[done] in self.saved
-            if not known:
+            if not self._is_known(keys[done]):
                 page = self._take()
                 if page is None:
                     break
@@ -72,10 +74,16 @@ class Saves:
             self.checkpoints[seq.id] = done
         return made
 
+    def _is_known(self, key: PrefixKey) -> bool:
+        return key in self.saved or (key in self._host.page_of and key not in self._given_up)
+
     def _take(self) -> HostPageId | None:
         """A free host page, else that of the copy to give up first."""
         page = next(self._free, None)
         if page is not None:
             return page
         key = next((key for key in self._oldest if key not in self._pinned), None)
-        return None if key is None else self._host.page_of[key]
+        if key is None:
+            return None
+        self._given_up.add(key)
+        return self._host.page_of[key]

@@ -157,11 +157,16 @@ class StepBudget:
         promise = self._slack / self._margin
         if self._owes_batch():
             return promise
-        goals, ledger = self._state.config.interactive, self._state.ledger
-        if ledger.itl[Lane.INTERACTIVE].value < goals.attainment:
+        if self._is_probe:
             return 0.0
-        stretch = rules.ttft_stretch if self._prefill else rules.itl_stretch
-        return min(promise, model.predict(self.features) * stretch)
+        stretch = (rules.ttft_stretch if self._prefill else rules.itl_stretch) - 1
+        return min(promise, model.predict(self.features) * (1 + stretch * self._state.ledger.courtesy))
+
+    @property
+    def _is_probe(self) -> bool:
+        """This step shows what interactive work takes by itself, which steps shared with batch work cannot."""
+        known = self._model.small.is_warm
+        return self._state.counters.steps % self._rules.probe_every == 0 or not (known or self._prefill)
 
     def _owes_batch(self) -> bool:
         """Batch work got less than its floor, which is higher while its deadlines need it."""

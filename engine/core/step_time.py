@@ -25,6 +25,9 @@ SOLVE_EVERY = 16
 SWEEPS = 12
 RIDGE = 1e-6
 ERRORS_KEPT = 256
+FIRST_KNEE, KNEES, KNEE_EVERY, KNEE_MOVED = 48, (16, 1024), 256, 1.5
+"""Tokens up to which a step is small: before it is known, the least and the most; steps between two looks; and by what
+factor it must be off to be moved."""
 OUTLIER = 4.0
 """A step this many times off is a stall of the machine (or a model that knows nothing yet), and counts as this much."""
 
@@ -115,11 +118,13 @@ class StepTimeModel:
     """Predicts steps and learns from them.
 
     Args:
-        small_step: tokens up to which a step is small.
+        small_step: tokens up to which a step is small; 0: as many as the device computes in the time that a step
+            takes without any, found out on the way.
     """
 
     def __init__(self, forgetting: float, small_step: int, margin_floor: float, margin_ceiling: float) -> None:
-        self.small_step = small_step
+        self.small_step = small_step or FIRST_KNEE
+        self._finds_knee = not small_step
         self.small, self.large = Regression(forgetting), Regression(forgetting)
         self.margin = margin_ceiling
         """What predictions are multiplied with to be kept 19 times out of 20."""
@@ -154,6 +159,8 @@ class StepTimeModel:
             self._note(seconds / predicted)
             seconds = min(max(seconds, predicted / OUTLIER), predicted * OUTLIER)
         (self.small if features.tokens <= self.small_step else self.large).observe(features, seconds)
+        if self._finds_knee and self.num_steps % KNEE_EVERY == 0:
+            self._find_knee()
 
     def chunk_that_fits(self, features: StepFeatures, start: int, rank: int, seconds: float) -> int:
         """Most tokens of a chunk beginning at `start` that a step of `features` can carry and be done in `seconds`."""
@@ -164,12 +171,29 @@ class StepTimeModel:
         return room
 
     def to_json(self) -> dict[str, Any]:
-        return {"small": self.small.to_json(), "large": self.large.to_json()}
+        return {"small_step": self.small_step, "small": self.small.to_json(), "large": self.large.to_json()}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Takes up where `to_json` left. Raises ValueError, KeyError or TypeError: it is not what `to_json` wrote."""
         self.small.load(saved["small"])
         self.large.load(saved["large"])
+        if self._finds_knee:
+            self.small_step = int(saved["small_step"])
+
+    def _find_knee(self) -> None:
+        """Where it has moved, the regime that lost a range starts afresh: what it learned there is not about what it
+        has left, and until it knows better the other regime speaks for it."""
+        per_token = self.large.theta[1]
+        if not (self.small.is_warm and self.large.is_warm and per_token):
+            return
+        knee = round(min(max(self.small.theta[0] / per_token, KNEES[0]), KNEES[1]))
+        if knee > KNEE_MOVED * self.small_step:
+            self.large = Regression(self.large.forgetting)
+        elif knee * KNEE_MOVED < self.small_step:
+            self.small = Regression(self.small.forgetting)
+        else:
+            return
+        self.small_step = knee
 
     def _note(self, ratio: float) -> None:
         self._ratios.append(ratio)

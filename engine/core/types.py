@@ -134,8 +134,6 @@ class Sequence:
     """Leading full pages that were copied to the host."""
     due: float = 0.0
     """When its next token should be there, in seconds on the engine's clock."""
-    started: float = 0.0
-    """When it last began to run, in seconds on the engine's clock."""
 
     @property
     def id(self) -> str:

@@ -71,6 +71,8 @@ class WaitingQueue:
         """Batch sequences that have a deadline, the earliest first."""
         self.num_tokens = dict.fromkeys(Lane, 0)
         """Known tokens of a lane's waiting sequences."""
+        self.num_outputs = dict.fromkeys(Lane, 0)
+        """Tokens they may still generate."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -91,8 +93,7 @@ class WaitingQueue:
         insort(self.lanes[seq.lane].setdefault(self.order.group(seq), []), seq, key=self.order.key)
         if _is_urgent(seq):
             insort(self.urgent, seq, key=_deadline_key)
-        self.num_tokens[seq.lane] += len(seq.tokens)
-        self._count += 1
+        self._count_in(seq, 1)
 
     def remove(self, seq: Sequence) -> None:
         groups, group = self.lanes[seq.lane], self.order.group(seq)
@@ -101,8 +102,12 @@ class WaitingQueue:
             del groups[group]
         if _is_urgent(seq):
             _take_out(self.urgent, seq, _deadline_key)
-        self.num_tokens[seq.lane] -= len(seq.tokens)
-        self._count -= 1
+        self._count_in(seq, -1)
+
+    def _count_in(self, seq: Sequence, sign: int) -> None:
+        self._count += sign
+        self.num_tokens[seq.lane] += sign * len(seq.tokens)
+        self.num_outputs[seq.lane] += sign * (seq.request.params.max_tokens - seq.num_generated)
 
     def last(self, above: Lane) -> Sequence | None:
         """Who gives up a place for a request of lane `above`: the last of the longest queue of a lower lane."""

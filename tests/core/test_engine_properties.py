@@ -206,6 +206,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert _comparable(before) == _comparable(self.state), "planning changed the state"
         config = self.state.config
         assert plan.num_tokens <= config.token_budget
+        assert not {copy.host_page for copy in plan.saves} & {copy.host_page for copy in plan.restores}
         assert all(chunk.num_tokens > 0 for chunk in plan.chunks)
         self._check_lanes(plan)
 

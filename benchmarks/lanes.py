@@ -1,0 +1,235 @@
+"""`make bench-lanes`: what the interactive lane feels of the batch lane, and the other way round.
+
+    python -m benchmarks.lanes [--vllm-python PATH] [--cores 0,1] [--json FILE]
+
+Each server gets interactive requests alone, a batch alone, and both together, in one run on the same two cores and with
+the same arrivals and lengths. Interactive requests come for as long as the batch runs; its throughput is over its own
+span. Without a Python that has vLLM only loralane is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.peers import MODEL, Peer, PeerError, loralane, vllm
+from benchmarks.server import pinned, running
+from engine.model.prepare import prepare_model
+from engine.paths import default_data_dir
+from gateway.bench.client import Target
+from gateway.bench.document import versions
+from gateway.bench.drive import drive, run_loop
+from gateway.bench.measure import LaneReport, Percentiles, report
+from gateway.bench.plan import Plan
+from gateway.bench.run import warm_up
+from gateway.bench.spec import LaneSpec, Lengths
+from gateway.bench.tables import milliseconds, remarks
+from gateway.config_file import read_yaml
+
+INTERACTIVE, BATCH = "interactive", "batch"
+HEAD_START = 3.0
+"""Seconds that the batch has to itself before interactive requests join it, to fill the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Sizes of the benchmark."""
+
+    interactive: int
+    """Requests measured alone."""
+    rate: float
+    batch: int
+    warmup: int
+    seed: int
+
+    def interactive_lane(self, n: int, start: float = 0.0) -> LaneSpec:
+        return LaneSpec(INTERACTIVE, n, self.rate, start=start, inputs=Lengths(24, 96), outputs=Lengths(16, 16))
+
+    def batch_lane(self) -> LaneSpec:
+        return LaneSpec(BATCH, self.batch, inputs=Lengths(64, 256), outputs=Lengths(64, 160))
+
+    def plan(self, prompts: int, *lanes: LaneSpec) -> Plan:
+        return Plan((MODEL,), lanes, seed=self.seed, prompts=prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One server's three phases."""
+
+    name: str
+    version: str
+    interactive_alone: LaneReport
+    batch_alone: LaneReport
+    interactive_beside: LaneReport
+    batch_beside: LaneReport
+
+    @property
+    def reports(self) -> tuple[LaneReport, ...]:
+        return self.interactive_alone, self.batch_alone, self.interactive_beside, self.batch_beside
+
+    @property
+    def batch_ratio(self) -> float:
+        return self.batch_beside.output_tokens_per_second / self.batch_alone.output_tokens_per_second
+
+    @property
+    def normalised(self) -> float | None:
+        """Batch throughput beside interactive work, of what that leaves to it; None: it leaves nothing."""
+        left = 1 - self.interactive_alone.busy
+        return self.batch_ratio / left if left > 0 else None
+
+
+def phase(target: Target, plan: Plan, stop_after: str | None = None) -> dict[str, LaneReport]:
+    """Runs a plan and measures its lanes."""
+    streams = run_loop(drive(target, plan.items(), timeout_s=3000, stop_after=stop_after))
+    lanes = {name: [stream for stream in streams if stream.item.lane == name] for name in (INTERACTIVE, BATCH)}
+    return {name: report(name, own) for name, own in lanes.items() if own}
+
+
+def measure(peer: Peer, work: Work, scratch: Path, console: Console) -> Outcome:
+    """Starts a server, and puts it through the three phases."""
+    with console.status(f"{peer.name}: starting") as status, running(peer.command, scratch / f"{peer.name}.log") as url:
+        target = Target(url, peer.key)
+        warm = work.plan(0, work.interactive_lane(1), work.batch_lane())
+        status.update(f"{peer.name}: warming up")
+        run_loop(warm_up(target, warm.warmup(work.warmup), 600))
+        status.update(f"{peer.name}: {work.interactive} interactive requests alone")
+        alone = phase(target, work.plan(1, work.interactive_lane(work.interactive)))
+        status.update(f"{peer.name}: {work.batch} batch requests alone")
+        alone |= phase(target, work.plan(2, work.batch_lane()))
+        # More than can come while the batch runs, even at a quarter of its speed; what is over is not sent.
+        enough = math.ceil(4 * alone[BATCH].seconds * work.rate) + work.interactive
+        status.update(f"{peer.name}: both")
+        both = work.plan(3, work.interactive_lane(enough, HEAD_START), work.batch_lane())
+        beside = phase(target, both, stop_after=BATCH)
+        if INTERACTIVE not in beside:
+            raise ValueError(
+                f"the batch was over within {HEAD_START:g} s, before interactive requests came: enlarge it"
+            )
+        return Outcome(
+            peer.name, server_version(url), alone[INTERACTIVE], alone[BATCH], beside[INTERACTIVE], beside[BATCH]
+        )
+
+
+def server_version(url: str) -> str:
+    """As vLLM tells it; a server that does not is ours."""
+    response = httpx.get(f"{url}/version")
+    return str(response.json()["version"]) if response.is_success else version("loralane")
+
+
+def table(outcomes: Sequence[Outcome], cores: int) -> Table:
+    title = f"The interactive lane beside a batch, {cores} cores"
+    result = Table(title=title, caption="ms; batch: output tokens/s over its own span")
+    result.add_column("")
+    for outcome in outcomes:
+        for column in ("alone", "beside", "ratio"):
+            result.add_column(f"{outcome.name}\n{column}", justify="right")
+    for index, (label, *_) in enumerate(rows(outcomes[0])):
+        result.add_row(label, *(cell for outcome in outcomes for cell in rows(outcome)[index][1:]))
+    return result
+
+
+def rows(outcome: Outcome) -> list[tuple[str, ...]]:
+    """Label, alone, beside and ratio of every figure."""
+    alone, beside = outcome.interactive_alone, outcome.interactive_beside
+    found = [
+        _latency("TTFT p50", alone.ttft, beside.ttft, "p50"),
+        _latency("TTFT p99", alone.ttft, beside.ttft, "p99"),
+        _latency("ITL p50", alone.itl, beside.itl, "p50"),
+        _latency("ITL p99", alone.itl, beside.itl, "p99"),
+    ]
+    rates = (outcome.batch_alone.output_tokens_per_second, outcome.batch_beside.output_tokens_per_second)
+    found.append(("batch tokens/s", *(f"{rate:.0f}" for rate in rates), f"{outcome.batch_ratio:.2f}"))
+    found.append(("interactive's share of time", f"{alone.busy:.2f}", "", ""))
+    normalised = outcome.normalised
+    found.append(("batch ratio / (1 - share)", "", "", "-" if normalised is None else f"{normalised:.2f}"))
+    found.append(("interactive requests", str(alone.requests), str(beside.requests), ""))
+    return found
+
+
+def _latency(label: str, alone: Percentiles | None, beside: Percentiles | None, which: str) -> tuple[str, ...]:
+    if alone is None or beside is None:
+        return label, "-", "-", "-"
+    before, after = getattr(alone, which), getattr(beside, which)
+    return label, milliseconds(before), milliseconds(after), f"{after / before:.2f}x"
+
+
+def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
+    cpus = frozenset(int(cpu) for cpu in arguments.cores.split(","))
+    others = frozenset(os.sched_getaffinity(0)) - cpus
+    model = prepare_model("embedded", arguments.data_dir, console)
+    extra = read_yaml(arguments.config) if arguments.config else {}
+    peers = [loralane(model, scratch, cpus, extra)]
+    if arguments.vllm_python:
+        peers.append(vllm(arguments.vllm_python, model, cpus))
+    else:
+        console.print("vLLM is left out: --vllm-python or LORALANE_VLLM_PYTHON names a Python that has it")
+    work = Work(arguments.interactive, arguments.rate, arguments.batch, arguments.warmup, arguments.seed)
+    with pinned(others):
+        outcomes = [measure(peer, work, scratch, console) for peer in peers]
+    if arguments.json:
+        arguments.json.write_bytes(document(work, sorted(cpus), extra, outcomes))
+    show(outcomes, len(cpus))
+
+
+def show(outcomes: Sequence[Outcome], cores: int) -> None:
+    out = Console()
+    out.print(table(outcomes, cores))
+    for outcome in outcomes:
+        for remark in remarks(outcome.reports):
+            out.print(f"{outcome.name}: {remark}", style="yellow", markup=False)
+
+
+def document(work: Work, cores: Sequence[int], config: dict[str, Any], outcomes: Sequence[Outcome]) -> bytes:
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    head = {"when": when, "versions": versions(), "cores": cores, "work": work, "config": config}
+    derived = {item.name: {"batch_ratio": item.batch_ratio, "normalised": item.normalised} for item in outcomes}
+    return msgspec.json.format(msgspec.json.encode({**head, "outcomes": outcomes, "derived": derived}), indent=1)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.lanes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    peer = os.environ.get("LORALANE_VLLM_PYTHON")
+    parser.add_argument("--vllm-python", type=Path, default=Path(peer) if peer else None)
+    parser.add_argument("--cores", default="0,1", help="of the servers; the client gets the others")
+    parser.add_argument("--interactive", type=int, default=60, help="requests measured alone")
+    parser.add_argument("--rate", type=float, default=0.7, help="of them, a second")
+    parser.add_argument("--batch", type=int, default=128, help="requests queued at once")
+    parser.add_argument("--warmup", type=int, default=32, help="requests sent before")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--config", type=Path, help="YAML sections laid over loralane's own configuration here")
+    parser.add_argument("--json", type=Path, help="also write everything here")
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
+    return parser.parse_args()
+
+
+def main() -> None:
+    console = Console(stderr=True)
+    # As Ctrl-C does, so that a benchmark that is told to end takes its servers with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with tempfile.TemporaryDirectory(prefix="loralane-bench-") as scratch:
+        try:
+            bench(parse(), console, Path(scratch))
+        except (PeerError, ValueError) as error:
+            console.print(f"error: {error}", style="red", markup=False)
+            raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The servers that are measured side by side, each set up for the same work on the same cores."""
+
+from __future__ import annotations
+
+import ctypes.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.server import KEY, Command, free_port
+
+MODEL = "base"
+"""What every server calls the model."""
+MAX_SEQS = 32
+MAX_MODEL_LEN = 2048
+KV_GIB = 2
+
+
+class PeerError(Exception):
+    """A peer cannot be run as it should be; the message says what it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    name: str
+    command: Command
+    key: str = ""
+
+
+def loralane(model: Path, scratch: Path, cpus: frozenset[int], extra: Mapping[str, Any]) -> Peer:
+    """`extra`: a configuration's sections, laid over the benchmark's own."""
+    port = free_port()
+    own: dict[str, dict[str, Any]] = {
+        "model": {"source": str(model), "name": MODEL},
+        "engine": {
+            "dtype": "bfloat16",
+            "threads": len(cpus),
+            "memory_gb": KV_GIB,
+            "max_seqs": MAX_SEQS,
+            "max_model_len": MAX_MODEL_LEN,
+            "prefix_caching": False,
+        },
+        "tenants": {"acme": {"keys": [KEY]}},
+        "http": {"port": port, "request_timeout_s": 3000},
+        "grpc": {"port": free_port()},
+        "observability": {"request_log": False},
+    }
+    path = scratch / "loralane.yaml"
+    path.write_text(yaml.safe_dump(own | {name: own.get(name, {}) | section for name, section in extra.items()}))
+    words = [sys.executable, "-m", "gateway", "serve", "--config", str(path), "--data-dir", str(scratch)]
+    return Peer("loralane", Command(words, f"http://127.0.0.1:{port}", "/ready", cpus=cpus), KEY)
+
+
+def vllm(python: Path, model: Path, cpus: frozenset[int]) -> Peer:
+    """vLLM with its priority scheduler, run as its makers advise for a CPU.
+
+    Raises:
+        PeerError: the allocator or the OpenMP library is missing, without which it runs at half its speed.
+    """
+    port = free_port()
+    words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    words += ["--served-model-name", MODEL, "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(port)]
+    words += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_SEQS)]
+    words += ["--scheduling-policy", "priority", "--no-enable-prefix-caching"]
+    env = {
+        "LD_PRELOAD": ":".join(_preloads(python)),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(cpu) for cpu in sorted(cpus)),
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
+        "HF_HUB_OFFLINE": "1",
+    }
+    return Peer("vLLM", Command(words, f"http://127.0.0.1:{port}", "/health", env, cpus))
+
+
+def _preloads(python: Path) -> tuple[str, str]:
+    allocator = ctypes.util.find_library("tcmalloc_minimal")
+    if allocator is None:
+        raise PeerError("vLLM needs tcmalloc to run at its speed: install the system package libtcmalloc-minimal4")
+    openmp = python.absolute().parent.parent / "lib" / "libiomp5.so"
+    if not openmp.is_file():
+        raise PeerError(f"vLLM needs Intel's OpenMP to run at its speed, and {openmp} does not exist")
+    return allocator, str(openmp)

@@ -1,0 +1,181 @@
+"""What happens to every request, kept in as little as its percentiles need."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+
+from engine.core.config import CoreConfig, LaneGoals
+from engine.core.types import FinishReason, Lane, Request, StepPlan, TokenEvent
+from engine.executor.cost import StepWork
+from engine.sim.fairness import ServiceGaps
+from engine.sim.histogram import Histogram
+
+SAMPLE_S = 0.25
+"""Virtual seconds between two looks at the tenants' service."""
+WARM_STEPS = 200
+"""Steps before the step-time model's errors count: it begins knowing nothing."""
+
+
+def _seconds() -> array[float]:
+    return array("d")
+
+
+@dataclass(slots=True)
+class Group:
+    """The requests of one tenant in one lane. Times in seconds."""
+
+    lane: Lane
+    tenant: str
+    ttft: array[float] = field(default_factory=_seconds)
+    tpot: array[float] = field(default_factory=_seconds)
+    e2e: array[float] = field(default_factory=_seconds)
+    itl: Histogram = field(default_factory=Histogram)
+    submitted: int = 0
+    finished: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated: int = 0
+    generated_in_time: int = 0
+    """Before the simulation's horizon: what throughput is made of."""
+    late_first: int = 0
+    late_gaps: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True, eq=False)
+class Track:
+    """One unfinished request."""
+
+    group: Group
+    arrival: float
+    prompt_tokens: int
+    contended: bool
+    """As it arrived only batch work was in its way, and no copy of its adapter since."""
+    started: bool = False
+    first: float = 0.0
+    last: float = 0.0
+    generated: int = 0
+
+
+@dataclass(slots=True)
+class StepStats:
+    count: int = 0
+    busy: float = 0.0
+    """Seconds of all steps."""
+    longest: float = 0.0
+    durations: Histogram = field(default_factory=Histogram)
+    prefill_tokens: int = 0
+    errors: array[float] = field(default_factory=lambda: array("f"))
+    """|actual - predicted| / actual of every step once warm."""
+    peak_tokens: int = 0
+    """Most tokens of context and chunks in one step."""
+
+
+class Collector:
+    """Sees every request, step and event of one simulation."""
+
+    def __init__(self, config: CoreConfig, horizon: float) -> None:
+        self.groups: dict[tuple[Lane, str], Group] = {}
+        self.gaps = {lane: ServiceGaps() for lane in Lane}
+        self.steps = StepStats()
+        self.time_to_yield = Histogram()
+        self.unfinished: dict[str, Track] = {}
+        self.outstanding: Counter[Lane] = Counter()
+        self.running_batch = 0
+        self.awaiting_first = 0
+        """Interactive requests without their first token."""
+        self._goals: tuple[LaneGoals, LaneGoals] = config.goals
+        self._horizon = horizon
+        self._next_sample = 0.0
+
+    def submit(self, request: Request) -> None:
+        key = (request.lane, request.tenant)
+        group = self.groups.get(key) or self.groups.setdefault(key, Group(*key))
+        group.submitted += 1
+        interactive = request.lane is Lane.INTERACTIVE
+        contended = interactive and self.running_batch > 0 and self.awaiting_first == 0
+        self.awaiting_first += interactive
+        self.unfinished[request.id] = Track(group, request.arrival, len(request.prompt), contended)
+        self.outstanding[request.lane] += 1
+        self.gaps[request.lane].submit(request.tenant, len(request.prompt))
+
+    def step(self, plan: StepPlan, work: StepWork, seconds: float) -> None:
+        """A StepObserver."""
+        for load in plan.loads:
+            if load.request_id in self.unfinished:
+                self.unfinished[load.request_id].contended = False
+        for admission in plan.admitted:
+            track = self.unfinished[admission.request_id]
+            if not track.started:
+                self._start(track, admission.num_computed, plan.now)
+        if not work.tokens:
+            return
+        steps = self.steps
+        steps.count += 1
+        steps.busy += seconds
+        steps.longest = max(steps.longest, seconds)
+        steps.durations.add(seconds)
+        steps.prefill_tokens += work.prefill_tokens
+        steps.peak_tokens = max(steps.peak_tokens, work.decode_context + work.prefill_tokens)
+        if plan.predicted and steps.count > WARM_STEPS:
+            steps.errors.append(abs(seconds - plan.predicted) / seconds)
+
+    def take(self, events: list[TokenEvent], now: float) -> None:
+        """The news a step ended with, at `now`."""
+        for event in events:
+            track = self.unfinished[event.request_id]
+            if event.tokens:
+                self._tokens(track, len(event.tokens), now)
+            if event.finish_reason is not None:
+                self._finish(event, track, now)
+        if now >= self._next_sample:
+            self._next_sample = now + SAMPLE_S
+            for gaps in self.gaps.values():
+                gaps.sample()
+
+    def _start(self, track: Track, num_cached: int, now: float) -> None:
+        group = track.group
+        track.started = True
+        group.prompt_tokens += track.prompt_tokens
+        group.cached_tokens += num_cached
+        self.gaps[group.lane].start(group.tenant, track.prompt_tokens - num_cached)
+        self.running_batch += group.lane is Lane.BATCH
+        if track.contended:
+            self.time_to_yield.add(now - track.arrival)
+
+    def _tokens(self, track: Track, count: int, now: float) -> None:
+        group = track.group
+        goals = self._goals[group.lane]
+        if track.generated == 0:
+            track.first = now
+            group.ttft.append(now - track.arrival)
+            self.awaiting_first -= group.lane is Lane.INTERACTIVE
+            group.late_first += now - track.arrival > goals.ttft_s
+        else:
+            gap = now - track.last
+            group.itl.add(gap)
+            group.late_gaps += gap > goals.itl_s
+        track.last = now
+        track.generated += count
+        group.generated += count
+        if now <= self._horizon:
+            group.generated_in_time += count
+        self.gaps[group.lane].generate(group.tenant, count)
+
+    def _finish(self, event: TokenEvent, track: Track, now: float) -> None:
+        group = track.group
+        del self.unfinished[event.request_id]
+        self.outstanding[group.lane] -= 1
+        self.awaiting_first -= track.generated == 0 and group.lane is Lane.INTERACTIVE
+        self.running_batch -= track.started and group.lane is Lane.BATCH
+        if not track.started:
+            self.gaps[group.lane].start(group.tenant, 0)
+        if event.finish_reason is FinishReason.ERROR:
+            group.refused[event.refusal.code.value if event.refusal else "error"] += 1
+            return
+        group.finished += 1
+        group.e2e.append(now - track.arrival)
+        if track.generated > 1:
+            group.tpot.append((track.last - track.first) / (track.generated - 1))

@@ -1,0 +1,81 @@
+"""Several simulations of one workload side by side: policies, schedulers, and each lane by itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+
+from engine.core.types import Lane
+from engine.sim.report import Report
+from engine.sim.run import Setup, simulate
+from engine.sim.workload import Workload
+
+OURS, BASELINE = "lanes", "fcfs"
+INTERACTIVE_ALONE, BATCH_ALONE = "interactive alone", "batch alone"
+BASELINE_ALONE = "interactive alone, fcfs"
+
+Advance = Callable[[str, float], None]
+"""Called with the name of a run and the share of it that is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    name: str
+    setup: Setup
+    workload: Workload
+
+
+def under(setup: Setup, policy: str, scheduler: str = "continuous") -> Setup:
+    """The same engine with another policy and scheduler."""
+    scheduling = replace(setup.core.scheduling, policy=policy, scheduler=scheduler)
+    return replace(setup, core=replace(setup.core, scheduling=scheduling))
+
+
+def run_name(policy: str, scheduler: str) -> str:
+    """continuous goes without saying."""
+    return policy if scheduler == "continuous" else f"{policy}, {scheduler}"
+
+
+def plan_runs(
+    setup: Setup, workload: Workload, policies: Sequence[str], schedulers: Sequence[str], *, goals: bool
+) -> list[Run]:
+    """Every policy under every scheduler, and interactive work alone where there is other. `goals` adds what the
+    goals compare with: lanes, fcfs, each lane alone, and interactive work alone under fcfs."""
+    modes = [(policy, scheduler) for policy in policies for scheduler in schedulers]
+    if goals:
+        modes = list(dict.fromkeys([(OURS, "continuous"), *modes, (BASELINE, "continuous")]))
+    runs = [Run(run_name(*mode), under(setup, *mode), workload) for mode in modes]
+    return [*runs, *_alone(setup, workload, goals=goals)] if workload.has_batch else runs
+
+
+def _alone(setup: Setup, workload: Workload, *, goals: bool) -> list[Run]:
+    ours, interactive = under(setup, OURS), workload.only(Lane.INTERACTIVE)
+    runs = [Run(INTERACTIVE_ALONE, ours, interactive)] if interactive.trace else []
+    if goals:
+        runs += [Run(BASELINE_ALONE, under(setup, BASELINE), interactive)] if interactive.trace else []
+        runs.append(Run(BATCH_ALONE, ours, workload.only(Lane.BATCH)))
+    return runs
+
+
+def run_all(runs: Sequence[Run], jobs: int, advance: Advance) -> dict[str, Report]:
+    """Report of every run by its name, in order. `jobs` of them at a time, each in a process of its own."""
+    if jobs <= 1 or len(runs) == 1:
+        return {run.name: _simulate_shown(run, advance) for run in runs}
+    # spawn: a fork would copy the threads' locks of whoever calls.
+    with ProcessPoolExecutor(min(jobs, len(runs)), multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(simulate, run.setup, run.workload): run.name for run in runs}
+        reports = {}
+        for future in as_completed(futures):
+            reports[futures[future]] = future.result()
+            advance(futures[future], 1.0)
+    return in_order(reports, (run.name for run in runs))
+
+
+def in_order(reports: dict[str, Report], names: Iterable[str]) -> dict[str, Report]:
+    return {name: reports[name] for name in names}
+
+
+def _simulate_shown(run: Run, advance: Advance) -> Report:
+    return simulate(run.setup, run.workload, lambda share: advance(run.name, share))

@@ -1,0 +1,49 @@
+"""The throughput-latency curve: one line a policy, one point a rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from engine.sim.report import Report
+
+Curves = Mapping[str, Sequence[tuple[float, Report]]]
+"""Policy -> (rate scale, report), in order of rate."""
+PANELS = (("TTFT", "ttft"), ("ITL", "itl"))
+
+
+class PlotUnavailable(RuntimeError):
+    """matplotlib is not installed; the message says how to."""
+
+
+def check_available() -> None:
+    """Raises PlotUnavailable."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise PlotUnavailable("plots need matplotlib: pip install 'loralane[plot]'") from error
+
+
+def draw(curves: Curves, title: str, out: Path) -> None:
+    """Writes a picture in the format of the file's suffix: interactive p99 TTFT and ITL over generated tokens/s."""
+    check_available()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    for axes, (label, name) in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
+        for policy, points in curves.items():
+            line = [(report.tokens_per_s, _p99(report, name), rate) for rate, report in points]
+            known = [(x, y, rate) for x, y, rate in line if y is not None]
+            axes.plot([x for x, _, _ in known], [y for _, y, _ in known], marker="o", label=policy)
+            for x, y, rate in known:
+                axes.annotate(f"{rate:g}x", (x, y), textcoords="offset points", xytext=(4, 4), fontsize=7)
+        axes.set(xlabel="generated tokens/s, both lanes", ylabel=f"interactive p99 {label} (s)", yscale="log")
+        axes.grid(visible=True, which="both", alpha=0.3)
+        axes.legend()
+    figure.suptitle(title)
+    figure.savefig(out, dpi=150)
+
+
+def _p99(report: Report, name: str) -> float | None:
+    lane = report.lanes.get("interactive")
+    return getattr(lane, name).p99 if lane else None

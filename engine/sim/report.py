@@ -1,0 +1,149 @@
+"""What a simulation found, as plain data: throughput and latency apart, by lane and by tenant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+from engine.core.state import EngineState
+from engine.core.types import Lane
+from engine.sim.collect import Collector, Group
+from engine.sim.histogram import Histogram, percentile
+from engine.sim.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """In seconds; None where nothing was measured."""
+
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Percentiles:
+        ordered = sorted(values)
+        return cls(percentile(ordered, 0.5), percentile(ordered, 0.9), percentile(ordered, 0.99))
+
+    @classmethod
+    def of_histogram(cls, histogram: Histogram) -> Percentiles:
+        return cls(histogram.percentile(0.5), histogram.percentile(0.9), histogram.percentile(0.99))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """The requests of a lane, or of one tenant in it."""
+
+    name: str
+    requests: int
+    finished: int
+    refused: dict[str, int]
+    """By error code."""
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    tokens_per_s: float
+    """Generated, within the measured time."""
+    ttft: Percentiles
+    itl: Percentiles
+    tpot: Percentiles
+    e2e: Percentiles
+    ttft_attainment: float | None
+    """Share of first tokens within the lane's goal."""
+    itl_attainment: float | None
+    """Share of gaps between tokens within the lane's goal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    seconds: float
+    """Virtual time from the first arrival to the end."""
+    measured_seconds: float
+    """That throughput refers to: with a backlog, up to the trace's last arrival."""
+    tokens_per_s: float
+    """Generated, both lanes."""
+    lanes: dict[str, GroupReport]
+    tenants: dict[str, dict[str, GroupReport]]
+    """By lane."""
+    steps: int
+    step_p99: float | None
+    longest_step: float
+    busy: float
+    """Share of the time in which the device computed."""
+    busy_seconds: float
+    preemptions: int
+    recomputed_tokens: int
+    recompute_tax: float
+    """Recomputed over useful tokens: prompts that were not cached, and what was generated."""
+    adapter_loads: int
+    adapter_evictions: int
+    service_gap: dict[str, float]
+    """By lane: widest gap between two waiting tenants, in the VTC paper's weighted tokens."""
+    service_bound: dict[str, float]
+    time_to_yield: Percentiles
+    """From an interactive arrival that finds only batch work in its way, to the step it is part of."""
+    prediction_error: float | None
+    """Median of |actual - predicted| / actual over the steps, once warm."""
+
+
+def make_report(state: EngineState, collected: Collector, now: float, workload: Workload) -> Report:
+    measured = max(workload.horizon if workload.backlog else now, 1e-9)
+    counters, steps = state.counters, collected.steps
+    by_lane = {lane: [g for g in collected.groups.values() if g.lane is lane] for lane in Lane}
+    useful = sum(g.prompt_tokens - g.cached_tokens + g.generated for g in collected.groups.values())
+    return Report(
+        seconds=now,
+        measured_seconds=measured,
+        tokens_per_s=sum(g.generated_in_time for g in collected.groups.values()) / measured,
+        lanes={_name(lane): _summary(_name(lane), groups, measured) for lane, groups in by_lane.items() if groups},
+        tenants={
+            _name(lane): {g.tenant: _summary(g.tenant, [g], measured) for g in sorted(groups, key=lambda g: g.tenant)}
+            for lane, groups in by_lane.items()
+            if groups
+        },
+        steps=steps.count,
+        step_p99=steps.durations.percentile(0.99),
+        longest_step=steps.longest,
+        busy=steps.busy / max(now, 1e-9),
+        busy_seconds=steps.busy,
+        preemptions=counters.preemptions,
+        recomputed_tokens=counters.recomputed_tokens,
+        recompute_tax=counters.recomputed_tokens / max(1, useful),
+        adapter_loads=counters.adapter_loads,
+        adapter_evictions=counters.adapter_evictions,
+        service_gap={_name(lane): gaps.widest for lane, gaps in collected.gaps.items()},
+        service_bound={_name(lane): gaps.bound(steps.peak_tokens) for lane, gaps in collected.gaps.items()},
+        time_to_yield=Percentiles.of_histogram(collected.time_to_yield),
+        prediction_error=percentile(sorted(steps.errors), 0.5),
+    )
+
+
+def _name(lane: Lane) -> str:
+    return lane.name.lower()
+
+
+def _summary(name: str, groups: list[Group], measured: float) -> GroupReport:
+    itl = Histogram.merged(group.itl for group in groups)
+    ttft = list(chain.from_iterable(group.ttft for group in groups))
+    return GroupReport(
+        name=name,
+        requests=sum(group.submitted for group in groups),
+        finished=sum(group.finished for group in groups),
+        refused=dict(sum((group.refused for group in groups), Counter())),
+        prompt_tokens=sum(group.prompt_tokens for group in groups),
+        cached_tokens=sum(group.cached_tokens for group in groups),
+        generated_tokens=sum(group.generated for group in groups),
+        tokens_per_s=sum(group.generated_in_time for group in groups) / measured,
+        ttft=Percentiles.of(ttft),
+        itl=Percentiles.of_histogram(itl),
+        tpot=Percentiles.of(chain.from_iterable(group.tpot for group in groups)),
+        e2e=Percentiles.of(chain.from_iterable(group.e2e for group in groups)),
+        ttft_attainment=_share_in_time(len(ttft), sum(group.late_first for group in groups)),
+        itl_attainment=_share_in_time(itl.count, sum(group.late_gaps for group in groups)),
+    )
+
+
+def _share_in_time(count: int, late: int) -> float | None:
+    return 1 - late / count if count else None

@@ -1,0 +1,133 @@
+"""One simulation: a workload on the real core, with a device that is only its cost model."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from engine.core.config import CoreConfig
+from engine.core.state import EngineState
+from engine.core.types import AddAdapter, Lane, Submit
+from engine.engine import Engine
+from engine.executor.cost import DeviceSpec
+from engine.executor.fake import TimedExecutor, VirtualClock
+from engine.sim.collect import Collector
+from engine.sim.report import Report, make_report
+from engine.sim.traces import Arrival
+from engine.sim.workload import RequestMaker, Workload, backlog_arrivals
+
+TICK_S = 0.001
+"""How far the clock moves when the engine has work but waits with it (a window of the dynamic scheduler)."""
+STALL_S = 3600.0
+"""Virtual seconds without a step, after which the engine is taken to be stuck."""
+PROGRESS_PARTS = 400
+
+Progress = Callable[[float], None]
+"""Called now and then with the share of the workload's time that has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a workload is run on."""
+
+    device: DeviceSpec
+    core: CoreConfig
+
+
+def simulate(setup: Setup, workload: Workload, progress: Progress = lambda _: None) -> Report:
+    """Runs a workload to the end of its trace.
+
+    Raises:
+        RuntimeError: the engine stopped stepping with work left.
+    """
+    with _no_collection():
+        run = _Run(setup, workload)
+        run.to_end(progress)
+    return make_report(run.engine.state, run.collector, run.clock.now, workload)
+
+
+class _Run:
+    def __init__(self, setup: Setup, workload: Workload) -> None:
+        self.clock = VirtualClock()
+        self.collector = Collector(setup.core, workload.horizon if workload.backlog else math.inf)
+        ranks = workload.ranks()
+        executor = TimedExecutor(
+            setup.device.cost, self.clock, ranks, self.collector.step, setup.device.noise_sigma, workload.seed
+        )
+        self.engine = Engine(EngineState.create(setup.core), executor, clock=self.clock)
+        for adapter, rank in ranks.items():
+            self.engine.inbox.put(AddAdapter(adapter, setup.device.adapter_pages(rank), rank))
+        self._workload = workload
+        self._make = RequestMaker()
+        self._trace = iter(workload.trace)
+        self._next: Arrival | None = next(self._trace, None)
+        self._backlog = backlog_arrivals(workload, workload.backlog) if workload.backlog else iter(())
+        self._stalled_since = 0.0
+
+    def to_end(self, progress: Progress) -> None:
+        whole, shown = max(self._workload.horizon, TICK_S), 0.0
+        while not self._ended:
+            self._submit_arrived()
+            self._advance()
+            if self.clock.now >= shown + whole / PROGRESS_PARTS:
+                shown = self.clock.now
+                progress(min(1.0, shown / whole))
+        progress(1.0)
+
+    @property
+    def _ended(self) -> bool:
+        """Everything of the trace is done, and the backlog has been kept up until the horizon."""
+        if self._next is not None:
+            return False
+        if self._workload.backlog is None:
+            return not self.collector.unfinished
+        return self.clock.now >= self._workload.horizon and not self.collector.outstanding[Lane.INTERACTIVE]
+
+    def _advance(self) -> None:
+        """One step; or, with nothing to do, on to the next arrival."""
+        before = self.clock.now
+        if self.engine.state.has_work or self.collector.unfinished:
+            self.collector.take(self.engine.step(), self.clock.now)
+            if self.clock.now > before:
+                self._stalled_since = self.clock.now
+                return
+            self.clock.advance_to(min(before + TICK_S, self._next.time if self._next else before + TICK_S))
+            self._check_stalled()
+        else:
+            self._stalled_since = self._next.time if self._next else before
+            self.clock.advance_to(self._stalled_since)
+
+    def _check_stalled(self) -> None:
+        if self.clock.now > self._stalled_since + STALL_S:
+            waiting, running = len(self.collector.unfinished), len(self.engine.state.running)
+            raise RuntimeError(f"no step for {STALL_S:g} s with {waiting} requests unfinished, {running} running")
+
+    def _submit_arrived(self) -> None:
+        now = self.clock.now
+        while self._next is not None and self._next.time <= now:
+            self._submit(self._next)
+            self._next = next(self._trace, None)
+        backlog = self._workload.backlog
+        if backlog is not None and now < self._workload.horizon:
+            while self.collector.outstanding[Lane.BATCH] < backlog.size:
+                self._submit(next(self._backlog)._replace(time=now), backlog.deadline_s)
+
+    def _submit(self, arrival: Arrival, deadline_s: float | None = None) -> None:
+        request = self._make(arrival, deadline_s)
+        self.collector.submit(request)
+        self.engine.inbox.put(Submit(request))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing here makes cycles, and looking for them among millions of objects takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,71 @@
+"""Which traffic to simulate: a recorded or a made-up trace, changed as asked, and batch work beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.sim.synthetic import Sizes, arrivals, with_adapters, with_batch_share, with_tenants
+from engine.sim.traces import Trace, cut, read_trace, scale_rate
+from engine.sim.workload import Backlog, Workload
+
+DEFAULT_SECONDS = 600.0
+"""Of a made-up trace."""
+PROMPT, OUTPUT = Sizes(256, 1024), Sizes(64, 256)
+"""Its sizes, in tokens: a chat with some context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Raises ValueError: a value is out of range; the message names it."""
+
+    trace: Path | None = None
+    """Without one, requests arrive at random: `rate`, `cv`, `prompt`, `output`."""
+    rate: float = 1.0
+    """Requests a second."""
+    cv: float = 1.0
+    """Of the gaps between arrivals."""
+    prompt: Sizes = PROMPT
+    output: Sizes = OUTPUT
+    seconds: float | None = None
+    """Cuts the trace."""
+    tenants: int = 0
+    """Spreads the trace over so many tenants; 0: as it is."""
+    adapters: int = 0
+    zipf: float = 1.0
+    batch_share: float = 0.0
+    """Of the trace's requests, moved to the batch lane."""
+    backlog: Backlog | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tenants", "adapters", "zipf", "batch_share"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        if self.seconds is not None and self.seconds <= 0:
+            raise ValueError(f"seconds must be positive, not {self.seconds:g}")
+        if self.batch_share > 1:
+            raise ValueError(f"batch_share must be at most 1, not {self.batch_share:g}")
+
+    @property
+    def title(self) -> str:
+        name = self.trace.stem if self.trace else f"{self.rate:g} requests/s, CV {self.cv:g}"
+        return f"{name} beside a batch backlog of {self.backlog.size}" if self.backlog else name
+
+    def workload(self, rate_scale: float = 1.0) -> Workload:
+        """The traffic with arrivals `rate_scale` times as fast. Raises ValueError: there is none."""
+        if rate_scale <= 0:
+            raise ValueError(f"the rate scale must be positive, not {rate_scale:g}")
+        trace = scale_rate(self._arrivals(), rate_scale)
+        if self.seconds is not None:
+            trace = cut(trace, self.seconds)
+        trace = with_batch_share(trace, self.batch_share, self.seed)
+        if self.tenants:
+            trace = with_tenants(trace, self.tenants, self.seed)
+        trace = with_adapters(trace, self.adapters, self.zipf, self.seed)
+        return Workload(trace, trace[-1].time, self.backlog, self.adapters, self.zipf, self.seed)
+
+    def _arrivals(self) -> Trace:
+        if self.trace is not None:
+            return read_trace(self.trace)
+        return arrivals(self.rate, self.seconds or DEFAULT_SECONDS, self.prompt, self.output, self.cv, self.seed)

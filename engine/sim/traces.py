@@ -1,0 +1,93 @@
+"""Recorded traffic: readers of three public trace formats, told apart by what the files look like."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.core.types import Lane
+
+BLOCK_TOKENS = 512
+"""Tokens that one of Mooncake's hash ids stands for."""
+
+
+class Arrival(NamedTuple):
+    """One request of a trace: its sizes, not its text."""
+
+    time: float
+    """Seconds from the beginning."""
+    prompt_tokens: int
+    output_tokens: int
+    tenant: str = "trace"
+    lane: Lane = Lane.INTERACTIVE
+    adapter: int = -1
+    """Index of its adapter; -1 is the base model."""
+    blocks: tuple[int, ...] = ()
+    """Names of the prompt's leading blocks of 512 tokens: equal names hold equal tokens."""
+
+
+Trace = list[Arrival]
+"""In order of time, beginning at 0."""
+
+
+def read_trace(path: Path) -> Trace:
+    """A trace in any of the known formats.
+
+    Azure LLM inference (CSV: TIMESTAMP, ContextTokens, GeneratedTokens), Mooncake (JSON lines: timestamp in ms,
+    input_length, output_length, hash_ids), the arena trace of the VTC artifact (CSV: req_time_s, client, prompt_len,
+    output_len).
+
+    Raises:
+        ValueError: the file is in none of them, or holds nothing; the message names it.
+    """
+    with path.open(newline="") as file:
+        head = file.readline()
+        file.seek(0)
+        read = next((reader for start, reader in READERS.items() if head.startswith(start)), None)
+        if read is None:
+            raise ValueError(f"{path} is no trace: it begins with {head[:40]!r}, not with one of {', '.join(READERS)}")
+        try:
+            arrivals = sorted(read(file), key=lambda arrival: arrival.time)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is no trace in the format it begins with: {error!r}") from error
+    if not arrivals:
+        raise ValueError(f"{path} holds no requests")
+    return [arrival._replace(time=arrival.time - arrivals[0].time) for arrival in arrivals]
+
+
+def scale_rate(trace: Trace, factor: float) -> Trace:
+    """The same requests, `factor` times as many a second."""
+    return [arrival._replace(time=arrival.time / factor) for arrival in trace]
+
+
+def cut(trace: Trace, seconds: float) -> Trace:
+    """What arrives within the first `seconds`."""
+    return [arrival for arrival in trace if arrival.time < seconds]
+
+
+def _azure(file: Iterable[str]) -> Iterator[Arrival]:
+    for row in csv.DictReader(file):
+        # Seven decimals, of which Python's parser wants at most six.
+        time = datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp()
+        yield Arrival(time, int(row["ContextTokens"]), max(1, int(row["GeneratedTokens"])))
+
+
+def _arena(file: Iterable[str]) -> Iterator[Arrival]:
+    for row in csv.DictReader(file):
+        prompt, output = int(row["prompt_len"]), int(row["output_len"])
+        yield Arrival(float(row["req_time_s"]), max(1, prompt), max(1, output), f"client-{int(row['client']):02}")
+
+
+def _mooncake(file: Iterable[str]) -> Iterator[Arrival]:
+    for line in file:
+        row = json.loads(line)
+        sizes = row["timestamp"] / 1000, row["input_length"], max(1, row["output_length"])
+        yield Arrival(*sizes, blocks=tuple(row["hash_ids"]))
+
+
+READERS = {"TIMESTAMP,": _azure, "req_time_s,": _arena, "{": _mooncake}
+"""How a file of each format begins."""

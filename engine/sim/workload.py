@@ -1,0 +1,102 @@
+"""What is asked of the engine in a simulation: a trace, batch work that never runs out, and the prompts of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from random import Random
+
+from engine.core.types import Lane, Request, SamplingParams
+from engine.sim.synthetic import Sizes, Zipf, adapter_ranks
+from engine.sim.traces import BLOCK_TOKENS, Arrival, Trace
+
+FIRST_UNIQUE, LAST_TOKEN = 2**30, 2**31
+"""Token ids of blocks are below, those of prompts that share nothing from here on."""
+BATCH_TENANT = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Batch requests of which `size` are always unfinished: as one ends, another arrives."""
+
+    size: int
+    prompt: Sizes
+    output: Sizes
+    deadline_s: float | None = None
+    """From arrival."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    trace: Trace
+    horizon: float
+    """Seconds after which a backlog is no longer refilled: when the trace's last request has arrived."""
+    backlog: Backlog | None = None
+    adapters: int = 0
+    zipf: float = 1.0
+    """Exponent of the popularity of adapters, among the backlog's requests."""
+    seed: int = 0
+
+    def only(self, lane: Lane) -> Workload:
+        """This workload without the other lane."""
+        backlog = self.backlog if lane is Lane.BATCH else None
+        return replace(self, trace=[arrival for arrival in self.trace if arrival.lane is lane], backlog=backlog)
+
+    @property
+    def has_batch(self) -> bool:
+        return self.backlog is not None or any(arrival.lane is Lane.BATCH for arrival in self.trace)
+
+    def ranks(self) -> dict[str, int]:
+        """Adapter id -> rank."""
+        return {adapter_id(index): rank for index, rank in enumerate(adapter_ranks(self.adapters, self.seed))}
+
+
+def adapter_id(index: int) -> str:
+    return f"adapter-{index:04}"
+
+
+class RequestMaker:
+    """Turns arrivals into requests, prompts and all, at the moment they are needed."""
+
+    def __init__(self) -> None:
+        self._made = 0
+        self._unique = FIRST_UNIQUE
+
+    def __call__(self, arrival: Arrival, deadline_s: float | None = None) -> Request:
+        self._made += 1
+        return Request(
+            id=f"r{self._made}",
+            prompt=self._prompt(arrival),
+            params=SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True, seed=self._made),
+            adapter=None if arrival.adapter < 0 else adapter_id(arrival.adapter),
+            lane=arrival.lane,
+            tenant=arrival.tenant,
+            arrival=arrival.time,
+            deadline=None if deadline_s is None else arrival.time + deadline_s,
+        )
+
+    def _prompt(self, arrival: Arrival) -> tuple[int, ...]:
+        """Tokens nobody else has, after the blocks that are named."""
+        named = chain.from_iterable(range(b * BLOCK_TOKENS, (b + 1) * BLOCK_TOKENS) for b in arrival.blocks)
+        tokens = tuple(named)[: arrival.prompt_tokens]
+        rest = arrival.prompt_tokens - len(tokens)
+        if self._unique + rest > LAST_TOKEN:
+            self._unique = FIRST_UNIQUE
+        first, self._unique = self._unique, self._unique + rest
+        return tokens + tuple(range(first, first + rest))
+
+
+def backlog_arrivals(workload: Workload, backlog: Backlog) -> Iterator[Arrival]:
+    """Batch requests without end; their times are for whoever submits them to fill in."""
+    rng = Random(workload.seed)
+    draw = Zipf(workload.adapters, workload.zipf, workload.seed) if workload.adapters else None
+    while True:
+        yield Arrival(
+            time=0.0,
+            prompt_tokens=backlog.prompt.draw(rng),
+            output_tokens=backlog.output.draw(rng),
+            tenant=BATCH_TENANT,
+            lane=Lane.BATCH,
+            adapter=draw() if draw else -1,
+        )

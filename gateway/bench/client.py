@@ -1,0 +1,222 @@
+"""One streamed completion over a socket of its own, timed as its bytes arrive.
+
+A load generator shares its event loop with every stream it times. A general HTTP client spends about 100 us on a chunk,
+so that the last of 32 chunks of one engine step would be seen milliseconds late; here an arrival is stamped before it
+is parsed, and parsing costs a few microseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+from gateway.bench.plan import Item
+from gateway.bench.stream import Chunk, Stream
+
+LANE_FIELDS: dict[str, dict[str, Any]] = {
+    "interactive": {"service_tier": "priority", "priority": 0},
+    "batch": {"service_tier": "flex", "priority": 10},
+}
+"""A lane as loralane and OpenAI word it, and as vLLM's priority scheduler does."""
+MAX_ERROR_BYTES = 65_536
+
+_decode = msgspec.json.Decoder(Chunk).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server, and how it wants to be asked."""
+
+    url: str
+    """Base URL, with or without /v1."""
+    key: str = ""
+    tiers: bool = True
+    """Say the lane: service_tier and priority."""
+    extensions: bool = True
+    """Send ignore_eos and return_token_ids, which vLLM, SGLang and loralane know and strict servers may refuse."""
+
+    @property
+    def address(self) -> tuple[str, int, bool]:
+        """Host, port and whether it speaks TLS. Raises ValueError."""
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"the URL must begin with http:// or https:// and name a host, not {self.url!r}")
+        tls = parts.scheme == "https"
+        return parts.hostname, parts.port or (443 if tls else 80), tls
+
+    @property
+    def base(self) -> str:
+        return self.url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
+
+    def message(self, item: Item) -> bytes:
+        """The whole HTTP request."""
+        body = msgspec.json.encode(self._body(item))
+        headers = {"host": urlsplit(self.url).netloc, "content-type": "application/json", **self.headers}
+        headers |= {"accept": "text/event-stream", "connection": "close", "content-length": str(len(body))}
+        lines = [f"POST {urlsplit(self.base).path}/v1/completions HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return "\r\n".join([*lines, "", ""]).encode() + body
+
+    def _body(self, item: Item) -> dict[str, Any]:
+        body = {
+            "model": item.model,
+            "prompt": list(item.prompt),
+            "max_tokens": item.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        lane = LANE_FIELDS.get(item.lane, {}) if self.tiers else {}
+        return body | lane | ({"ignore_eos": True, "return_token_ids": True} if self.extensions else {})
+
+
+class Exchange(asyncio.Protocol):
+    """Sends one request as soon as it is connected, and fills in `stream` as the answer arrives."""
+
+    def __init__(self, message: bytes, stream: Stream, began: float) -> None:
+        self._message = message
+        self._stream = stream
+        self._began = began
+        self._parser = httptools.HttpResponseParser(self)
+        self._rest = b""
+        self._tokens = 0
+        self._finished = False
+        self._transport: asyncio.Transport | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by shape only
+        self._transport.write(self._message)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter() - self._began
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            self._end("unreadable event")
+        except httptools.HttpParserError:
+            self._end("not HTTP")
+        if self._tokens:
+            self._stream.times.append(now)
+            self._stream.chunk_tokens.append(self._tokens)
+            self._tokens = 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end("connection lost")
+
+    def on_body(self, body: bytes) -> None:
+        if self._parser.get_status_code() != 200:
+            self._rest = (self._rest + body)[:MAX_ERROR_BYTES]
+            return
+        *lines, self._rest = (self._rest + body).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip())
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        self._end(
+            None if self._finished else f"http {status}{error_code(self._rest)}" if status != 200 else "cut short"
+        )
+
+    def _event(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self._end(None)
+            return
+        chunk = _decode(data)
+        if chunk.error is not None:
+            self._end("stream error" + error_code(msgspec.json.encode(chunk)))
+        for choice in chunk.choices:
+            self._tokens += choice.tokens
+            self._finished |= choice.finish_reason is not None
+        self._stream.usage = chunk.usage or self._stream.usage
+
+    def _end(self, error: str | None) -> None:
+        """The first end counts."""
+        if not self.done.done():
+            self._stream.error = error
+            self._stream.ended = time.perf_counter() - self._began
+            self.done.set_result(None)
+            assert self._transport is not None
+            self._transport.close()
+
+
+def error_code(body: bytes) -> str:
+    """` CODE` as OpenAI-style bodies give it, or nothing."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+        code = error.get("code") or error.get("type")
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        return ""
+    return f" {code}" if isinstance(code, str) else ""
+
+
+class Client:
+    """Sends requests to one target. An async context manager, which resolves its name once for all of them.
+
+    Raises:
+        OSError: on entering, if nobody answers there.
+        ValueError: the URL is none.
+    """
+
+    def __init__(self, target: Target, timeout_s: float = 600.0) -> None:
+        self._target = target
+        self._timeout_s = timeout_s
+        self._host, self._port, tls = target.address
+        self._tls = ssl.create_default_context() if tls else None
+        self._address = self._host
+
+    async def __aenter__(self) -> Client:
+        _, writer = await asyncio.open_connection(self._host, self._port)
+        self._address = writer.get_extra_info("peername")[0]
+        writer.close()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Every request has closed its own connection."""
+
+    async def send(self, item: Item, began: float) -> Stream:
+        """Sees a request through. It does not raise for what a server does: a failed request is a data point.
+
+        `began`: time.perf_counter() at the beginning of the run.
+        """
+        stream = Stream(item, sent=time.perf_counter() - began)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._exchange(stream, began)
+        except TimeoutError:
+            stream.error = "timeout"
+        except OSError as error:
+            stream.error = f"connect {_name(error)}"
+        stream.ended = stream.ended or time.perf_counter() - began
+        return stream
+
+    async def _exchange(self, stream: Stream, began: float) -> None:
+        message = self._target.message(stream.item)
+        transport, protocol = await asyncio.get_running_loop().create_connection(
+            lambda: Exchange(message, stream, began),
+            self._address,
+            self._port,
+            ssl=self._tls,
+            server_hostname=self._host if self._tls else None,
+        )
+        try:
+            await protocol.done
+        finally:
+            transport.close()
+
+
+def _name(error: OSError) -> str:
+    return errno.errorcode.get(error.errno or 0, type(error).__name__)

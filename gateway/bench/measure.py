@@ -1,0 +1,127 @@
+"""What a run comes to, lane by lane. Throughput and latency are two figures, never one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gateway.bench.spec import Slo
+from gateway.bench.stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """In seconds, linearly interpolated."""
+
+    p50: float
+    p90: float
+    p99: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Requests that met their lane's objective. One that failed did not."""
+
+    slo: Slo
+    met: int
+    attainment: float
+    """Share of all requests."""
+    requests_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReport:
+    """A lane of one run. Latencies are of requests that succeeded; None: no samples."""
+
+    lane: str
+    requests: int
+    succeeded: int
+    errors: dict[str, int]
+    """How many failed, by kind."""
+    seconds: float
+    """The lane's own span: from its first request to its last answer."""
+    requests_per_second: float
+    output_tokens_per_second: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    asked_tokens: int
+    """What the requests that succeeded asked for; more than output_tokens: the server stopped early."""
+    tokens_per_chunk: float
+    """Above 1, an ITL is the gap between groups of tokens, and TPOT says what a token took."""
+    ttft: Percentiles | None
+    itl: Percentiles | None
+    tpot: Percentiles | None
+    e2e: Percentiles | None
+    late_p99: float
+    """Seconds by which the client itself sent requests after their time."""
+    busy: float
+    """Share of the span with at least one request on its way."""
+    goodput: Goodput | None = None
+    """None: the lane has no objective."""
+
+
+def percentiles(samples: Sequence[float]) -> Percentiles | None:
+    if not samples:
+        return None
+    p50, p90, p99 = np.percentile(samples, (50, 90, 99))
+    return Percentiles(float(p50), float(p90), float(p99), len(samples))
+
+
+def report(lane: str, streams: Sequence[Stream], slo: Slo | None = None) -> LaneReport:
+    """Measures one lane's requests; at least one."""
+    good = [stream for stream in streams if succeeded(stream)]
+    seconds = max(stream.ended for stream in streams) - min(stream.sent for stream in streams)
+    tokens, chunks = sum(stream.tokens for stream in good), sum(len(stream.times) for stream in good)
+    return LaneReport(
+        lane=lane,
+        requests=len(streams),
+        succeeded=len(good),
+        errors=dict(Counter(stream.error or "no tokens" for stream in streams if not succeeded(stream))),
+        seconds=seconds,
+        requests_per_second=len(good) / seconds,
+        output_tokens_per_second=tokens / seconds,
+        prompt_tokens=sum(len(stream.item.prompt) for stream in good),
+        cached_tokens=sum(stream.cached or 0 for stream in good),
+        output_tokens=tokens,
+        asked_tokens=sum(stream.item.max_tokens for stream in good),
+        tokens_per_chunk=tokens / chunks if chunks else 0.0,
+        ttft=percentiles([stream.ttft for stream in good]),
+        itl=percentiles([gap for stream in good for gap in stream.gaps]),
+        tpot=percentiles([stream.tpot for stream in good if stream.tpot is not None]),
+        e2e=percentiles([stream.e2e for stream in good]),
+        late_p99=float(np.percentile([stream.late for stream in streams], 99)),
+        busy=covered((stream.sent, stream.ended) for stream in streams) / seconds,
+        goodput=goodput(streams, slo, seconds) if slo else None,
+    )
+
+
+def goodput(streams: Sequence[Stream], slo: Slo, seconds: float) -> Goodput:
+    met = sum(meets(stream, slo) for stream in streams)
+    return Goodput(slo, met, met / len(streams), met / seconds)
+
+
+def meets(stream: Stream, slo: Slo) -> bool:
+    """A request is held to its own 99th percentile of ITL, so that one stall in a long answer is forgiven."""
+    if not succeeded(stream):
+        return False
+    itl = percentiles(stream.gaps)
+    taken = ((slo.ttft, stream.ttft), (slo.itl, itl.p99 if itl else 0.0), (slo.tpot, stream.tpot or 0.0))
+    return all(limit is None or seconds <= limit for limit, seconds in taken)
+
+
+def succeeded(stream: Stream) -> bool:
+    return stream.error is None and bool(stream.times)
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

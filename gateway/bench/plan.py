@@ -1,0 +1,132 @@
+"""A whole run's configuration, and the requests it comes to. Seeded: every server gets the same work."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
+
+from engine.sim.traces import BLOCK_TOKENS, Arrival
+from gateway.bench.spec import LaneSpec, Lengths, SpecError
+
+INPUTS, OUTPUTS = Lengths(64, 256), Lengths(64, 64)
+TRACE_BOUNDS = Lengths(1, 2**31)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request: a prompt of token ids, and how many tokens it generates whatever they are."""
+
+    model: str
+    prompt: Sequence[int]
+    max_tokens: int
+    lane: str = "default"
+    at: float = 0.0
+    """Seconds after the beginning of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that decides what is sent.
+
+    Raises:
+        SpecError: a lane is named twice, would never end or has no arrivals.
+    """
+
+    models: tuple[str, ...]
+    """Base and adapter names."""
+    lanes: tuple[LaneSpec, ...]
+    zipf: float | None = None
+    """Exponent of the law models are drawn by, the first most often; None: they take turns."""
+    trace: str | None = None
+    """File that lanes with neither n nor rate replay."""
+    rate_scale: float = 1.0
+    """The trace is replayed this many times as fast."""
+    duration: float | None = None
+    """No request arrives later than this, in seconds."""
+    seed: int = 0
+    prompts: int = 0
+    """Changes the prompts' tokens and nothing else, so that a prefix cache knows none of them from an earlier run."""
+    token_ids: tuple[int, int] = (1000, 30_000)
+    """Prompts are drawn from these ids, the last one excluded."""
+
+    def __post_init__(self) -> None:
+        names = [lane.name for lane in self.lanes]
+        if len(set(names)) < len(names):
+            raise SpecError(f"a lane is given twice: {', '.join(names)}")
+        for lane in self.lanes:
+            if lane.rate and not (lane.n or self.duration):
+                raise SpecError(f"{lane.name}: a rate needs n=... or --duration, or it would never end")
+            if not (lane.rate or lane.n or self.trace):
+                raise SpecError(f"{lane.name}: give n=..., rate=... or --trace FILE")
+
+    def items(self, trace: Sequence[Arrival] = ()) -> list[Item]:
+        """The requests in order of arrival. `trace`: what is replayed, if anything."""
+        lanes = [self._lane(lane, trace) for lane in self.lanes]
+        return sorted(chain.from_iterable(lanes), key=lambda item: item.at)
+
+    def warmup(self, count: int) -> list[Item]:
+        """`count` requests at once, of the lanes' shapes and round all models, whose prompts no other has."""
+        shapes = tuple(replace(lane, n=count, rate=None, start=0.0) for lane in self.lanes)
+        other = replace(self, lanes=shapes, zipf=None, trace=None, duration=None, seed=self.seed + 1_000_003)
+        return other.items()[:: len(shapes)]
+
+    def _lane(self, lane: LaneSpec, trace: Sequence[Arrival]) -> Iterator[Item]:
+        models = self._models(lane)
+        prompts = self._rng(lane, f"prompts {self.prompts}")
+        for row in self._rows(lane, trace):
+            if self.duration is not None and row.time > self.duration:
+                return
+            yield Item(next(models), self._prompt(row, prompts), row.output_tokens, lane.name, row.time)
+
+    def _rows(self, lane: LaneSpec, trace: Sequence[Arrival]) -> Iterator[Arrival]:
+        if lane.rate or lane.n:
+            return self._synthetic(lane)
+        return self._replayed(lane, trace)
+
+    def _replayed(self, lane: LaneSpec, trace: Sequence[Arrival]) -> Iterator[Arrival]:
+        inputs, outputs = lane.inputs or TRACE_BOUNDS, lane.outputs or TRACE_BOUNDS
+        for row in trace:
+            at = lane.start + row.time / self.rate_scale
+            yield Arrival(at, inputs.bound(row.prompt_tokens), outputs.bound(row.output_tokens), blocks=row.blocks)
+
+    def _synthetic(self, lane: LaneSpec) -> Iterator[Arrival]:
+        lengths = self._rng(lane, "lengths")
+        inputs, outputs = lane.inputs or INPUTS, lane.outputs or OUTPUTS
+        for at in arrivals(lane, self._rng(lane, "arrivals")):
+            yield Arrival(at, inputs.draw(lengths), outputs.draw(lengths))
+
+    def _prompt(self, row: Arrival, rng: random.Random) -> Sequence[int]:
+        """Compact, since a trace's prompts together are many millions of ids."""
+        shared = [_tokens(random.Random(block), BLOCK_TOKENS, self.token_ids) for block in row.blocks]
+        ids = array("I", chain.from_iterable(shared))[: row.prompt_tokens]
+        ids.extend(_tokens(rng, row.prompt_tokens - len(ids), self.token_ids))
+        return ids
+
+    def _models(self, lane: LaneSpec) -> Iterator[str]:
+        rng, turn = self._rng(lane, "models"), 0
+        weights = list(accumulate(1 / rank ** (self.zipf or 0) for rank in range(1, len(self.models) + 1)))
+        while True:
+            yield rng.choices(self.models, cum_weights=weights)[0] if self.zipf else self.models[turn]
+            turn = (turn + 1) % len(self.models)
+
+    def _rng(self, lane: LaneSpec, purpose: str) -> random.Random:
+        """One for each purpose, so that changing a lane's lengths moves none of its arrivals."""
+        return random.Random(f"{self.seed}/{lane.name}/{purpose}")
+
+
+def arrivals(lane: LaneSpec, rng: random.Random) -> Iterator[float]:
+    """Seconds at which a lane's requests arrive: gaps are Gamma-distributed with mean 1/rate and the lane's CV."""
+    at, count = lane.start, 0
+    shape = 1 / lane.cv**2
+    while lane.n is None or count < lane.n:
+        if lane.rate:
+            at += rng.gammavariate(shape, 1 / (lane.rate * shape))
+        yield at
+        count += 1
+
+
+def _tokens(rng: random.Random, count: int, token_ids: tuple[int, int]) -> Sequence[int]:
+    return rng.choices(range(*token_ids), k=max(0, count))

@@ -1,0 +1,99 @@
+"""One run from its settings: look, warm up, drive, measure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from engine.sim.traces import read_trace
+from gateway.bench.client import Target
+from gateway.bench.document import Document, Settings, document
+from gateway.bench.drive import drive, run_loop
+from gateway.bench.measure import succeeded
+from gateway.bench.plan import Item
+from gateway.bench.stream import Stream
+
+REFRESH_SECONDS = 0.5
+"""Between two looks at the progress bar: drawing takes a millisecond in which no stream is read."""
+
+
+class BenchError(Exception):
+    """The run could not be made; the message is for people."""
+
+
+def served_models(target: Target) -> list[str]:
+    """What the server lists, the base first. Raises BenchError."""
+    try:
+        response = httpx.get(f"{target.base}/v1/models", headers=target.headers, timeout=10)
+        return [model["id"] for model in response.raise_for_status().json()["data"]]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        raise BenchError(f"{target.url} does not list its models: {error}") from error
+
+
+def run(settings: Settings, key: str, console: Console) -> Document:
+    """Makes a run and measures it. Raises BenchError, and ValueError or OSError for a trace that cannot be read."""
+    target = Target(settings.url, key, settings.tiers, settings.extensions)
+    plan = settings.plan
+    items = plan.items(read_trace(Path(plan.trace)) if plan.trace else ())
+    if not items:
+        raise BenchError("there is nothing to send: no request arrives within the duration")
+    streams = run_loop(_run(settings, target, items, console))
+    return document(settings, streams)
+
+
+async def _run(settings: Settings, target: Target, items: Sequence[Item], console: Console) -> list[Stream]:
+    try:
+        if settings.warmup:
+            await warm_up(target, settings.plan.warmup(settings.warmup), settings.timeout_s)
+        async with Bars(items, console) as bars:
+            return await drive(
+                target, items, concurrency=settings.concurrency, timeout_s=settings.timeout_s, on_end=bars.count
+            )
+    except OSError as error:
+        raise BenchError(f"cannot reach {target.url}: {error}") from error
+
+
+async def warm_up(target: Target, items: Sequence[Item], timeout_s: float) -> None:
+    """Raises BenchError if none of the requests succeeds: then there is nothing to measure."""
+    streams = await drive(target, items, timeout_s=timeout_s)
+    if not any(succeeded(stream) for stream in streams):
+        kinds = Counter(stream.error or "no tokens" for stream in streams)
+        raise BenchError(f"every warm-up request failed: {', '.join(kinds)}")
+
+
+class Bars:
+    """How many requests of each lane have ended, while they do. An async context manager."""
+
+    def __init__(self, items: Sequence[Item], console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal)
+        lanes = Counter(item.lane for item in items)
+        self._tasks = {lane: self._progress.add_task(lane, total=count) for lane, count in lanes.items()}
+        self._refresher: asyncio.Task[None] | None = None
+
+    def count(self, stream: Stream) -> None:
+        self._progress.advance(self._tasks[stream.item.lane])
+
+    async def __aenter__(self) -> Bars:
+        self._progress.start()
+        self._refresher = asyncio.create_task(self._refresh())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._refresher is not None
+        self._refresher.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._refresher
+        self._progress.stop()
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            self._progress.refresh()

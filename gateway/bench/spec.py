@@ -1,0 +1,165 @@
+"""What to send, as it is written on the command line: `interactive:rate=0.7,n=60,in=24-96,out=16,ttft=500ms`."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+LANES = ("interactive", "batch", "default")
+
+
+class SpecError(ValueError):
+    """A lane is written wrongly; the message says what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A distribution of token counts: uniform over low..high, or log-normal where `cv` is not 0."""
+
+    low: int
+    high: int
+    cv: float = 0.0
+    """Coefficient of variation about `low`, which then is the mean."""
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.low <= self.high and self.cv >= 0):
+            raise SpecError(f"lengths must be at least 1 and in order, not {self}")
+
+    def draw(self, rng: random.Random) -> int:
+        if not self.cv:
+            return rng.randint(self.low, self.high)
+        variance = math.log(1 + self.cv**2)
+        return max(1, round(rng.lognormvariate(math.log(self.low) - variance / 2, math.sqrt(variance))))
+
+    def bound(self, length: int) -> int:
+        """A trace's own length, brought into range."""
+        return min(max(length, 1 if self.cv else self.low), self.high)
+
+    def __str__(self) -> str:
+        return f"{self.low}~{self.cv:g}" if self.cv else f"{self.low}-{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Seconds a request may take, for goodput; None: as long as it likes."""
+
+    ttft: float | None = None
+    itl: float | None = None
+    """Of the request's own 99th percentile."""
+    tpot: float | None = None
+    """Of the request's mean."""
+
+    def __bool__(self) -> bool:
+        return any(limit is not None for limit in (self.ttft, self.itl, self.tpot))
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpec:
+    """The requests of one lane.
+
+    Raises:
+        SpecError: a value is out of range.
+    """
+
+    name: str
+    n: int | None = None
+    """Requests; None: as many as arrive before the run's duration is over, or as the trace has."""
+    rate: float | None = None
+    """Mean arrivals a second, whatever the server does with them (open loop). None: all at once, or from the trace."""
+    cv: float = 1.0
+    """Coefficient of variation of the Gamma-distributed gaps between arrivals; 1 is Poisson, more comes in bursts."""
+    start: float = 0.0
+    """Seconds after the beginning of the run."""
+    inputs: Lengths | None = None
+    """Prompt tokens; with a trace, bounds on the trace's own. None: 64-256, or the trace's as they are."""
+    outputs: Lengths | None = None
+    """Output tokens; None: 64, or the trace's."""
+    slo: Slo = Slo()
+
+    def __post_init__(self) -> None:
+        if self.name not in LANES:
+            raise SpecError(f"there is no lane {self.name!r}; known are {', '.join(LANES)}")
+        for name, value in (("n", self.n), ("rate", self.rate), ("cv", self.cv)):
+            if value is not None and not value > 0:
+                raise SpecError(f"{name} must be positive, not {value}")
+        if self.start < 0:
+            raise SpecError(f"start must not be negative, not {self.start}")
+
+
+def parse_lane(text: str) -> LaneSpec:
+    """Reads `NAME` or `NAME:key=value,...`.
+
+    Raises:
+        SpecError: the message names the key and what is known.
+    """
+    name, _, rest = text.partition(":")
+    pairs = dict(_pair(item) for item in rest.split(",") if item.strip())
+    for key in pairs:
+        if key not in _READERS:
+            nearest = get_close_matches(key, _READERS, 1, 0.5)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(_READERS)}"
+            raise SpecError(f"{name}: there is no {key!r}; {hint}")
+    values = {key: _read(name, key, value) for key, value in pairs.items()}
+    limits = {key: values.pop(key) for key in ("ttft", "itl", "tpot") if key in values}
+    renamed = {_FIELDS.get(key, key): value for key, value in values.items()}
+    return LaneSpec(name.strip(), **renamed, slo=Slo(**limits))
+
+
+def parse_lengths(text: str) -> Lengths:
+    """Reads `16`, `24-96` (uniform, both ends included) or `600~1.5` (log-normal: mean and CV)."""
+    mean, tilde, cv = text.partition("~")
+    if tilde:
+        return Lengths(int(mean), max(int(mean), 2**31), float(cv))
+    low, _, high = text.partition("-")
+    return Lengths(int(low), int(high or low))
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """Reads `1000-30000`, of which the second is excluded."""
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and high.isdecimal() and int(low) < int(high)):
+        raise SpecError(f"a range is written LOW-HIGH, as 1000-30000, not {text!r}")
+    return int(low), int(high)
+
+
+def parse_seconds(text: str) -> float:
+    """Reads `0.5`, `0.5s` or `500ms`."""
+    scale = 1000.0 if text.endswith("ms") else 1.0
+    seconds = float(text.removesuffix("ms").removesuffix("s")) / scale
+    if not seconds >= 0:
+        raise SpecError(f"a time must not be negative, not {text}")
+    return seconds
+
+
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    "n": int,
+    "rate": float,
+    "cv": float,
+    "start": parse_seconds,
+    "in": parse_lengths,
+    "out": parse_lengths,
+    "ttft": parse_seconds,
+    "itl": parse_seconds,
+    "tpot": parse_seconds,
+}
+_FIELDS = {"in": "inputs", "out": "outputs"}
+
+
+def _pair(item: str) -> tuple[str, str]:
+    key, separator, value = item.partition("=")
+    if not separator:
+        raise SpecError(f"{item.strip()!r} wants a value, as in {item.strip()}=1")
+    return key.strip(), value.strip()
+
+
+def _read(lane: str, key: str, value: str) -> Any:
+    try:
+        return _READERS[key](value)
+    except SpecError as error:
+        raise SpecError(f"{lane}: {key}: {error}") from error
+    except ValueError as error:
+        raise SpecError(f"{lane}: {key}: cannot read {value!r}") from error

@@ -1,0 +1,191 @@
+"""What the lanes promise, on a virtual clock: bounded steps, bounded stretch, a floor for batch, deadlines."""
+
+import pytest
+
+from engine.core.config import LaneGoals, Scheduling
+from engine.core.fair_order import fair_order
+from engine.core.types import Lane
+from tests.core.virtual import DECODE, PREFILL, STEP, House
+
+
+def busy_house(**config):
+    """One that knows what steps take and has more batch work than it can do."""
+    house = House(**config)
+    house.learn()
+    for number in range(60):
+        house.batch(f"b{number}")
+    house.step(40)
+    return house
+
+
+def batch_tokens(house):
+    return sum(len(times) for name, times in house.times.items() if name.startswith("b"))
+
+
+def test_a_step_of_batch_work_alone_is_bounded():
+    house = busy_house()
+    took = [plan.predicted for plan in house.executor.plans[-30:]]
+    assert max(took) <= 3.0 * (STEP + DECODE) * 1.1
+    assert min(took) > 1.5 * (STEP + DECODE), "the bound is used"
+
+
+def test_the_bound_in_seconds_holds_on_a_slow_device():
+    house = busy_house(scheduling=Scheduling(yield_bound_s=0.02))
+    assert max(plan.predicted for plan in house.executor.plans[-30:]) <= 0.02
+
+
+def test_batch_work_stretches_interactive_decodes_by_no_more_than_it_may():
+    house = busy_house()
+    house.submit("chat", 40, 60)
+    house.run_until(lambda: "chat" in house.ends)
+    alone = STEP + DECODE
+    gaps = sorted(house.gaps("chat"))
+    assert gaps[-3] <= 1.4 * alone * 1.15
+    assert gaps[len(gaps) // 2] > 1.2 * alone, "and batch work does use what it may"
+
+
+def test_an_interactive_prompt_shares_its_step_with_little():
+    house = busy_house()
+    house.submit("chat", 100, 2)
+    found = house.clock.now
+    house.run_until(lambda: "chat" in house.times)
+    alone = STEP + PREFILL * 100
+    assert house.times["chat"][0] - found <= 1.1 * alone * 1.1
+
+
+def test_a_prompt_is_cut_to_what_other_chats_can_wait_for():
+    house = House(interactive=LaneGoals(ttft_s=5.0, itl_s=0.04))
+    house.learn()
+    house.submit("chat", 20, 100)
+    house.step(3)
+    house.submit("document", 900, 4)
+    house.run_until(lambda: "document" in house.ends)
+    assert max(house.gaps("chat")) <= 0.04
+    assert len([p for p in house.executor.plans if any(c.request_id == "document" for c in p.chunks)]) > 10
+
+
+def test_a_prompt_advances_a_page_a_step_even_when_tokens_are_late():
+    house = House(interactive=LaneGoals(ttft_s=5.0, itl_s=0.001))
+    house.learn()
+    house.submit("chat", 20, 100)
+    house.step(3)
+    house.submit("document", 64, 2)
+    house.step(4)
+    chunks = [c.num_tokens for p in house.executor.plans[-4:] for c in p.chunks if c.request_id == "document"]
+    assert chunks == [16, 16, 16, 16]
+
+
+def test_a_request_may_ask_for_another_pace_within_bounds():
+    house = House()
+    house.submit("fast", 20, 4, itl=0.06)
+    house.submit("greedy", 20, 4, itl=0.0, ttft=0.0)
+    house.submit("slow", 20, 4, itl=2.0)
+    arrived = house.clock.now
+    house.step(1)
+    due = {name: house.state.sequences[name].due - house.clock.now for name in ("fast", "greedy", "slow")}
+    assert due == pytest.approx({"fast": 0.06, "greedy": 0.025, "slow": 2.0})
+    house.submit("hurry", 20, 4, ttft=0.0)
+    house.engine.step()
+    assert arrived < house.clock.now
+
+
+def test_batch_work_gets_its_floor_beside_endless_chats():
+    """Chats without a pause, which would rather share nothing at all."""
+    rules = Scheduling(ttft_stretch=1.0, itl_stretch=1.0, batch_floor=0.2, floor_window_s=2.0)
+    shares = {}
+    for floor in (0.0, 0.2):
+        house = House(scheduling=Scheduling(**{**asdict_(rules), "batch_floor": floor}))
+        house.learn()
+        for number in range(20):
+            house.batch(f"b{number}")
+        before = house.ledger.busy[Lane.BATCH]
+        start = house.clock.now
+        for number in range(40):
+            house.submit(f"chat{number}", 20, 30)
+            house.step(25)
+        shares[floor] = (house.ledger.busy[Lane.BATCH] - before) / (house.clock.now - start)
+    assert shares[0.0] < 0.05
+    assert 0.12 < shares[0.2] < 0.4
+
+
+def asdict_(rules):
+    return {name: getattr(rules, name) for name in rules.__dataclass_fields__}
+
+
+def test_batch_work_withdraws_from_steps_in_which_tokens_are_late():
+    """A goal that a step without batch work meets, and one with as much as it might have does not."""
+    rules = Scheduling(batch_floor=0.0, margin_ceiling=1.05, itl_stretch=3.0)
+    house = busy_house(interactive=LaneGoals(ttft_s=0.5, itl_s=0.0165, attainment=0.9), scheduling=rules)
+    house.executor.surprise = 0.004
+    house.submit("chat", 20, 400)
+    house.step(10)
+    assert house.ledger.courtesy < 0.5
+    house.run_until(lambda: "chat" in house.ends)
+    late = [gap > 0.0165 for gap in house.gaps("chat")]
+    assert any(late), "it was tried"
+    assert sum(late) < 0.2 * len(late)
+
+
+def first_in_line(house):
+    return next(iter(fair_order(house.state, Lane.BATCH, house.clock.now))).id
+
+
+def test_pressing_deadlines_go_first():
+    house = busy_house()
+    house.batch("relaxed", 64, 20, deadline=house.clock.now + 10_000)
+    house.step(20)
+    assert house.ledger.need < 0.7
+    assert first_in_line(house) not in ("relaxed", "urgent")
+    house.batch("urgent", 64, 200, deadline=house.clock.now + 0.35)
+    house.clock.advance(0.1)
+    house.step(2)
+    assert house.ledger.need > 0.7
+    assert first_in_line(house) == "urgent"
+
+
+def test_deadlines_that_cannot_be_met_otherwise_get_a_bounded_share():
+    """Beside chats that would share nothing, and get all the time they need."""
+    rules = Scheduling(itl_stretch=1.0, ttft_stretch=1.0, batch_floor=0.0, promoted_share=0.3, floor_window_s=1.0)
+    shares = {}
+    for deadline in (None, 6.0):
+        house = House(scheduling=rules)
+        house.learn()
+        for number in range(30):
+            house.batch(f"b{number}", deadline=deadline and house.clock.now + deadline)
+        for number in range(4):
+            house.submit(f"chat{number}", 20, 400)
+        house.step(100)
+        before, start = house.ledger.busy[Lane.BATCH], house.clock.now
+        house.step(200)
+        shares[deadline] = (house.ledger.busy[Lane.BATCH] - before) / (house.clock.now - start)
+    assert shares[None] < 0.05
+    assert 0.2 < shares[6.0] < 0.45
+
+
+def test_work_whose_deadline_has_passed_presses_no_more():
+    house = busy_house()
+    house.batch("late", 64, 20, deadline=house.clock.now + 1.2)
+    house.step(3)
+    house.clock.advance(5.0)
+    house.step(3)
+    assert house.ledger.need == 0.0
+    house.finish()
+    assert house.reason("late") == "length"
+
+
+def test_a_long_prompt_of_batch_work_does_not_hold_up_its_decodes():
+    house = busy_house()
+    before = batch_tokens(house)
+    house.batch("long", 900, 4)
+    house.step(30)
+    assert batch_tokens(house) > before + 100
+
+
+def test_everything_ends_and_nothing_is_left():
+    house = busy_house(num_pages=200)
+    for number in range(15):
+        house.submit(f"chat{number}", 30, 20)
+        house.step(7)
+    house.finish()
+    assert {house.reason(name) for name in house.ends} == {"length"}
+    assert len(house.ends) == 60 + 15 + 26

@@ -1,0 +1,125 @@
+"""The step-time model: what it learns, what it says about chunks, and what it makes of noise and of restarts."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.core.step_time import NUM_TERMS, StepFeatures, StepTimeModel
+
+
+def new_model():
+    return StepTimeModel(forgetting=0.999, small_step=48, margin_floor=1.05, margin_ceiling=1.5)
+
+
+def truth(f, speed=1.0):
+    small, large = 0.02 + 0.0002 * f.tokens, 0.012 + 0.0008 * f.prefill_tokens + 0.0007 * f.decode_tokens
+    whole = (small if f.tokens <= 48 else large) + 1e-6 * f.decode_context + 2e-7 * f.prefill_attention
+    return speed * (whole + 0.0005 * f.adapters + 1e-6 * f.lora_rows + 2e-4 * f.pages_moved)
+
+
+def some_steps(count, seed=0):
+    rng = random.Random(seed)
+    for _ in range(count):
+        decodes, prefill = rng.randrange(40), rng.choice([0, 0, rng.randrange(2, 240)])
+        adapters = rng.randrange(5)
+        context, attention = decodes * rng.randrange(20, 900), prefill * rng.randrange(1, 800)
+        if decodes + prefill:
+            yield StepFeatures(prefill, decodes, context, attention, adapters, rng.randrange(900), rng.randrange(4))
+
+
+def taught(noise=0.03, count=2000, speed=1.0):
+    model, rng = new_model(), random.Random(1)
+    for features in some_steps(count):
+        model.observe(features, truth(features, speed) * rng.lognormvariate(0, noise))
+    return model
+
+
+def test_it_learns_both_regimes_to_within_five_percent():
+    model = taught()
+    errors = sorted(abs(model.predict(f) / truth(f) - 1) for f in some_steps(400, seed=9))
+    assert errors[200] < 0.02
+    assert errors[380] < 0.05
+    assert model.median_error < 0.05
+
+
+def test_it_says_nothing_before_it_knows():
+    model = new_model()
+    for features in list(some_steps(10))[:5]:
+        assert model.predict(features) == 0.0
+        model.observe(features, 0.1)
+    assert not model.is_warm
+
+
+def test_it_follows_a_device_that_slows_down():
+    model = taught()
+    for features in some_steps(6000, seed=3):
+        model.observe(features, truth(features, speed=2.0))
+    errors = sorted(abs(model.predict(f) / truth(f, 2.0) - 1) for f in some_steps(200, seed=5))
+    assert errors[100] < 0.1
+
+
+def test_a_stall_hardly_moves_it():
+    model, features = taught(), StepFeatures(decode_tokens=8, decode_context=2000)
+    before = model.predict(features)
+    for _ in range(3):
+        model.observe(features, 60.0)
+    assert model.predict(features) < 1.3 * before
+
+
+def test_the_margin_covers_nineteen_steps_in_twenty():
+    model = taught(noise=0.15)
+    rng = random.Random(4)
+    late = sum(truth(f) * rng.lognormvariate(0, 0.15) > model.predict(f) * model.margin for f in some_steps(500, seed=2))
+    assert 1.05 < model.margin <= 1.5
+    assert late < 0.12 * 500
+
+
+@given(
+    decodes=st.integers(0, 60), start=st.integers(0, 2000), rank=st.sampled_from([0, 8, 64]), cap=st.floats(0.001, 1.0)
+)
+def test_a_chunk_that_fits_is_the_largest_that_does(decodes, start, rank, cap):
+    model = MODEL
+    before = StepFeatures(decode_tokens=decodes, decode_context=300 * decodes)
+
+    def seconds(tokens):
+        chunk = before._replace(
+            prefill_tokens=tokens,
+            prefill_attention=tokens * start + tokens * tokens / 2,
+            adapters=float(rank > 0),
+            lora_rows=rank * tokens,
+        )
+        return model.predict(chunk)
+
+    tokens = model.chunk_that_fits(before, start, rank, cap)
+    assert tokens >= 0
+    if tokens:
+        assert seconds(tokens) <= cap * (1 + 1e-6)
+    if decodes + tokens >= 48 and tokens:
+        assert seconds(tokens + 2) > cap * (1 - 1e-6)
+
+
+MODEL = taught(noise=0.0)
+
+
+def test_a_restart_is_warm():
+    model, again = taught(), new_model()
+    again.load(json.loads(json.dumps(model.to_json())))
+    for features in some_steps(50, seed=7):
+        assert again.predict(features) == pytest.approx(model.predict(features))
+    assert again.num_steps == model.num_steps
+
+
+@pytest.mark.parametrize("saved", [{}, {"small": {}, "large": {}}, {"small": {"theta": [1.0]}}])
+def test_a_file_of_something_else_is_refused(saved):
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        new_model().load(saved)
+
+
+def test_terms_of_another_number_are_refused():
+    saved = taught().to_json()
+    saved["large"]["theta"] = [0.0] * (NUM_TERMS - 1)
+    with pytest.raises(ValueError, match=f"{NUM_TERMS} terms"):
+        new_model().load(saved)

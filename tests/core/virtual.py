@@ -1,0 +1,99 @@
+"""An engine on a virtual clock: a step takes what a formula says, and requests come when they come."""
+
+from engine.core.config import CoreConfig
+from engine.core.state import EngineState
+from engine.core.types import AddAdapter, FinishReason, Lane, Request, SamplingParams, Submit
+from engine.engine import Engine
+from engine.executor.fake import FakeExecutor, VirtualClock
+
+STEP, PREFILL, DECODE = 0.010, 0.0005, 0.001
+"""Seconds: of any step, of a prompt token, of a decoded one. About SmolLM2 on two cores."""
+
+
+class SlowExecutor(FakeExecutor):
+    """Takes its time, and remembers every plan."""
+
+    def __init__(self, clock, copy_seconds=0.0):
+        super().__init__()
+        self.clock, self.copy_seconds = clock, copy_seconds
+        self.plans = []
+        self.surprise = 0.0
+        """Seconds that a step with several decodes takes longer than it did while the engine learned."""
+
+    def execute(self, plan):
+        self.plans.append(plan)
+        tokens = sum(chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 1)
+        decodes = sum(chunk.num_tokens == 1 for chunk in plan.chunks)
+        if plan.chunks:
+            copies = self.copy_seconds * len(plan.saves)
+            self.clock.advance(STEP + PREFILL * tokens + DECODE * decodes + copies + self.surprise * (decodes > 1))
+        return super().execute(plan)
+
+
+class House:
+    """Steps an engine and keeps what came of every request."""
+
+    def __init__(self, adapters=None, **config):
+        self.clock = VirtualClock()
+        defaults = {"num_pages": 400, "block_size": 16, "max_seqs": 32, "max_model_len": 1024, "token_budget": 256}
+        self.executor = SlowExecutor(self.clock)
+        state = EngineState.create(CoreConfig(**defaults | config))
+        self.engine = Engine(state, self.executor, clock=self.clock)
+        self.times, self.ends = {}, {}
+        for adapter, pages in (adapters or {}).items():
+            self.engine.inbox.put(AddAdapter(adapter, pages, 8))
+
+    @property
+    def state(self):
+        return self.engine.state
+
+    @property
+    def ledger(self):
+        return self.state.ledger
+
+    def submit(self, name, prompt=64, out=32, lane=Lane.INTERACTIVE, **fields):
+        tokens = tuple(prompt) if not isinstance(prompt, int) else tuple(hash((name, i)) % 50_000 for i in range(prompt))
+        params = SamplingParams(out, ignore_eos=True)
+        fields = {"arrival": self.clock.now} | fields
+        self.engine.inbox.put(Submit(Request(name, tokens, params, lane=lane, **fields)))
+
+    def batch(self, name, prompt=128, out=200, **fields):
+        self.submit(name, prompt, out, Lane.BATCH, **fields)
+
+    def step(self, count=1):
+        for _ in range(count):
+            for event in self.engine.step():
+                self.times.setdefault(event.request_id, []).extend([self.clock.now] * len(event.tokens))
+                if event.finish_reason is not None:
+                    self.ends[event.request_id] = event
+            if self.state.in_flight.is_empty:
+                self.clock.advance(0.001)
+
+    def run_until(self, done, most=20_000):
+        for _ in range(most):
+            if done():
+                return
+            self.step()
+        raise AssertionError("it never came to that")
+
+    def finish(self):
+        self.run_until(lambda: not self.state.has_work and not self.engine.inbox._commands)
+
+    def learn(self):
+        """Lets the engine see small and large steps, so that it knows what they take."""
+        for name in range(6):
+            self.submit(f"learn-{name}", 30 + 40 * name, 6 + 4 * name)
+            self.step(3)
+        self.finish()
+        for name in range(20):
+            self.batch(f"learn-batch-{name}", 64, 20)
+        self.finish()
+        assert self.ledger.model.is_warm
+
+    def gaps(self, name):
+        times = self.times[name]
+        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+
+    def reason(self, name):
+        end = self.ends[name]
+        return end.refusal.code.value if end.finish_reason is FinishReason.ERROR else end.finish_reason.value

@@ -1,0 +1,127 @@
+"""Percentiles, goodput and what a run's JSON says, from made-up streams."""
+
+import msgspec
+import pytest
+
+from gateway.bench.document import Settings, document, read
+from gateway.bench.measure import covered, meets, percentiles, report
+from gateway.bench.plan import Item, Plan
+from gateway.bench.spec import Slo, parse_lane
+from gateway.bench.stream import PromptDetails, Stream, Usage
+from gateway.bench.tables import remarks
+
+
+def stream(ttft=0.1, gaps=(0.01, 0.01), sent=0.0, lane="interactive", error=None, per_chunk=1, asked=None):
+    times = [sent + ttft]
+    for gap in gaps:
+        times.append(times[-1] + gap)
+    tokens = per_chunk * len(times)
+    item = Item("m", (1, 2, 3, 4), asked or tokens, lane, sent)
+    usage = Usage(4, tokens, PromptDetails(1))
+    return Stream(item, sent, times[-1], times, [per_chunk] * len(times), usage, error)
+
+
+def test_percentiles_interpolate():
+    assert percentiles([]) is None
+    found = percentiles([float(value) for value in range(1, 102)])
+    assert (found.p50, found.p90, found.p99, found.samples) == (51.0, 91.0, 100.0, 101)
+    assert percentiles([1.0, 2.0]).p50 == 1.5
+
+
+def test_one_stream():
+    one = stream(ttft=0.2, gaps=(0.1, 0.3), sent=5.0)
+    assert one.ttft == pytest.approx(0.2)
+    assert one.gaps == pytest.approx([0.1, 0.3])
+    assert one.tpot == pytest.approx(0.2)
+    assert one.e2e == pytest.approx(0.6)
+    assert stream(gaps=()).tpot is None
+
+
+def test_tpot_is_per_token_where_chunks_hold_several():
+    pair = stream(gaps=(0.1, 0.1), per_chunk=2)
+    assert pair.gaps == pytest.approx([0.1, 0.1])
+    assert pair.tpot == pytest.approx(0.2 / 5)
+    assert report("interactive", [pair]).tokens_per_chunk == 2
+
+
+def test_a_lane_is_reported_over_its_own_span():
+    found = report("batch", [stream(sent=10.0, ttft=1.0, gaps=(1.0,)), stream(sent=11.0, ttft=1.0, gaps=(2.0,))])
+    assert found.seconds == pytest.approx(4.0)
+    assert found.output_tokens_per_second == pytest.approx(1.0)
+    assert found.requests_per_second == pytest.approx(0.5)
+    assert (found.prompt_tokens, found.cached_tokens, found.output_tokens) == (8, 2, 4)
+    assert found.itl.samples == 2
+
+
+def test_failures_count_as_such_and_as_nothing_else():
+    bad = stream(error="http 503 lane_queue_full", ttft=9.0)
+    found = report("interactive", [stream(), bad, stream(error="timeout")], Slo(ttft=1.0))
+    assert found.errors == {"http 503 lane_queue_full": 1, "timeout": 1}
+    assert (found.requests, found.succeeded) == (3, 1)
+    assert found.ttft.p99 == pytest.approx(0.1)
+    assert found.goodput.attainment == pytest.approx(1 / 3)
+
+
+def test_an_answer_without_tokens_is_a_failure():
+    empty = Stream(Item("m", (1,), 4), 0.0, 1.0)
+    found = report("default", [empty])
+    assert found.errors == {"no tokens": 1}
+    assert found.ttft is None
+    assert found.itl is None
+
+
+@pytest.mark.parametrize(
+    ("slo", "met"),
+    [
+        (Slo(ttft=0.11), True),
+        (Slo(ttft=0.09), False),
+        (Slo(itl=0.31), True),
+        (Slo(itl=0.25), False),
+        (Slo(tpot=0.16), True),
+        (Slo(tpot=0.14), False),
+        (Slo(ttft=0.11, itl=0.25), False),
+    ],
+)
+def test_an_objective_holds_for_all_it_names(slo, met):
+    assert meets(stream(ttft=0.1, gaps=(0.0, 0.3)), slo) is met
+
+
+def test_one_stall_in_two_hundred_gaps_is_forgiven():
+    assert meets(stream(gaps=(*[0.01] * 200, 1.0)), Slo(itl=0.1))
+    assert not meets(stream(gaps=(*[0.01] * 200, *[1.0] * 5)), Slo(itl=0.1))
+
+
+def test_goodput_is_over_the_lane_s_span():
+    streams = [stream(sent=0.0, ttft=0.5, gaps=(0.5,)), stream(sent=3.0, ttft=0.9, gaps=(0.1,))]
+    found = report("interactive", streams, Slo(ttft=0.6)).goodput
+    assert (found.met, found.attainment) == (1, 0.5)
+    assert found.requests_per_second == pytest.approx(1 / 4)
+
+
+def test_covered_time_counts_overlaps_once():
+    assert covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.6)]) == pytest.approx(4.0)
+
+
+def test_a_document_survives_writing_and_reading():
+    lanes = (parse_lane("interactive:rate=1,n=2,in=600~1.5,ttft=1s"), parse_lane("batch:n=1"))
+    settings = Settings("http://x", Plan(("m",), lanes, zipf=1.0), concurrency=3)
+    streams = [stream(), stream(error="timeout"), stream(lane="batch", gaps=())]
+    written = document(settings, streams)
+    assert read(written.write()) == written
+    assert [lane.lane for lane in written.lanes] == ["interactive", "batch"]
+    assert written.requests[0].ttft == pytest.approx(0.1)
+    assert written.requests[1].ttft is None
+    assert written.requests[1].error == "timeout"
+    assert written.requests[2].itl_max is None
+    assert {"python", "loralane"} <= set(written.versions)
+    with pytest.raises(msgspec.DecodeError):
+        read(b'{"format": "loralane-bench/1"}')
+
+
+def test_what_spoils_a_comparison_is_remarked():
+    found = report("interactive", [stream(per_chunk=2, asked=60), stream(error="timeout")])
+    words = " ".join(remarks([found]))
+    assert "1 failed: timeout" in words
+    assert "6 tokens came of the 60 asked for" in words
+    assert "2.0 tokens a chunk" in words
+    assert remarks([report("batch", [stream()])]) == []

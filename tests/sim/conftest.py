@@ -1,0 +1,25 @@
+"""A device of round numbers and traffic small enough to reason about."""
+
+import pytest
+
+from engine.core.config import CoreConfig, Scheduling
+from engine.executor.cost import DeviceSpec, LinearCost
+from engine.sim.run import Setup
+
+COST = (0.010, 0.001, 0.0005, 1e-7, 1e-7, 0.001, 1e-6, 0.0001)
+
+
+@pytest.fixture
+def device():
+    """A step takes 10 ms, a prompt token 1 ms, a decode 0.5 ms."""
+    return DeviceSpec("toy", "a toy", LinearCost(48, COST, COST), 0.02, 1000, 500, 48, {})
+
+
+@pytest.fixture
+def make_setup(device):
+    def make(**changes):
+        scheduling = Scheduling(**{name: changes.pop(name) for name in ("policy", "scheduler") if name in changes})
+        sizes = {"num_pages": 2000, "host_pages": 500, "max_seqs": 8, "token_budget": 128} | changes
+        return Setup(device, CoreConfig(**sizes, scheduling=scheduling))
+
+    return make

@@ -1,0 +1,94 @@
+"""`loralane simulate`, in process."""
+
+import json
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gateway.simulate_command import simulate
+
+app = typer.Typer()
+app.command()(simulate)
+
+ARENA = "req_time_s,client,prompt_len,output_len\n" + "".join(f"{i / 4},{i % 3},{20 + i},{5}\n" for i in range(24))
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "arena.csv"
+    path.write_text(ARENA)
+    return path
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments), "--jobs", "1"], env={"COLUMNS": "200"})
+
+
+def test_a_trace_becomes_tables_and_json(trace, tmp_path):
+    out = tmp_path / "report.json"
+    done = invoke("--trace", trace, "--device", "cpu-smollm2", "--json", out)
+    assert done.exit_code == 0, done.output
+    for words in ("Throughput", "Latency, interactive", "Tenants, lanes", "client-02"):
+        assert words in done.output
+    report = json.loads(out.read_text())["runs"]["lanes"]
+    assert report["lanes"]["interactive"]["finished"] == 24
+
+
+def test_policies_side_by_side_with_goals(tmp_path):
+    out = tmp_path / "report.json"
+    done = invoke(
+        "--rate", 2, "--duration", 10, "--prompt", "16-32", "--output", 8, "--batch-backlog", 8, "--device",
+        "cpu-smollm2", "--policy", "lanes", "--policy", "priority", "--goals", "--json", out,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    document = json.loads(out.read_text())
+    assert list(document["runs"])[:3] == ["lanes", "priority", "fcfs"]
+    assert "interactive p99 TTFT / alone" in {goal["figure"] for goal in document["goals"]}
+
+
+def test_the_configuration_of_serve_is_used(trace, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("engine: {max_seqs: 3, token_budget: 64, scheduling: {policy: sjf}}\n")
+    out = tmp_path / "report.json"
+    done = invoke("--trace", trace, "--config", config, "--device", "cpu-smollm2", "--json", out)
+    assert done.exit_code == 0, done.output
+    document = json.loads(out.read_text())
+    assert list(document["runs"]) == ["sjf"]
+    assert (document["engine"]["max_seqs"], document["engine"]["token_budget"]) == (3, 64)
+
+
+def test_a_curve_is_drawn(trace, tmp_path):
+    pytest.importorskip("matplotlib")
+    out, report = tmp_path / "curve.png", tmp_path / "report.json"
+    done = invoke(
+        "--trace", trace, "--policy", "lanes", "--policy", "fcfs", "--rates", "1,4", "--plot", out, "--json", report
+    )
+    assert done.exit_code == 0, done.output
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert list(json.loads(report.read_text())["runs"]) == ["lanes 1x", "lanes 4x", "fcfs 1x", "fcfs 4x"]
+
+
+def test_the_missing_extra_is_named(trace, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = invoke("--trace", trace, "--plot", tmp_path / "curve.png")
+    assert done.exit_code == 1
+    assert "loralane[plot]" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--device", "tpu"], "no device 'tpu'"),
+        (["--trace", "nowhere.csv"], "nowhere.csv"),
+        (["--policy", "best"], "policy must be one of"),
+        (["--prompt", "9-3"], "LOW-HIGH"),
+        (["--batch-share", "2"], "batch_share"),
+        (["--rate-scale", "0"], "rate scale"),
+    ],
+)
+def test_mistakes_are_named(arguments, words):
+    done = invoke("--duration", 5, *arguments)
+    assert done.exit_code == 1
+    assert words in done.output

@@ -1,0 +1,120 @@
+"""Whole simulations on a toy device: what policies are for, and what reports must add up to."""
+
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+
+from engine.core.config import POLICIES, SCHEDULERS
+from engine.core.types import Lane
+from engine.sim.compare import BATCH_ALONE, INTERACTIVE_ALONE, plan_runs, run_all
+from engine.sim.goals import judge
+from engine.sim.run import simulate
+from engine.sim.synthetic import Sizes, arrivals, with_adapters, with_tenants
+from engine.sim.traces import Arrival
+from engine.sim.workload import Backlog, Workload
+
+BACKLOG = Backlog(12, Sizes(32, 64), Sizes(16, 32))
+
+
+def chat(seconds=60.0, rate=1.0, backlog=BACKLOG, **options):
+    trace = arrivals(rate, seconds, Sizes(8, 24), Sizes(4, 8))
+    if options:
+        trace = with_adapters(trace, options["adapters"], 1.0)
+    return Workload(trace, trace[-1].time, backlog, **options)
+
+
+def test_the_same_seed_gives_the_same_report(make_setup):
+    assert simulate(make_setup(), chat()) == simulate(make_setup(), chat())
+
+
+def test_lanes_keep_interactive_requests_ahead_of_batch_work(make_setup):
+    lanes, fcfs = (simulate(make_setup(policy=policy), chat()) for policy in ("lanes", "fcfs"))
+    assert lanes.lanes["interactive"].ttft.p99 < fcfs.lanes["interactive"].ttft.p99 / 2
+    assert lanes.lanes["batch"].tokens_per_s > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_every_mode_finishes_every_request(make_setup, policy, scheduler):
+    workload = chat(seconds=20, backlog=None)
+    report = simulate(make_setup(policy=policy, scheduler=scheduler), workload)
+    lane = report.lanes["interactive"]
+    assert lane.finished == lane.requests == len(workload.trace)
+    assert lane.generated_tokens == sum(arrival.output_tokens for arrival in workload.trace)
+    assert lane.prompt_tokens == sum(arrival.prompt_tokens for arrival in workload.trace)
+    assert lane.ttft.p50 <= lane.ttft.p90 <= lane.ttft.p99 <= lane.e2e.p99
+    assert 0 < report.busy <= 1
+
+
+def test_one_request_takes_what_its_steps_take(make_setup, device):
+    """A prompt of 20 tokens in one step and three decodes: 30 ms, then 10.5 ms each, give or take noise and context."""
+    report = simulate(make_setup(), Workload([Arrival(0.0, 20, 4)], 0.0))
+    lane = report.lanes["interactive"]
+    assert lane.ttft.p50 == pytest.approx(0.030, rel=0.1)
+    assert lane.e2e.p50 == pytest.approx(0.0615, rel=0.1)
+    assert lane.tpot.p50 == pytest.approx(0.0105, rel=0.1)
+    assert report.steps == 4
+
+
+def test_shared_blocks_are_found_in_the_cache(make_setup):
+    trace = [Arrival(float(time), 520, 2, blocks=(0, 100 + time)) for time in range(4)]
+    report = simulate(make_setup(), Workload(trace, 3.0))
+    assert report.lanes["interactive"].cached_tokens == 3 * 512
+
+
+def test_adapters_are_loaded_and_evicted(make_setup):
+    report = simulate(make_setup(num_pages=120, host_pages=0, max_model_len=256), chat(rate=3.0, adapters=40))
+    assert report.adapter_loads > report.adapter_evictions > 0
+    assert report.lanes["interactive"].finished > 0
+
+
+def test_tenants_are_reported_apart(make_setup):
+    trace = with_tenants(arrivals(15.0, 20, Sizes(20, 40), Sizes(4, 8)), 3)
+    report = simulate(make_setup(max_seqs=2), Workload(trace, trace[-1].time))
+    tenants = report.tenants["interactive"]
+    assert sorted(tenants) == ["tenant-00", "tenant-01", "tenant-02"]
+    assert sum(tenant.requests for tenant in tenants.values()) == len(trace)
+    assert 0 < report.service_gap["interactive"] < report.service_bound["interactive"]
+
+
+def test_requests_that_cannot_run_are_counted_as_refused(make_setup):
+    trace = [Arrival(0.0, 5000, 10), Arrival(0.0, 10, 10)]
+    lane = simulate(make_setup(), Workload(trace, 1.0)).lanes["interactive"]
+    assert lane.refused == {"context_length_exceeded": 1}
+    assert (lane.requests, lane.finished) == (2, 1)
+
+
+def test_goals_compare_with_each_lane_alone(make_setup):
+    setup = make_setup()
+    runs = plan_runs(setup, chat(seconds=20), ["sjf"], ["continuous"], goals=True)
+    assert [run.name for run in runs][:3] == ["lanes", "sjf", "fcfs"]
+    reports = run_all(runs, 1, lambda *_: None)
+    assert list(reports[INTERACTIVE_ALONE].lanes) == ["interactive"]
+    assert list(reports[BATCH_ALONE].lanes) == ["batch"]
+    judged = {item.goal.figure: item.values for item in judge(setup, reports)}
+    ttft = judged["interactive p99 TTFT / alone"]
+    assert list(ttft) == ["lanes", "sjf", "fcfs"]
+    alone = reports[INTERACTIVE_ALONE].lanes["interactive"].ttft.p99
+    assert ttft["fcfs"] == reports["fcfs"].lanes["interactive"].ttft.p99 / alone
+
+
+def test_processes_find_the_same(make_setup):
+    runs = plan_runs(make_setup(), chat(seconds=10), ["lanes"], ["continuous"], goals=False)
+    assert run_all(runs, 2, lambda *_: None) == run_all(runs, 1, lambda *_: None)
+
+
+def test_a_report_is_plain_data(make_setup):
+    workload = chat(seconds=5)
+    report = asdict(simulate(make_setup(), workload))
+    assert report["lanes"]["interactive"]["requests"] == len(workload.trace)
+    assert workload.only(Lane.BATCH).trace == []
+
+
+def test_no_model_library_is_imported():
+    code = (
+        "import sys, gateway.simulate_command; print([m for m in ('torch', 'grpc', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -50,7 +50,7 @@ def measure(running: int, waiting: int, repeat: int) -> Cost:
     full, some = _engine(running, waiting, running), _engine(running, waiting, running - running // 16)
     decoding, starting = (list(_time_plans(engine, repeat)) for engine in (full, some))
     p50s = (float(np.median(times)) for times in (decoding, starting))
-    return Cost(running, waiting, *p50s, float(np.percentile(decoding, 99)))
+    return Cost(running, waiting, next(p50s), next(p50s), float(np.percentile(decoding, 99)))
 
 
 def _engine(slots: int, waiting: int, started: int) -> Engine:
@@ -81,7 +81,7 @@ def _request(number: int, lane: Lane) -> Request:
 def _taught(state: EngineState) -> StepTimeModel:
     """A model of a device so fast that every sequence may have its chunk: the most a plan can be."""
     rules = state.config.scheduling
-    model = StepTimeModel(rules.forgetting, rules.small_step, rules.margin_floor, rules.margin_ceiling)
+    model = StepTimeModel(rules.forgetting, rules.knots, rules.margin_floor, rules.margin_ceiling)
     for step in range(64):
         features = StepFeatures(16.0 * (step % 5), 8.0 * (step % 30), 4000.0, 500.0, float(step % 7), 64.0, 0.0)
         model.observe(features, 0.01 + 1e-9 * features.tokens)

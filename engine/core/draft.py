@@ -99,6 +99,7 @@ class Draft:
             now=self._now,
             predicted=self._state.ledger.model.predict(features),
             features=features,
+            alone=self._budget.alone,
             saves=tuple(self._host.saved.values()),
             saved_keys=tuple(self._host.saved),
             checkpoints=tuple(self._host.checkpoints.items()),

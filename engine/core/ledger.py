@@ -5,6 +5,7 @@ Everything that is measured while running and decides something later is here; `
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from math import exp
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from engine.core.accounts import Account, Accounts
 from engine.core.adapters import Adapter
 from engine.core.config import CoreConfig
-from engine.core.step_time import Regression, StepTimeModel
+from engine.core.step_time import StepTimeModel
 from engine.core.types import AdapterId, Lane, ScheduledChunk, Sequence, StepPlan
 
 SMOOTHING = 0.05
@@ -20,7 +21,8 @@ SMOOTHING = 0.05
 LEAST_COURTESY = 0.02
 """From which it is back in a few hundred steps when things have become better."""
 EVENTS_REMEMBERED = 500
-"""Behind an attainment: enough for a 99 % goal to mean something, few enough to forget a bad minute."""
+"""Behind an attainment and a tail: enough for a 99 % goal to mean something, few enough to forget a bad minute."""
+TAIL, TAIL_EVERY = 0.98, 16
 
 
 class Ratio:
@@ -55,6 +57,7 @@ class Ledger:
     busy: device seconds by lane.
     prefill_price, decode_price: device seconds a token costs in the steps it shares; 0 while unknown.
     ttft, itl: attainment by lane.
+    tail: seconds of the longest steps (the 98th percentile) that interactive decodes would be in without batch work.
     courtesy: how much of the stretch it is allowed batch work may use now, from 0 to 1.
     used_share: of the tokens it may generate, how many a request does, smoothed.
     need: device time batch deadlines ask for, as a multiple of what batch work has been getting.
@@ -62,13 +65,16 @@ class Ledger:
 
     def __init__(self, config: CoreConfig) -> None:
         rules = config.scheduling
-        self.model = StepTimeModel(rules.forgetting, rules.small_step, rules.margin_floor, rules.margin_ceiling)
+        self.model = StepTimeModel(rules.forgetting, rules.knots, rules.margin_floor, rules.margin_ceiling)
         self.accounts = Accounts()
         self.busy = dict.fromkeys(Lane, 0.0)
         self.prefill_price = self.decode_price = 0.0
         self.ttft = {lane: Ratio() for lane in Lane}
         self.itl = {lane: Ratio() for lane in Lane}
         self.courtesy = 1.0
+        self.tail = 0.0
+        self._alone: deque[float] = deque(maxlen=EVENTS_REMEMBERED)
+        self._since_tail = 0
         self._was_shared = False
         self._tokens = self._late = 0
         """Interactive tokens of the last step, and those that were late in a shared one."""
@@ -101,6 +107,7 @@ class Ledger:
             return
         self.predicted_seconds += plan.predicted
         self.actual_seconds += seconds if plan.predicted else 0.0
+        self._note_alone(plan.alone)
         charges = list(self._charges(plan, sequences, adapters))
         whole = sum(charge.weight for charge in charges)
         self.model.observe(plan.features, seconds)
@@ -147,6 +154,15 @@ class Ledger:
             self.courtesy = min(1.0, self.courtesy * 2 ** (1 - attainment))
         self._tokens = self._late = 0
 
+    def _note_alone(self, seconds: float) -> None:
+        if not seconds:
+            return
+        self._alone.append(seconds)
+        self._since_tail += 1
+        if self._since_tail >= TAIL_EVERY:
+            self._since_tail = 0
+            self.tail = sorted(self._alone)[int(TAIL * len(self._alone))]
+
     def _note_share(self, batch_seconds: float, seconds: float) -> None:
         keep = exp(-seconds / self._window)
         self._batch_time = self._batch_time * keep + batch_seconds
@@ -156,20 +172,20 @@ class Ledger:
         self, plan: StepPlan, sequences: Mapping[str, Sequence], adapters: Mapping[AdapterId, Adapter]
     ) -> Iterator[Charge]:
         """What is computed for the second time is not billed: its sequence did not ask to be preempted."""
-        regression = self.model.regression(plan.features.tokens)
-        fixed = regression.theta[0] / len(plan.chunks) if regression.is_warm else 0.0
+        model, many = self.model, self.model.token_price(plan.features.tokens)
+        fixed = model.prices.step / len(plan.chunks)
         for chunk in plan.chunks:
             seq = sequences.get(chunk.request_id)
             if seq is not None:
                 rank = adapters[seq.request.adapter].rank if seq.request.adapter else 0
-                weight = fixed + chunk_weight(regression, chunk, rank)
+                weight = fixed + chunk_weight(model, chunk, rank, many)
                 new = min(chunk.num_tokens, max(0, chunk.start + chunk.num_tokens - seq.num_lost))
                 account = self.accounts.get(seq.request.lane, seq.request.tenant)
                 billed = weight * new / chunk.num_tokens
                 yield Charge(account, seq.request.lane, chunk.num_tokens, weight, billed)
         for load in plan.loads:
             if load.request_id in sequences:
-                request, weight = sequences[load.request_id].request, regression.theta[7] * len(load.pages)
+                request, weight = sequences[load.request_id].request, model.prices.page * len(load.pages)
                 yield Charge(self.accounts.get(request.lane, request.tenant), request.lane, 0, weight, weight)
 
     def _charge(self, charges: Iterable[Charge], scale: float) -> None:
@@ -187,15 +203,16 @@ class Ledger:
             self.decode_price = _smooth(self.decode_price, cost[1] / tokens[1])
 
 
-def chunk_weight(regression: Regression, chunk: ScheduledChunk, rank: int) -> float:
-    """Seconds a chunk adds to its step; its tokens while nothing is known."""
+def chunk_weight(model: StepTimeModel, chunk: ScheduledChunk, rank: int, many: float) -> float:
+    """Seconds a chunk adds to its step, `many` being a token's share in their number; its tokens while nothing is
+    known."""
     _, start, count, *_ = chunk
-    if not regression.is_warm:
+    if not model.is_warm:
         return float(count)
-    _, prefill, decode, context, attention, _, lora, _ = regression.theta
+    prices = model.prices
     if count == 1:
-        return decode + context * (start + 1) + lora * rank
-    return count * (prefill + attention * (start + count / 2) + lora * rank)
+        return prices.decode + many + prices.context * (start + 1) + prices.lora_row * rank
+    return count * (prices.prefill + many + prices.attention * (start + count / 2) + prices.lora_row * rank)
 
 
 def _smooth(old: float, new: float) -> float:

@@ -30,6 +30,8 @@ class StepBudget:
         self._lane = Lane.INTERACTIVE
         self._limit = inf
         self.tokens_left = state.config.token_budget
+        self.alone = 0.0
+        """Predicted seconds without batch work, where there are interactive decodes."""
         self._prefill = self._decodes = self._context = self._attention = self._rows = self._moved = 0.0
         self._adapters: dict[AdapterId, int] = {}
         """Chunks of each adapter."""
@@ -37,6 +39,8 @@ class StepBudget:
     def enter(self, lane: Lane) -> None:
         """What is asked for from now on is for this lane; what has been granted belongs to higher ones."""
         self._lane = lane
+        if lane is not Lane.INTERACTIVE and self._decodes:
+            self.alone = self._model.predict(self.features)
         if self._timed:
             self._limit = self._slack / self._margin if lane is Lane.INTERACTIVE else self._batch_limit()
 
@@ -119,17 +123,17 @@ class StepBudget:
     def _decode_fits(self, context: int, rank: int, adapter: AdapterId | None) -> bool:
         if self._limit <= 0 or self._is_empty:
             return self._is_empty
-        regression = self._model.regression(self._prefill + self._decodes + 1)
-        theta = regression.theta
+        prices = self._model.prices
         seconds = (
-            theta[0]
-            + theta[1] * self._prefill
-            + theta[2] * (self._decodes + 1)
-            + theta[3] * (self._context + context)
-            + theta[4] * self._attention
-            + theta[5] * (len(self._adapters) + (adapter is not None and adapter not in self._adapters))
-            + theta[6] * (self._rows + rank)
-            + theta[7] * self._moved
+            prices.step
+            + prices.prefill * self._prefill
+            + prices.decode * (self._decodes + 1)
+            + prices.context * (self._context + context)
+            + prices.attention * self._attention
+            + prices.adapter * (len(self._adapters) + (adapter is not None and adapter not in self._adapters))
+            + prices.lora_row * (self._rows + rank)
+            + prices.page * self._moved
+            + self._model.beyond_knots(self._prefill + self._decodes + 1)
         )
         if seconds > self._limit:
             self._limit = 0.0
@@ -152,6 +156,8 @@ class StepBudget:
     def _batch_limit(self) -> float:
         rules, model = self._rules, self._model
         if self._is_empty:
+            if self._is_probe and not model.has_seen(1):
+                return 0.0
             one_decode = model.predict(StepFeatures(decode_tokens=1.0))
             return min(rules.yield_bound_s / self._margin, one_decode * rules.yield_stretch)
         promise = self._slack / self._margin
@@ -159,14 +165,15 @@ class StepBudget:
             return promise
         if self._is_probe:
             return 0.0
-        stretch = (rules.ttft_stretch if self._prefill else rules.itl_stretch) - 1
-        return min(promise, model.predict(self.features) * (1 + stretch * self._state.ledger.courtesy))
+        ledger, alone = self._state.ledger, model.predict(self.features)
+        stretched = alone * (rules.ttft_stretch if self._prefill else rules.itl_stretch)
+        courteous = max(stretched, rules.tail_share * ledger.tail)
+        return min(promise, alone + (courteous - alone) * ledger.courtesy)
 
     @property
     def _is_probe(self) -> bool:
-        """This step shows what interactive work takes by itself, which steps shared with batch work cannot."""
-        known = self._model.small.is_warm
-        return self._state.counters.steps % self._rules.probe_every == 0 or not (known or self._prefill)
+        """This step shows what little work takes by itself, which full ones cannot."""
+        return self._state.counters.steps % self._rules.probe_every == 0
 
     def _owes_batch(self) -> bool:
         """Batch work got less than its floor, which is higher while its deadlines need it."""

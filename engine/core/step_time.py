@@ -1,35 +1,41 @@
 """What a step takes, learned from the steps it took: the one currency of budgets, fairness, waits and Retry-After.
 
-A step's time is close to linear in seven features and a constant: reading the weights, arithmetic for prompt and for
-decoded tokens, attention over context, adapters read and applied, pages copied. The coefficients are found by recursive
-least squares in information form with forgetting, on relative errors (a 5 % miss of a short step counts like
-one of a long step), and kept non-negative: nothing makes a step shorter, and a chunk can be sized by solving for it.
+A step's time is a constant (reading the weights) and a convex, piecewise-linear function of its tokens (a token more is
+nearly free while reading the weights hides it, and costs its arithmetic beyond), plus attention over context, adapters
+read and applied, and pages copied, which are close to linear. The coefficients are found by recursive least squares in
+information form, on relative errors (a 5 % miss of a short step counts like one of a long step), and kept non-negative:
+nothing makes a step shorter, so that a chunk can be sized by solving for it, and a range in which no step has been yet
+is taken to be like the one before it, which finds out by itself.
 
-Small steps, in which reading the weights hides the arithmetic, are learned apart from large ones.
+Steps are remembered by size, and forgotten by size: a thousand steps of one kind in a row, as a backlog of batch work
+makes them, must not wipe out what is known of the others, because budgets are comparisons with those. Two regressions
+that forget everything alike, one for small steps and one for large, were tried first; a wrong prediction then kept the
+scheduler from the very steps that would have corrected it (7,650 against 8,700 tokens/s of batch work in simulation of
+an H100).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from math import sqrt
 from typing import Any, NamedTuple
 
-NUM_TERMS = 8
+from engine.core.least_squares import non_negative_solution
+
 SCALES = (1.0, 64.0, 16.0, 8192.0, 16384.0, 8.0, 1024.0, 16.0)
-"""What each term usually is, so that all are of one size in the normal equations."""
+"""What each term usually is, so that all are of one size in the normal equations; beyond a knot, 64 tokens."""
 WARM_STEPS = 16
-"""Steps after which predictions are used: twice the unknowns."""
-SOLVE_EVERY = 16
-"""Steps between two solutions once warm; one costs as much as planning for a hundred sequences."""
-SWEEPS = 12
-RIDGE = 1e-6
+"""Steps after which predictions are used: somewhat more than the unknowns."""
+SEEN_STEPS = 8
+"""Steps of a size after which it counts as known."""
+SOLVE_EVERY = 32
+"""Steps between two solutions, except after the first of each size; one costs about as much as planning a step."""
+RIDGE = 1e-7
+"""Of the largest term, added to each: keeps terms that depend on each other from cancelling out at large prices."""
 ERRORS_KEPT = 256
-FIRST_KNEE, KNEES, KNEE_EVERY, KNEE_MOVED = 48, (16, 1024), 256, 1.5
-"""Tokens up to which a step is small: before it is known, the least and the most; steps between two looks; and by what
-factor it must be off to be moved."""
 OUTLIER = 4.0
-"""A step this many times off is a stall of the machine (or a model that knows nothing yet), and counts as this much."""
+"""A step of a known size that is this many times off is a stall of the machine, and counts as this much."""
 
 
 class StepFeatures(NamedTuple):
@@ -61,160 +67,172 @@ class StepFeatures(NamedTuple):
 NOTHING = StepFeatures()
 
 
-class Regression:
-    """Non-negative least squares of relative errors, with forgetting. `theta` are seconds per unit of each term."""
+class Prices(NamedTuple):
+    """Seconds of a step, of a unit of each of its features, and of a token more beyond each knot."""
 
-    def __init__(self, forgetting: float) -> None:
-        self.forgetting = forgetting
-        self.theta = [0.0] * NUM_TERMS
-        self.count = 0
-        self._normal = [[0.0] * NUM_TERMS for _ in range(NUM_TERMS)]
-        self._right = [0.0] * NUM_TERMS
+    step: float
+    prefill: float
+    decode: float
+    context: float
+    attention: float
+    adapter: float
+    lora_row: float
+    page: float
+    beyond: tuple[float, ...]
 
-    @property
-    def is_warm(self) -> bool:
-        return self.count >= WARM_STEPS
 
-    def predict(self, features: StepFeatures) -> float:
-        """Seconds."""
-        theta = self.theta
-        return theta[0] + sum(map(float.__mul__, theta[1:], map(float, features)))
+class Memory:
+    """Normal equations of the steps of one size: sum of outer products of their terms, with forgetting."""
 
-    def observe(self, features: StepFeatures, seconds: float) -> None:
-        terms = [1.0 / seconds, *(x / s / seconds for x, s in zip(features, SCALES[1:], strict=True))]
-        keep, normal, right = self.forgetting, self._normal, self._right
+    def __init__(self, count: int) -> None:
+        self.normal = [[0.0] * count for _ in range(count)]
+        self.right = [0.0] * count
+
+    def add(self, terms: list[float], keep: float) -> None:
+        """One more equation: sum(price * term) = 1."""
+        normal, right = self.normal, self.right
         for i, term in enumerate(terms):
             normal[i] = [have * keep + term * other for have, other in zip(normal[i], terms, strict=True)]
             right[i] = right[i] * keep + term
-        self.count += 1
-        if self.count <= 2 * WARM_STEPS or self.count % SOLVE_EVERY == 0:
-            self._solve()
-
-    def _solve(self) -> None:
-        """Coordinate descent from the last solution, which is near: a term that no step had keeps its value."""
-        normal, scaled = self._normal, [t * s for t, s in zip(self.theta, SCALES, strict=True)]
-        damping = RIDGE * max(normal[i][i] for i in range(NUM_TERMS))
-        for _ in range(SWEEPS):
-            for i in range(NUM_TERMS):
-                if normal[i][i] > damping:
-                    row = normal[i]
-                    rest = sum(map(float.__mul__, row, scaled)) - row[i] * scaled[i]
-                    scaled[i] = max(0.0, (self._right[i] - rest) / row[i])
-        self.theta = [t / s for t, s in zip(scaled, SCALES, strict=True)]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"theta": self.theta, "count": self.count, "normal": self._normal, "right": self._right}
-
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Takes up where `to_json` left. Raises ValueError: it is not what `to_json` wrote."""
-        theta, normal, right = saved["theta"], saved["normal"], saved["right"]
-        if [len(theta), len(right), *map(len, normal)] != [NUM_TERMS] * (NUM_TERMS + 2):
-            raise ValueError(f"expected {NUM_TERMS} terms")
-        self.theta, self._right = [float(x) for x in theta], [float(x) for x in right]
-        self._normal, self.count = [[float(x) for x in row] for row in normal], int(saved["count"])
 
 
 class StepTimeModel:
     """Predicts steps and learns from them.
 
     Args:
-        small_step: tokens up to which a step is small; 0: as many as the device computes in the time that a step
-            takes without any, found out on the way.
+        knots: numbers of tokens at which a token more may begin to cost more.
     """
 
-    def __init__(self, forgetting: float, small_step: int, margin_floor: float, margin_ceiling: float) -> None:
-        self.small_step = small_step or FIRST_KNEE
-        self._finds_knee = not small_step
-        self.small, self.large = Regression(forgetting), Regression(forgetting)
+    def __init__(self, forgetting: float, knots: tuple[int, ...], margin_floor: float, margin_ceiling: float) -> None:
+        self.knots = knots
+        self.num_steps = 0
+        """Steps it has learned from."""
+        self.prices = Prices(*[0.0] * len(SCALES), (0.0,) * len(knots))
         self.margin = margin_ceiling
         """What predictions are multiplied with to be kept 19 times out of 20."""
         self.median_error = 0.0
         """Of |actual / predicted - 1| over the last steps."""
+        self._forgetting = forgetting
+        self._scales = SCALES + (64.0,) * len(knots)
+        self._memories: dict[int, Memory] = {}
+        """By the number of bits of a step's tokens: each size is twice the one before it."""
+        self._seen: Counter[int] = Counter()
         self._margins = (margin_floor, margin_ceiling)
         self._ratios: deque[float] = deque(maxlen=ERRORS_KEPT)
-        self._noted = 0
 
     @property
     def is_warm(self) -> bool:
-        return self.small.is_warm or self.large.is_warm
+        return self.num_steps >= WARM_STEPS
 
-    @property
-    def num_steps(self) -> int:
-        """Steps it has learned from."""
-        return self.small.count + self.large.count
-
-    def regression(self, tokens: float) -> Regression:
-        """The one for steps of so many tokens; the other where it has seen too little."""
-        first, second = (self.small, self.large) if tokens <= self.small_step else (self.large, self.small)
-        return first if first.is_warm or not second.is_warm else second
+    def has_seen(self, tokens: int) -> bool:
+        """Steps of about this size are known from experience."""
+        return self._seen[tokens.bit_length()] >= SEEN_STEPS
 
     def predict(self, features: StepFeatures) -> float:
         """Seconds; 0 while nothing is known."""
-        return self.regression(features.tokens).predict(features) if self.is_warm else 0.0
+        if not self.is_warm:
+            return 0.0
+        prices = self.prices
+        linear = sum(map(float.__mul__, prices[1 : len(SCALES)], map(float, features)))
+        return prices.step + linear + self.beyond_knots(features.tokens)
+
+    def beyond_knots(self, tokens: float) -> float:
+        """Seconds that a step's tokens cost because they are many."""
+        return sum([p * (tokens - k) for p, k in zip(self.prices.beyond, self.knots, strict=True) if tokens > k])
+
+    def token_price(self, tokens: float) -> float:
+        """Seconds that the last of so many tokens costs because they are many."""
+        return sum([p for p, k in zip(self.prices.beyond, self.knots, strict=True) if tokens > k])
+
+    def chunk_that_fits(self, features: StepFeatures, start: int, rank: int, seconds: float) -> int:
+        """Most tokens of a chunk beginning at `start` that a step of `features` can carry and be done in `seconds`."""
+        prices, tokens = self.prices, features.tokens
+        room = seconds - self.predict(features) - (prices.adapter if rank else 0.0)
+        base, square = prices.prefill + prices.attention * start + prices.lora_row * rank, prices.attention / 2
+        done = 0
+        for knot in (*[k for k in self.knots if k > tokens], 1 << 30):
+            slope = base + self.token_price(tokens + done + 1) + prices.attention * done
+            fits = solve(square, slope, room)
+            if tokens + done + fits <= knot:
+                return done + fits
+            length = knot - int(tokens) - done
+            room -= length * (slope + square * length)
+            done += length
+        return done
 
     def observe(self, features: StepFeatures, seconds: float) -> None:
         """Learns from a step that took `seconds`."""
         predicted = self.predict(features)
+        size = int(features.tokens).bit_length()
         if predicted > 0:
-            self._note(seconds / predicted)
+            self._ratios.append(seconds / predicted)
+        if self._seen[size] >= SEEN_STEPS:
             seconds = min(max(seconds, predicted / OUTLIER), predicted * OUTLIER)
-        (self.small if features.tokens <= self.small_step else self.large).observe(features, seconds)
-        if self._finds_knee and self.num_steps % KNEE_EVERY == 0:
-            self._find_knee()
-
-    def chunk_that_fits(self, features: StepFeatures, start: int, rank: int, seconds: float) -> int:
-        """Most tokens of a chunk beginning at `start` that a step of `features` can carry and be done in `seconds`."""
-        room = 0
-        for regression, most in ((self.regression(0), self.small_step), (self.regression(1e9), 1 << 30)):
-            tokens = _solve_chunk(regression, features, start, rank, seconds)
-            room = max(room, min(tokens, int(most - features.tokens)))
-        return room
+        terms = [1.0, *features, *(max(0.0, features.tokens - knot) for knot in self.knots)]
+        memory = self._memories.setdefault(size, Memory(len(self._scales)))
+        memory.add([t / scale / seconds for t, scale in zip(terms, self._scales, strict=True)], self._forgetting)
+        self._seen[size] += 1
+        self.num_steps += 1
+        if self.num_steps <= 2 * WARM_STEPS or self._seen[size] <= SEEN_STEPS or self.num_steps % SOLVE_EVERY == 0:
+            self._solve()
+            self._judge()
 
     def to_json(self) -> dict[str, Any]:
-        return {"small_step": self.small_step, "small": self.small.to_json(), "large": self.large.to_json()}
+        memories = {str(size): [memory.normal, memory.right] for size, memory in self._memories.items()}
+        seen = {str(size): count for size, count in self._seen.items()}
+        prices = [*self.prices[:-1], *self.prices.beyond]
+        return {"knots": list(self.knots), "prices": prices, "memories": memories, "seen": seen}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Takes up where `to_json` left. Raises ValueError, KeyError or TypeError: it is not what `to_json` wrote."""
-        self.small.load(saved["small"])
-        self.large.load(saved["large"])
-        if self._finds_knee:
-            self.small_step = int(saved["small_step"])
+        """Takes up where `to_json` left.
 
-    def _find_knee(self) -> None:
-        """Where it has moved, the regime that lost a range starts afresh: what it learned there is not about what it
-        has left, and until it knows better the other regime speaks for it."""
-        per_token = self.large.theta[1]
-        if not (self.small.is_warm and self.large.is_warm and per_token):
-            return
-        knee = round(min(max(self.small.theta[0] / per_token, KNEES[0]), KNEES[1]))
-        if knee > KNEE_MOVED * self.small_step:
-            self.large = Regression(self.large.forgetting)
-        elif knee * KNEE_MOVED < self.small_step:
-            self.small = Regression(self.small.forgetting)
-        else:
-            return
-        self.small_step = knee
+        Raises:
+            ValueError, KeyError, TypeError: it is not what `to_json` writes with these knots.
+        """
+        count = len(self._scales)
+        if list(saved["knots"]) != list(self.knots) or len(saved["prices"]) != count:
+            raise ValueError(f"expected {count} terms with knots at {self.knots}")
+        self._memories = {int(size): _read_memory(*memory, count) for size, memory in saved["memories"].items()}
+        self._seen = Counter({int(size): int(number) for size, number in saved["seen"].items()})
+        self._set([float(price) for price in saved["prices"]])
+        self.num_steps = self._seen.total()
 
-    def _note(self, ratio: float) -> None:
-        self._ratios.append(ratio)
-        self._noted += 1
-        if self._noted % SOLVE_EVERY == 0:
-            ordered = sorted(self._ratios)
-            floor, ceiling = self._margins
+    def _solve(self) -> None:
+        """A term that no step had has a price of 0."""
+        memories = list(self._memories.values())
+        normal = [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*[m.normal for m in memories])]
+        right = [sum(cells) for cells in zip(*[memory.right for memory in memories], strict=True)]
+        least = RIDGE * max(row[i] for i, row in enumerate(normal))
+        for i, row in enumerate(normal):
+            row[i] += least
+        before = [p * s for p, s in zip([*self.prices[:-1], *self.prices.beyond], self._scales, strict=True)]
+        solution = non_negative_solution(normal, right, before)
+        self._set([value / scale for value, scale in zip(solution, self._scales, strict=True)])
+
+    def _set(self, prices: list[float]) -> None:
+        self.prices = Prices(*prices[: len(SCALES)], tuple(prices[len(SCALES) :]))
+
+    def _judge(self) -> None:
+        if self._ratios:
+            ordered, (floor, ceiling) = sorted(self._ratios), self._margins
             self.margin = min(max(ordered[int(0.95 * len(ordered))], floor), ceiling)
-            self.median_error = sorted(abs(r - 1.0) for r in ordered)[len(ordered) // 2]
+            self.median_error = sorted(abs(ratio - 1.0) for ratio in ordered)[len(ordered) // 2]
 
 
-def _solve_chunk(regression: Regression, features: StepFeatures, start: int, rank: int, seconds: float) -> int:
-    """Largest x with predict(features and a chunk of x tokens) <= seconds: the root of a quadratic."""
-    theta = regression.theta
-    square = theta[4] / 2
-    slope = theta[1] + theta[4] * start + theta[6] * rank
-    room = seconds - regression.predict(features) - (theta[5] if rank else 0.0)
+def _read_memory(normal: list[list[float]], right: list[float], count: int) -> Memory:
+    if [len(right), *map(len, normal)] != [count] * (count + 1):
+        raise ValueError(f"expected {count} terms")
+    memory = Memory(count)
+    memory.normal, memory.right = [[float(x) for x in row] for row in normal], [float(x) for x in right]
+    return memory
+
+
+def solve(square: float, slope: float, room: float) -> int:
+    """Largest whole x >= 0 with square * x**2 + slope * x <= room; for non-negative coefficients."""
     if room <= 0:
         return 0
-    if square * room < 1e-6 * slope * slope:  # attention is nothing beside the rest
+    if square * room < 1e-6 * slope * slope:
         return int(room / slope)
-    if slope == 0 and square == 0:
+    if square == 0:
         return 1 << 30
     return int((sqrt(slope * slope + 4 * square * room) - slope) / (2 * square))

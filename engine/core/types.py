@@ -210,6 +210,8 @@ class StepPlan:
     """Seconds the step-time model expects it to take; 0 while it knows too little."""
     features: StepFeatures = NOTHING
     """What the prediction is made of."""
+    alone: float = 0.0
+    """Seconds it would take without its batch work, if it carries interactive decodes; else 0."""
     saves: tuple[PageCopy, ...] = ()
     saved_keys: tuple[PrefixKey, ...] = ()
     """What each of `saves` holds."""

@@ -24,7 +24,7 @@ def _score(state: EngineState, seq: Sequence) -> float:
 def _cost(state: EngineState, seq: Sequence) -> float:
     """Device seconds it takes to bring the sequence back where it is."""
     size, ledger = state.config.block_size, state.ledger
-    per_page = ledger.model.large.theta[7]
+    per_page = ledger.model.prices.page
     per_token = ledger.prefill_price or 1.0
     saved, copied = seq.num_saved, seq.num_saved
     if state.config.scheduling.preemption == "swap" and state.host.num_pages:

@@ -166,7 +166,7 @@ class StepTimeModel:
         size = int(features.tokens).bit_length()
         if predicted > 0:
             self._ratios.append(seconds / predicted)
-        if self._seen[size] >= SEEN_STEPS:
+        if predicted > 0 and self._seen[size] >= SEEN_STEPS:
             seconds = min(max(seconds, predicted / OUTLIER), predicted * OUTLIER)
         terms = [1.0, *features, *(max(0.0, features.tokens - knot) for knot in self.knots)]
         memory = self._memories.setdefault(size, Memory(len(self._scales)))

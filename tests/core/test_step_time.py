@@ -52,6 +52,13 @@ def test_it_says_nothing_before_it_knows():
     assert not model.is_warm
 
 
+def test_it_learns_from_steps_of_one_kind():
+    model = new_model()
+    for _ in range(100):
+        model.observe(StepFeatures(decode_tokens=1, decode_context=50), 0.02)
+    assert model.predict(StepFeatures(decode_tokens=1, decode_context=50)) == pytest.approx(0.02, rel=0.01)
+
+
 def test_it_follows_a_device_that_slows_down():
     model = taught()
     for features in some_steps(6000, seed=3):

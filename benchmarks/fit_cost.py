@@ -44,7 +44,7 @@ from engine.model.runner import ModelRunner
 from engine.paths import default_data_dir
 
 SMALL_STEP = 48
-"""As in the scheduler's own model (engine.core.config.Scheduling.small_step)."""
+"""Tokens up to which the cost of a step is fitted apart from the others."""
 MAX_TOKENS = 256
 MAX_SEQS = 32
 RANKS = (8, 32)
@@ -157,7 +157,7 @@ def describe(name: str, bench: Bench, samples: Sequence[Sample], threads: int) -
     """The device file."""
     small, large = ([s for s in samples if (s.work.tokens <= SMALL_STEP) == is_small] for is_small in (True, False))
     ratios = [value / statistics.median(s.seconds) for s in samples for value in s.seconds]
-    cost: dict[str, object] = {}
+    cost: dict[str, object] = {"small_step": SMALL_STEP}
     errors: dict[str, object] = {}
     for regime, part in (("small", small), ("large", large)):
         coefficients, error = fit(part)
@@ -175,7 +175,6 @@ def describe(name: str, bench: Bench, samples: Sequence[Sample], threads: int) -
         "noise_sigma": round(float(np.std(np.log(ratios))), 4),
         "page_bytes": bench.runner.page_bytes,
         "adapter_bytes_per_rank": widths * bench.runner.dtype.itemsize,
-        "small_step": SMALL_STEP,
         "engine": {
             "num_pages": 4 * 2**30 // bench.runner.page_bytes,
             "host_pages": 2 * 2**30 // bench.runner.page_bytes,

@@ -92,7 +92,8 @@ class StepBudget:
 
     def take_back(self, seq: Sequence, start: int, num_tokens: int) -> None:
         """A chunk that was granted will not be computed."""
-        self._add(seq, start, num_tokens, self._rank(seq), -1)
+        if num_tokens:
+            self._add(seq, start, num_tokens, self._rank(seq), -1)
 
     def move_pages(self, count: int) -> None:
         """Pages are copied between host and device in this step."""
@@ -160,7 +161,7 @@ class StepBudget:
                 return 0.0
             one_decode = model.predict(StepFeatures(decode_tokens=1.0))
             return min(rules.yield_bound_s / self._margin, one_decode * rules.yield_stretch)
-        promise = self._slack / self._margin
+        promise = min(self._slack, rules.yield_bound_s) / self._margin
         if self._owes_batch():
             return promise
         if self._is_probe:

@@ -30,7 +30,9 @@ WARM_STEPS = 16
 SEEN_STEPS = 8
 """Steps of a size after which it counts as known."""
 SOLVE_EVERY = 32
-"""Steps between two solutions, except after the first of each size; one costs about as much as planning a step."""
+SOLVE_AT = (1, 2, 4, 8, 16)
+"""Steps between two solutions once warm, and steps of a size after which there is one too; a solution costs about as
+much as planning a step."""
 RIDGE = 1e-7
 """Of the largest term, added to each: keeps terms that depend on each other from cancelling out at large prices."""
 ERRORS_KEPT = 256
@@ -173,9 +175,12 @@ class StepTimeModel:
         memory.add([t / scale / seconds for t, scale in zip(terms, self._scales, strict=True)], self._forgetting)
         self._seen[size] += 1
         self.num_steps += 1
-        if self.num_steps <= 2 * WARM_STEPS or self._seen[size] <= SEEN_STEPS or self.num_steps % SOLVE_EVERY == 0:
+        if self.num_steps == WARM_STEPS or (self.is_warm and self._is_news(size)):
             self._solve()
             self._judge()
+
+    def _is_news(self, size: int) -> bool:
+        return self.num_steps % SOLVE_EVERY == 0 or self._seen[size] in SOLVE_AT
 
     def to_json(self) -> dict[str, Any]:
         memories = {str(size): [memory.normal, memory.right] for size, memory in self._memories.items()}

@@ -130,8 +130,6 @@ class DeviceSpec:
     """Of the lognormal factor a step's time is multiplied by."""
     page_bytes: int
     adapter_bytes_per_rank: int
-    small_step: int
-    """Tokens up to which reading the weights hides the arithmetic: Scheduling's field of this name."""
     engine: Mapping[str, Any]
     """Sizes of an engine there: fields of CoreConfig."""
 
@@ -150,7 +148,6 @@ def read_device(path: Path) -> DeviceSpec:
             noise_sigma=document["noise_sigma"],
             page_bytes=document["page_bytes"],
             adapter_bytes_per_rank=document["adapter_bytes_per_rank"],
-            small_step=document["small_step"],
             engine=document["engine"],
         )
     except (KeyError, TypeError, json.JSONDecodeError) as error:
@@ -163,7 +160,7 @@ def _cost(document: Mapping[str, Any]) -> CostModel:
         return RooflineCost(**{item.name: (document | values)[item.name] for item in fields(RooflineCost)})
     if kind == "linear":
         small, large = (tuple(values[name][term] for term in TERMS) for name in ("small", "large"))
-        return LinearCost(document["small_step"], small, large)
+        return LinearCost(values["small_step"], small, large)
     raise ValueError(f"kind must be linear or roofline, not {kind!r}")
 
 

@@ -180,6 +180,26 @@ def test_a_long_prompt_of_batch_work_does_not_hold_up_its_decodes():
     assert batch_tokens(house) > before + 100
 
 
+def test_the_floor_is_bounded_too():
+    """Nobody decodes, so nobody's next token is due; but whoever has just come waits for this step."""
+    rules = Scheduling(batch_floor=1.0, yield_bound_s=0.05)
+    house = busy_house(scheduling=rules, token_budget=2048)
+    house.submit("chat", 16, 2)
+    house.step(1)
+    assert house.executor.plans[-1].predicted <= 0.05
+
+
+def test_what_is_not_started_is_not_counted():
+    house = House({"a": 4}, token_budget=32, max_seqs=32)
+    house.learn()
+    house.batch("warm", 16, 100, adapter="a")
+    house.step(4)
+    house.submit("chat", 32, 2)
+    house.batch("more", 64, 4, adapter="a")
+    house.step(1)
+    assert house.executor.plans[-1].features.adapters == 0
+
+
 def test_everything_ends_and_nothing_is_left():
     house = busy_house(num_pages=200)
     for number in range(15):

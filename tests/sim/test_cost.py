@@ -42,7 +42,7 @@ def test_known_orders_of_magnitude(name):
 def test_every_figure_has_a_source(name):
     document = json.loads((FOLDER / f"{name}.json").read_text())
     sources = document["sources"]
-    assert {"noise_sigma", "engine", "page_bytes", "adapter_bytes_per_rank", "small_step"} <= set(sources)
+    assert {"noise_sigma", "engine", "page_bytes", "adapter_bytes_per_rank"} <= set(sources)
     assert "cost" in sources or set(document["cost"]) <= set(sources)
 
 

@@ -20,7 +20,7 @@ from rich.progress import track
 from rich.table import Table
 
 from engine.core.commit import apply_commands
-from engine.core.config import CoreConfig
+from engine.core.config import CoreConfig, Scheduling
 from engine.core.plan import plan_step
 from engine.core.state import EngineState
 from engine.core.step_time import StepFeatures, StepTimeModel
@@ -56,7 +56,10 @@ def measure(running: int, waiting: int, repeat: int) -> Cost:
 def _engine(slots: int, waiting: int, started: int) -> Engine:
     """An engine with `started` sequences decoding, a quarter of them interactive, and a batch backlog in its queue."""
     pages = (slots + 8) * (PROMPT + OUTPUT) // 16 + ADAPTERS * 2
-    config = CoreConfig(num_pages=pages, max_seqs=slots, token_budget=slots * PROMPT, max_waiting=1 << 20)
+    everybody = Scheduling(itl_stretch=1e6, ttft_stretch=1e6, yield_stretch=1e6, yield_bound_s=1e6, probe_every=1 << 30)
+    config = CoreConfig(
+        num_pages=pages, max_seqs=slots, token_budget=slots * PROMPT, max_waiting=1 << 20, scheduling=everybody
+    )
     engine = Engine(EngineState.create(config), FakeExecutor())
     for number in range(ADAPTERS):
         engine.inbox.put(AddAdapter(f"adapter-{number}", 2, RANK))

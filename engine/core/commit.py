@@ -73,7 +73,7 @@ def commit(state: EngineState, plan: StepPlan) -> None:
     for chunk in plan.chunks:
         _advance(state, chunk)
     state.released.clear()
-    state.prefix.decay(plan.now - state.config.scheduling.prefix_hold_s, state.most_held)
+    state.prefix.decay(plan.now - state.config.scheduling.hold_s, state.most_held)
     _forget_closed(state)
     state.counters.steps += 1
 

@@ -14,7 +14,7 @@ SHARES = (
     "watermark",
     "forgetting",
     "spare_progress",
-    "prefix_share",
+    "hold_share",
 )
 
 
@@ -75,17 +75,17 @@ class Scheduling:
     """Of `dynamic`: how long the first request of a batch waits for others. Of `static`: 20 times this, so that the
     last requests of a run, too few for a batch, do not wait for ever."""
 
-    ttft_stretch: float = 1.1
+    ttft_stretch: float = 1.05
     """Batch work may lengthen a step that carries a prompt of a higher lane to at most this multiple of what it would
     take without. Sharing a step is cheap for batch decodes (the weights are read once), so a little buys a lot."""
     itl_stretch: float = 1.4
     """The same for a step that carries only decodes of a higher lane: below 1.5, the goal for its p99, with room for
     the steps in which it does not hold because a prompt was added."""
-    tail_share: float = 1.0
-    """A step may in any case last this share of the 98th percentile of those that interactive decodes would be in
-    without batch work: prompts of others make that tail, and batch work below it makes it no longer. Measured on two
-    cores, where decodes take 27 ms and the tail is 67: batch work kept 0.69 of its throughput with 0, which keeps
-    every step within its stretch, and 0.73 with 0.75."""
+    tail_share: float = 0.9
+    """A step with interactive decodes only may in any case last this share of the 98th percentile of those they would
+    be in without batch work: prompts of others make that tail, and batch work below it makes it no longer. Measured on
+    two cores, where a decode takes 27 ms and the tail is 76: batch work kept 0.69 of its throughput with 0, which keeps
+    every step within its stretch, and 0.88 with 1."""
     probe_every: int = 50
     """One step in so many carries nothing beside its interactive work, so that it stays known what that takes without.
     Measured: never seen alone, a step of 6.5 ms was believed to take 11, and stretched to 16."""
@@ -125,10 +125,11 @@ class Scheduling:
     watermark: float = 0.01
     """Share of pages a batch sequence leaves free when it starts, for those that run to grow into."""
 
-    prefix_hold_s: float = 300.0
+    hold_s: float = 300.0
     """A cached prefix last used by the interactive lane is safe from batch work for so long: the pause after which
-    people rarely come back to a chat."""
-    prefix_share: float = 0.5
+    people rarely come back to a chat. (Holding idle adapters alike was tried: with 2,000 of them it took two thirds of
+    the batch throughput and gave 3 % of TTFT.)"""
+    hold_share: float = 0.5
     """But never more of them than this share of the pool: a batch must find room for itself."""
     quantum_s: float = 0.05
     """Device time one tenant may be ahead of another before locality (a resident adapter, a cached prefix) stops being

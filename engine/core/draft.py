@@ -245,6 +245,8 @@ class Draft:
     def _load(self, adapter: Adapter, seq: Sequence) -> bool:
         """Sees to it that the adapter is on its way. Others may start meanwhile."""
         if adapter.residency is Residency.HOST and adapter.id not in self._loads:
+            if not self._budget.fits_pages(adapter.num_pages):
+                return True
             if not (self._make_table_row() and self._make_room(adapter.num_pages, seq, Cause.ADAPTER)):
                 self._make_way(adapter, seq)
                 return True

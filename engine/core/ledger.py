@@ -73,7 +73,7 @@ class Ledger:
         self.itl = {lane: Ratio() for lane in Lane}
         self.courtesy = 1.0
         self.tail = 0.0
-        self._alone: deque[float] = deque(maxlen=EVENTS_REMEMBERED)
+        self._alone: deque[tuple[float, float]] = deque(maxlen=EVENTS_REMEMBERED)
         self._since_tail = 0
         self._was_shared = False
         self._tokens = self._late = 0
@@ -107,7 +107,7 @@ class Ledger:
             return
         self.predicted_seconds += plan.predicted
         self.actual_seconds += seconds if plan.predicted else 0.0
-        self._note_alone(plan.alone)
+        self._note_alone(plan.alone, plan.predicted)
         charges = list(self._charges(plan, sequences, adapters))
         whole = sum(charge.weight for charge in charges)
         self.model.observe(plan.features, seconds)
@@ -154,14 +154,15 @@ class Ledger:
             self.courtesy = min(1.0, self.courtesy * 2 ** (1 - attainment))
         self._tokens = self._late = 0
 
-    def _note_alone(self, seconds: float) -> None:
-        if not seconds:
+    def _note_alone(self, alone: float, shared: float) -> None:
+        """By itself, interactive work would have had as many more steps like this one as batch work made it longer."""
+        if not alone:
             return
-        self._alone.append(seconds)
+        self._alone.append((alone, shared / alone))
         self._since_tail += 1
         if self._since_tail >= TAIL_EVERY:
             self._since_tail = 0
-            self.tail = sorted(self._alone)[int(TAIL * len(self._alone))]
+            self.tail = _weighted_quantile(sorted(self._alone), TAIL)
 
     def _note_share(self, batch_seconds: float, seconds: float) -> None:
         keep = exp(-seconds / self._window)
@@ -213,6 +214,16 @@ def chunk_weight(model: StepTimeModel, chunk: ScheduledChunk, rank: int, many: f
     if count == 1:
         return prices.decode + many + prices.context * (start + 1) + prices.lora_row * rank
     return count * (prices.prefill + many + prices.attention * (start + count / 2) + prices.lora_row * rank)
+
+
+def _weighted_quantile(ordered: list[tuple[float, float]], share: float) -> float:
+    """The value below which `share` of the weight lies, of (value, weight) in ascending order."""
+    wanted = share * sum(weight for _, weight in ordered)
+    for value, weight in ordered:
+        wanted -= weight
+        if wanted <= 0:
+            return value
+    return ordered[-1][0]
 
 
 def _smooth(old: float, new: float) -> float:

@@ -29,9 +29,7 @@ class PageBudget:
         self._free_left = len(state.pool.free)
         self._idle_left = {lane: len(pages) for lane, pages in state.prefix.idle.items()}
         lowest_first = sorted(Lane, reverse=True)
-        self._sources = {
-            lane: [other for other in lowest_first if other >= lane or not state.running] for lane in Lane
-        }
+        self._sources = {lane: [other for other in lowest_first if other >= lane or not state.running] for lane in Lane}
         """Whose idle pages may be taken for a lane."""
         self.dropped: dict[PageId, None] = {}
         """Taken pages whose cached prefix must be forgotten (an ordered set)."""

@@ -70,7 +70,7 @@ class EngineState:
     @property
     def most_held(self) -> int:
         """Idle pages that may be kept from batch work at once, so that there is always room for it."""
-        return int(self.config.scheduling.prefix_share * self.config.usable_pages)
+        return int(self.config.scheduling.hold_share * self.config.usable_pages)
 
     @property
     def has_work(self) -> bool:

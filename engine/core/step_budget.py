@@ -29,6 +29,7 @@ class StepBudget:
         self._slack = _slack(state, now) if self._timed else inf
         self._lane = Lane.INTERACTIVE
         self._limit = inf
+        self._is_shared = False
         self.tokens_left = state.config.token_budget
         self.alone = 0.0
         """Predicted seconds without batch work, where there are interactive decodes."""
@@ -39,7 +40,8 @@ class StepBudget:
     def enter(self, lane: Lane) -> None:
         """What is asked for from now on is for this lane; what has been granted belongs to higher ones."""
         self._lane = lane
-        if lane is not Lane.INTERACTIVE and self._decodes:
+        self._is_shared = lane is not Lane.INTERACTIVE and not self._is_empty
+        if self._is_shared and self._decodes:
             self.alone = self._model.predict(self.features)
         if self._timed:
             self._limit = self._slack / self._margin if lane is Lane.INTERACTIVE else self._batch_limit()
@@ -94,6 +96,13 @@ class StepBudget:
         """A chunk that was granted will not be computed."""
         if num_tokens:
             self._add(seq, start, num_tokens, self._rank(seq), -1)
+
+    def fits_pages(self, count: int) -> bool:
+        """Whether so many more pages may be copied: batch work may not make a step wait for them that others share."""
+        if not self._is_shared or self._limit == inf:
+            return True
+        features = self.features
+        return self._model.predict(features._replace(pages_moved=features.pages_moved + count)) <= self._limit
 
     def move_pages(self, count: int) -> None:
         """Pages are copied between host and device in this step."""
@@ -167,8 +176,10 @@ class StepBudget:
         if self._is_probe:
             return 0.0
         ledger, alone = self._state.ledger, model.predict(self.features)
-        stretched = alone * (rules.ttft_stretch if self._prefill else rules.itl_stretch)
-        courteous = max(stretched, rules.tail_share * ledger.tail)
+        if self._prefill:
+            courteous = alone * rules.ttft_stretch
+        else:
+            courteous = max(alone * rules.itl_stretch, rules.tail_share * ledger.tail)
         return min(promise, alone + (courteous - alone) * ledger.courtesy)
 
     @property

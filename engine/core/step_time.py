@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -69,7 +70,8 @@ class StepFeatures(NamedTuple):
 NOTHING = StepFeatures()
 
 
-class Prices(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Prices:
     """Seconds of a step, of a unit of each of its features, and of a token more beyond each knot."""
 
     step: float
@@ -81,6 +83,20 @@ class Prices(NamedTuple):
     lora_row: float
     page: float
     beyond: tuple[float, ...]
+
+    @classmethod
+    def of(cls, flat: list[float]) -> Prices:
+        step, prefill, decode, context, attention, adapter, lora_row, page, *beyond = flat
+        return cls(step, prefill, decode, context, attention, adapter, lora_row, page, tuple(beyond))
+
+    @property
+    def linear(self) -> tuple[float, ...]:
+        """By the fields of StepFeatures."""
+        return self.prefill, self.decode, self.context, self.attention, self.adapter, self.lora_row, self.page
+
+    @property
+    def flat(self) -> list[float]:
+        return [self.step, *self.linear, *self.beyond]
 
 
 class Memory:
@@ -109,7 +125,7 @@ class StepTimeModel:
         self.knots = knots
         self.num_steps = 0
         """Steps it has learned from."""
-        self.prices = Prices(*[0.0] * len(SCALES), (0.0,) * len(knots))
+        self.prices = Prices.of([0.0] * (len(SCALES) + len(knots)))
         self.margin = margin_ceiling
         """What predictions are multiplied with to be kept 19 times out of 20."""
         self.median_error = 0.0
@@ -135,7 +151,7 @@ class StepTimeModel:
         if not self.is_warm:
             return 0.0
         prices = self.prices
-        linear = sum(map(float.__mul__, prices[1 : len(SCALES)], map(float, features)))
+        linear = sum([price * amount for price, amount in zip(prices.linear, features, strict=True)])
         return prices.step + linear + self.beyond_knots(features.tokens)
 
     def beyond_knots(self, tokens: float) -> float:
@@ -185,8 +201,7 @@ class StepTimeModel:
     def to_json(self) -> dict[str, Any]:
         memories = {str(size): [memory.normal, memory.right] for size, memory in self._memories.items()}
         seen = {str(size): count for size, count in self._seen.items()}
-        prices = [*self.prices[:-1], *self.prices.beyond]
-        return {"knots": list(self.knots), "prices": prices, "memories": memories, "seen": seen}
+        return {"knots": list(self.knots), "prices": self.prices.flat, "memories": memories, "seen": seen}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Takes up where `to_json` left.
@@ -197,25 +212,25 @@ class StepTimeModel:
         count = len(self._scales)
         if list(saved["knots"]) != list(self.knots) or len(saved["prices"]) != count:
             raise ValueError(f"expected {count} terms with knots at {self.knots}")
-        self._memories = {int(size): _read_memory(*memory, count) for size, memory in saved["memories"].items()}
+        self._memories = {int(size): _read_memory(memory, count) for size, memory in saved["memories"].items()}
         self._seen = Counter({int(size): int(number) for size, number in saved["seen"].items()})
-        self._set([float(price) for price in saved["prices"]])
+        self.prices = Prices.of([float(price) for price in saved["prices"]])
         self.num_steps = self._seen.total()
 
     def _solve(self) -> None:
         """A term that no step had has a price of 0."""
         memories = list(self._memories.values())
-        normal = [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*[m.normal for m in memories])]
+        normal = [
+            [sum(cells) for cells in zip(*rows, strict=True)]
+            for rows in zip(*[m.normal for m in memories], strict=True)
+        ]
         right = [sum(cells) for cells in zip(*[memory.right for memory in memories], strict=True)]
         least = RIDGE * max(row[i] for i, row in enumerate(normal))
         for i, row in enumerate(normal):
             row[i] += least
-        before = [p * s for p, s in zip([*self.prices[:-1], *self.prices.beyond], self._scales, strict=True)]
+        before = [price * scale for price, scale in zip(self.prices.flat, self._scales, strict=True)]
         solution = non_negative_solution(normal, right, before)
-        self._set([value / scale for value, scale in zip(solution, self._scales, strict=True)])
-
-    def _set(self, prices: list[float]) -> None:
-        self.prices = Prices(*prices[: len(SCALES)], tuple(prices[len(SCALES) :]))
+        self.prices = Prices.of([value / scale for value, scale in zip(solution, self._scales, strict=True)])
 
     def _judge(self) -> None:
         if self._ratios:
@@ -224,7 +239,8 @@ class StepTimeModel:
             self.median_error = sorted(abs(ratio - 1.0) for ratio in ordered)[len(ordered) // 2]
 
 
-def _read_memory(normal: list[list[float]], right: list[float], count: int) -> Memory:
+def _read_memory(saved: Any, count: int) -> Memory:
+    normal, right = saved
     if [len(right), *map(len, normal)] != [count] * (count + 1):
         raise ValueError(f"expected {count} terms")
     memory = Memory(count)

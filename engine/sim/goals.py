@@ -59,7 +59,7 @@ def goals(setup: Setup, alone: Report | None) -> list[Goal]:
         Goal("interactive p99 TTFT / alone", 1.10, True, lambda e: _to_alone(e, "ttft")),
         Goal("interactive p99 ITL / alone", 1.5, True, lambda e: _to_alone(e, "itl")),
         Goal("interactive tokens within their ITL goal", attainment, False, _itl_attainment),
-        Goal("batch tokens/s / alone x (1 - interactive busy share)", 0.90, False, _batch_to_alone),
+        Goal("batch tokens/s / alone x (1 - interactive device share)", 0.90, False, _batch_to_alone),
         Goal("batch tokens/s / fcfs, which never yields", 0.88, False, _batch_to_fcfs),
         Goal("time to yield p99 (s): one bounded step", bound, True, lambda e: e.run.time_to_yield.p99),
         Goal("widest service gap / VTC bound", 0.5, True, _service_gap),
@@ -102,10 +102,10 @@ def _itl_attainment(evidence: Evidence) -> float | None:
 
 
 def _batch_to_alone(evidence: Evidence) -> float | None:
-    alone, batch_alone = evidence.others.get(INTERACTIVE_ALONE), _batch_tokens(evidence.others.get(BATCH_ALONE))
-    if alone is None or batch_alone is None:
-        return None
-    return _ratio(_batch_tokens(evidence.run), batch_alone * (1 - alone.busy))
+    """What interactive work needs is what it is charged beside batch work: alone it is in every step's way, shared it
+    pays for its part of one."""
+    batch_alone, needed = _batch_tokens(evidence.others.get(BATCH_ALONE)), evidence.run.device_share["interactive"]
+    return None if batch_alone is None else _ratio(_batch_tokens(evidence.run), batch_alone * (1 - needed))
 
 
 def _batch_to_fcfs(evidence: Evidence) -> float | None:

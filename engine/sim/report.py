@@ -73,6 +73,8 @@ class Report:
     busy: float
     """Share of the time in which the device computed."""
     busy_seconds: float
+    device_share: dict[str, float]
+    """By lane: of the busy time, what its chunks took, as the scheduler charges it."""
     preemptions: int
     recomputed_tokens: int
     recompute_tax: float
@@ -108,6 +110,7 @@ def make_report(state: EngineState, collected: Collector, now: float, workload: 
         longest_step=steps.longest,
         busy=steps.busy / max(now, 1e-9),
         busy_seconds=steps.busy,
+        device_share={_name(lane): taken / max(steps.busy, 1e-9) for lane, taken in state.ledger.busy.items()},
         preemptions=counters.preemptions,
         recomputed_tokens=counters.recomputed_tokens,
         recompute_tax=counters.recomputed_tokens / max(1, useful),

@@ -82,7 +82,7 @@ schedulings = st.builds(
     checkpoint_pages=st.integers(1, 4),
     min_chunk=st.integers(1, 4),
     adapter_age_s=st.sampled_from([0.0, 0.01]),
-    prefix_hold_s=st.sampled_from([0.005, 300.0]),
+    hold_s=st.sampled_from([0.005, 300.0]),
     watermark=st.sampled_from([0.0, 0.2]),
     window_s=st.just(0.002),
 )

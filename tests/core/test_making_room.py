@@ -113,13 +113,13 @@ def chat_then_batch(house, hold):
 
 
 def test_batch_work_does_not_push_out_an_interactive_prefix():
-    rules = Scheduling(prefix_hold_s=60.0)
+    rules = Scheduling(hold_s=60.0)
     assert chat_then_batch(House(num_pages=40, scheduling=rules), 1.0) == 144
     assert chat_then_batch(House(num_pages=40, scheduling=rules), 61.0) == 0, "but one that has decayed"
 
 
 def test_prefixes_are_kept_from_batch_work_up_to_a_share_of_the_pool():
-    house = House(num_pages=41, scheduling=Scheduling(prefix_share=0.25))
+    house = House(num_pages=41, scheduling=Scheduling(hold_share=0.25))
     for number in range(3):
         house.submit(f"chat{number}", range(number * 1000, number * 1000 + 160), 2)
         house.finish()
@@ -127,7 +127,7 @@ def test_prefixes_are_kept_from_batch_work_up_to_a_share_of_the_pool():
 
 
 def test_a_batch_request_starts_though_everything_is_kept():
-    house = House(num_pages=20, scheduling=Scheduling(prefix_share=1.0))
+    house = House(num_pages=20, scheduling=Scheduling(hold_share=1.0))
     house.submit("chat", range(260), 2)
     house.finish()
     house.batch("b", 250, 4)

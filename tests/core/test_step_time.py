@@ -15,7 +15,13 @@ def new_model():
 
 
 def truth(f, speed=1.0):
-    whole = 0.02 + 0.0003 * f.decode_tokens + 0.0008 * max(0.0, f.tokens - 40) + 1e-6 * f.decode_context + 2e-7 * f.prefill_attention
+    whole = (
+        0.02
+        + 0.0003 * f.decode_tokens
+        + 0.0008 * max(0.0, f.tokens - 40)
+        + 1e-6 * f.decode_context
+        + 2e-7 * f.prefill_attention
+    )
     return speed * (whole + 0.0005 * f.adapters + 1e-6 * f.lora_rows + 2e-4 * f.pages_moved)
 
 
@@ -78,7 +84,9 @@ def test_a_stall_hardly_moves_it():
 def test_the_margin_covers_nineteen_steps_in_twenty():
     model = taught(noise=0.15)
     rng = random.Random(4)
-    late = sum(truth(f) * rng.lognormvariate(0, 0.15) > model.predict(f) * model.margin for f in some_steps(500, seed=2))
+    late = sum(
+        truth(f) * rng.lognormvariate(0, 0.15) > model.predict(f) * model.margin for f in some_steps(500, seed=2)
+    )
     assert 1.05 < model.margin <= 1.5
     assert late < 0.12 * 500
 

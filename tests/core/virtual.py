@@ -52,7 +52,9 @@ class House:
         return self.state.ledger
 
     def submit(self, name, prompt=64, out=32, lane=Lane.INTERACTIVE, **fields):
-        tokens = tuple(prompt) if not isinstance(prompt, int) else tuple(hash((name, i)) % 50_000 for i in range(prompt))
+        tokens = (
+            tuple(prompt) if not isinstance(prompt, int) else tuple(hash((name, i)) % 50_000 for i in range(prompt))
+        )
         params = SamplingParams(out, ignore_eos=True)
         fields = {"arrival": self.clock.now} | fields
         self.engine.inbox.put(Submit(Request(name, tokens, params, lane=lane, **fields)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Any
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
@@ -64,8 +65,8 @@ class EngineConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"engine.{name} must be at least 1, not {getattr(self, name)}")
         for name in ("memory_gb", "num_pages", "max_model_len", "host_adapter_gb", "swap_gb", "threads"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"engine.{name} must not be negative, not {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"engine.{name} must be finite and not negative, not {getattr(self, name)}")
         if self.token_budget < self.max_seqs:
             raise ValueError(f"engine.token_budget ({self.token_budget}) must be at least max_seqs ({self.max_seqs})")
 

@@ -31,7 +31,7 @@ class StepStore:
             return False
         try:
             model.load(json.loads(self._path.read_text()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("step_time_unreadable", path=str(self._path), error=str(error))
             return False
         return True

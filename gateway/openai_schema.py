@@ -63,7 +63,7 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class Slo(Struct):
+class Slo(Struct, forbid_unknown_fields=True):
     """Ours: what a request asks for instead of its lane's goals."""
 
     ttft_ms: Milliseconds | None = None

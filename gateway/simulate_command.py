@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from engine.config import EngineConfig
-from engine.core.config import POLICIES, SCHEDULERS, CoreConfig, Scheduling
+from engine.core.config import POLICIES, SCHEDULERS, CoreConfig
 from engine.sim.compare import Advance, Run, plan_runs, run_all, run_name, under
 from engine.sim.device import device_names, find_device
 from engine.sim.goals import Judged, judge
@@ -127,8 +127,9 @@ def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setu
 
 
 def _chosen(engine: EngineConfig) -> dict[str, Any]:
-    chosen = {name: getattr(engine, name) for name in FROM_CONFIG}
-    return chosen | {name: getattr(engine, name) for name in ("num_pages", "max_model_len") if getattr(engine, name)}
+    """What the configuration sets: its defaults are an engine's on a CPU, and the device's file knows better."""
+    default, names = EngineConfig(model=""), (*FROM_CONFIG, "num_pages", "max_model_len")
+    return {name: getattr(engine, name) for name in names if getattr(engine, name) != getattr(default, name)}
 
 
 def _run_curve(

@@ -122,7 +122,9 @@ class PreparedStack:
 
     stack: Stack
     plan: SegmentPlan
-    masks: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    masks: dict[int, Tensor] = field(default_factory=dict)
+    """Number of targets -> mask, for steps of `mask_rows` rows."""
+    mask_rows: int = -1
     tiles: torch_lora.PreparedLora | None = None
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup) -> None:
@@ -146,13 +148,15 @@ class PreparedStack:
 
     def _mask(self, x: Tensor, targets: int) -> Tensor:
         """[num_rows, targets * inner]. All ones in binary at a row's own columns, else 0: silences infinities too."""
-        key = len(x), targets  # steps with the same plan may have more or fewer rows after the last one with an adapter
-        if key not in self.masks:
+        if len(x) != self.mask_rows:  # the same plan, with more or fewer rows after the last one that has an adapter
+            self.masks.clear()
+            self.mask_rows = len(x)
+        if targets not in self.masks:
             row_slots = np.full(len(x), -1, dtype=np.int32)
             row_slots[self.plan.rows] = np.repeat(self.plan.slots, self.plan.lengths)
             own = torch.from_numpy(row_slots[:, None] == np.tile(self.stack.owners, targets))
-            self.masks[key] = -own.to(MASK_TYPES[x.element_size()])
-        return self.masks[key]
+            self.masks[targets] = -own.to(MASK_TYPES[x.element_size()])
+        return self.masks[targets]
 
 
 def make_stack(

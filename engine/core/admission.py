@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
+from math import isfinite
 
 from engine.core.state import EngineState
 from engine.core.types import ErrorCode, Lane, Refusal, Request, Sequence
 
 SHORTEST_RETRY_S = 1.0
+LEAST_WEIGHT = 1e-6
 
 
 def refuse(state: EngineState, request: Request) -> Refusal | None:
@@ -17,6 +19,8 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
     pages = config.pages_for(total) + (adapter.num_pages if adapter else 0)
     if request.id in state.sequences:
         return Refusal(ErrorCode.INVALID_REQUEST, f"request id {request.id} is already in use")
+    if wrong := _out_of_range(request):
+        return Refusal(ErrorCode.INVALID_REQUEST, f"{wrong} is out of range")
     if not request.prompt:
         return Refusal(ErrorCode.INVALID_REQUEST, "the prompt is empty")
     if request.adapter and (adapter is None or adapter.closing):
@@ -29,10 +33,22 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
     return None
 
 
+def _out_of_range(request: Request) -> str:
+    """Which figure would upset the books; gateways check theirs, but anybody may speak the protocol."""
+    if not LEAST_WEIGHT <= request.weight <= 1 / LEAST_WEIGHT:
+        return "weight"
+    if request.params.max_tokens < 1:
+        return "max_tokens"
+    figures = {"deadline": request.deadline, "ttft": request.ttft, "itl": request.itl}
+    return next((name for name, value in figures.items() if value is not None and not isfinite(value)), "")
+
+
 def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
     """Why a request that could run is better refused now than kept waiting in vain; None if it is taken."""
-    wait = predicted_wait(state, seq)
     most, deadline = state.config.goals[seq.lane].max_wait_s, seq.request.deadline
+    if not most and deadline is None:
+        return None
+    wait = predicted_wait(state, seq)
     if most and wait > most:
         reason = f"it would wait {wait:.1f} s before it runs, and the lane promises {most:g} s"
         return Refusal(ErrorCode.QUEUE_TIMEOUT, reason, max(SHORTEST_RETRY_S, wait - most))
@@ -70,7 +86,7 @@ def _batch_wait(state: EngineState, seq: Sequence) -> float:
         return 0.0
     ahead = 1.0
     if seq.request.deadline is not None:
-        place = bisect_left(waiting.urgent, seq.request.deadline, key=lambda other: other.request.deadline or 0.0)
+        place = bisect_right(waiting.urgent, seq.request.deadline, key=lambda other: other.request.deadline or 0.0)
         ahead = place / max(1, len(waiting.urgent))
     return ahead * _waiting_work(state, seq.lane) / max(ledger.batch_share, state.config.scheduling.batch_floor)
 

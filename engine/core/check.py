@@ -102,5 +102,7 @@ def _adapters(state: EngineState) -> Iterator[str]:
             yield f"adapter {adapter.id} is used by a running sequence and is {adapter.residency.value}"
         if bool(adapter.pages) != (adapter.residency is not Residency.HOST):
             yield f"adapter {adapter.id} is {adapter.residency.value} with {len(adapter.pages)} pages"
+    if state.adapter_pages != sum(len(adapter.pages) for adapter in state.adapters.values()):
+        yield f"adapters are said to hold {state.adapter_pages} pages, and do not"
     if unknown := {a for a in live if a is not None} - set(state.adapters):
         yield f"sequences use unknown adapters {sorted(unknown)}"

@@ -153,6 +153,7 @@ def _note_saves(state: EngineState, plan: StepPlan) -> None:
 
 def _preempt(state: EngineState, seq: Sequence) -> None:
     seq.num_lost = seq.num_computed
+    seq.num_paid = max(seq.num_paid, seq.num_computed)
     seq.num_preemptions += 1
     _stop_running(state, seq)
     state.waiting.add(seq)
@@ -176,6 +177,7 @@ def _release_pages(state: EngineState, pages: list[PageId]) -> None:
 def _evict(state: EngineState, adapter_id: AdapterId) -> None:
     adapter = state.adapters[adapter_id]
     state.pool.reclaim(state.pool.release(adapter.pages))
+    state.adapter_pages -= len(adapter.pages)
     adapter.pages, adapter.residency = (), Residency.HOST
     state.counters.adapter_evictions += 1
 
@@ -183,6 +185,7 @@ def _evict(state: EngineState, adapter_id: AdapterId) -> None:
 def _begin_load(state: EngineState, load: AdapterLoad) -> None:
     adapter = state.adapters[load.adapter]
     state.pool.acquire(load.pages)
+    state.adapter_pages += len(load.pages)
     adapter.pages, adapter.residency, adapter.num_starts = load.pages, Residency.LOADING, 0
     state.counters.adapter_loads += 1
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from math import isfinite
 
 SCHEDULERS = ("continuous", "dynamic", "static")
 POLICIES = ("lanes", "fcfs", "sjf", "priority")
 PREEMPTIONS = ("checkpoint", "swap", "recompute")
+MOST_KNOTS = 8
 SHARES = (
     "batch_floor",
     "promoted_share",
@@ -22,6 +24,8 @@ def _check(owner: object, minimum: float, *names: str) -> None:
     for name in names:
         if not getattr(owner, name) >= minimum:
             raise ValueError(f"{name} must be at least {minimum:g}, not {getattr(owner, name)}")
+        if not isfinite(getattr(owner, name)):
+            raise ValueError(f"{name} must be a finite number, not {getattr(owner, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,11 @@ class LaneGoals:
     0: any wait is accepted. Setting it to `ttft_s` refuses whatever would miss its goal."""
 
     def __post_init__(self) -> None:
+        _check(self, 0, "ttft_s", "itl_s", "max_wait_s")
         if not (self.ttft_s > 0 and self.itl_s > 0):
             raise ValueError(f"ttft_s and itl_s must be positive, not {self.ttft_s} and {self.itl_s}")
         if not 0 <= self.attainment <= 1:
             raise ValueError(f"attainment must be between 0 and 1, not {self.attainment}")
-        _check(self, 0, "max_wait_s")
 
 
 INTERACTIVE_GOALS = LaneGoals(ttft_s=0.5, itl_s=0.1)
@@ -130,7 +134,7 @@ class Scheduling:
     people rarely come back to a chat. (Holding idle adapters alike was tried: with 2,000 of them it took two thirds of
     the batch throughput and gave 3 % of TTFT.)"""
     hold_share: float = 0.5
-    """But never more of them than this share of the pool: a batch must find room for itself."""
+    """But never more of them than this share of the pages without an adapter: a batch must find room for itself."""
     quantum_s: float = 0.05
     """Device time one tenant may be ahead of another before locality (a resident adapter, a cached prefix) stops being
     a reason to serve it first. Small beside a request, large beside a step."""
@@ -164,6 +168,10 @@ class Scheduling:
         _check(self, 1, "probe_every")
         _check(self, 1, "locality_window", "margin_floor", "margin_ceiling")
         _check(self, 0, *(item.name for item in fields(self) if item.type == "float"), "checkpoint_pages")
+        if self.margin_floor > self.margin_ceiling:
+            raise ValueError(f"margin_floor ({self.margin_floor}) must not be above margin_ceiling")
+        if len(self.knots) > MOST_KNOTS or not (self.floor_window_s and self.yield_bound_s and self.quantum_s):
+            raise ValueError(f"at most {MOST_KNOTS} knots; floor_window_s, yield_bound_s, quantum_s must be positive")
         for name in SHARES:
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} is a share and must be at most 1, not {getattr(self, name)}")

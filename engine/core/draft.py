@@ -35,6 +35,7 @@ class Draft:
         self._config = state.config
         self._policy = policy
         self._now = now
+        self._lane = Lane.INTERACTIVE
         self._budget = StepBudget(state, now, policy.timed)
         self._pages = PageBudget(state)
         self._host = Saves(state)
@@ -47,6 +48,8 @@ class Draft:
         """Pages kept for adapters that have been waited for too long."""
         self._no_room = False
         """Somebody of a higher lane found no room: nobody else starts."""
+        self._too_many = dict.fromkeys(Lane, 1 << 30)
+        """Pages of an adapter that found no room for a lane: nor does a larger one."""
         self._promised: set[PrefixKey] = set()
         self._preempted: dict[str, Sequence] = {}
         self._causes: list[Cause] = []
@@ -58,7 +61,14 @@ class Draft:
 
     def enter(self, lane: Lane) -> None:
         """From now on it is this lane's turn."""
+        self._lane = lane
         self._budget.enter(lane)
+
+    @property
+    def takes_new(self) -> bool:
+        """Somebody waiting in this lane may start. A quick no spares looking at all of them."""
+        is_full = self._lane is not Lane.INTERACTIVE and self._slots_missing() > 0
+        return not (self._no_room or is_full) and (self._budget.is_open or self._policy.gathers)
 
     def advance(self, seq: Sequence) -> None:
         """Gives a running sequence its next chunk; if it cannot have the pages it must have, it is preempted itself."""
@@ -72,14 +82,14 @@ class Draft:
         if missing <= 0:
             self._schedule(seq, start, count, ())
         elif self._make_room(missing, seq):
-            self._schedule(seq, start, count, self._pages.take(missing, seq.lane))
+            self._schedule(seq, start, count, self._pages.take(missing, self._takes_as(seq)))
         else:
             self._budget.take_back(seq, start, count)
             self._preempt(seq, Cause.PAGES)
 
     def start(self, seq: Sequence) -> bool:
         """Starts a waiting sequence, or its adapter's load. False: no room, and nobody behind it may start either."""
-        if self._no_room or not (self._budget.is_open or self._policy.gathers):
+        if not self.takes_new:
             return False
         adapter = self._state.adapters[seq.request.adapter] if seq.request.adapter else None
         if adapter is None:
@@ -127,17 +137,20 @@ class Draft:
         if known < len(keys) and self._is_promised(keys[known], seq):
             self._host.let_go(keys[len(cached) : known])
             return True
+        if not self._budget.fits_pages(len(restorable)):
+            self._host.let_go(keys[len(cached) : known])
+            return False
         self._pages.share(cached)
         num_computed = known * self._config.block_size
         count = self._budget.grant(seq, num_computed, len(seq.tokens) - num_computed)
         missing = self._config.pages_for(len(seq.tokens)) - len(cached)
         if not (count or self._policy.gathers) or not self._make_room(missing, seq, Cause.SLOT):
             self._budget.take_back(seq, num_computed, count)
-            self._pages.give_back(reversed(cached))
+            self._pages.unshare(cached)
             self._host.let_go(keys[len(cached) : known])
-            self._no_room = self._no_room or bool(count)
+            self._no_room = self._no_room or bool(count and seq.lane is Lane.INTERACTIVE)
             return False
-        new = self._pages.take(missing, seq.lane)
+        new = self._pages.take(missing, self._takes_as(seq))
         self._restore(new, restorable)
         self._admitted.append(_admission(seq, num_computed, (*cached, *new)))
         self._promised.update(keys[known:])
@@ -174,7 +187,7 @@ class Draft:
         """
         pages += self._kept_free(seq)
         slots = self._slots_missing() if cause is Cause.SLOT else 0
-        if not slots and pages <= self._pages.available(seq.lane):
+        if not slots and pages <= self._pages.available(self._takes_as(seq)):
             return True
         victims = self._choose_victims(pages, slots, seq)
         if victims is None:
@@ -182,7 +195,7 @@ class Draft:
         for number, victim in enumerate(victims):
             self._preempt(victim, cause if cause is not Cause.SLOT or number < slots else Cause.PAGES)
         for adapter in self._evictable():
-            if self._pages.available(seq.lane) >= pages:
+            if self._pages.available(self._takes_as(seq)) >= pages:
                 break
             self._evict(adapter)
         return True
@@ -194,6 +207,11 @@ class Draft:
         spare = seq.lane is not Lane.INTERACTIVE and (self._state.running or self._admitted)
         return self._reserved + (int(self._config.scheduling.watermark * self._config.num_pages) if spare else 0)
 
+    def _takes_as(self, seq: Sequence) -> Lane:
+        """The lane whose idle pages it may have: a batch sequence too large for what is never held takes any."""
+        room = self._config.usable_pages - self._state.adapter_pages - self._state.most_held
+        return seq.lane if self._config.pages_for(len(seq.tokens)) <= room // 2 else Lane.INTERACTIVE
+
     def _slots_missing(self) -> int:
         """Sequences that must stop for one more to run."""
         running = len(self._state.running) - len(self._preempted) + len(self._admitted)
@@ -202,7 +220,7 @@ class Draft:
     def _choose_victims(self, pages: int, slots: int, seq: Sequence) -> list[Sequence] | None:
         """The fewest of the policy's victims, in its order, that yield enough; None if all of them do not."""
         victims: list[Sequence] = []
-        gain, pins = self._pages.available(seq.lane), self._pins
+        gain, pins = self._pages.available(self._takes_as(seq)), self._pins
         if gain < pages:
             gain += sum(adapter.num_pages for adapter in self._evictable())
         if gain >= pages and slots <= 0:
@@ -245,12 +263,15 @@ class Draft:
     def _load(self, adapter: Adapter, seq: Sequence) -> bool:
         """Sees to it that the adapter is on its way. Others may start meanwhile."""
         if adapter.residency is Residency.HOST and adapter.id not in self._loads:
-            if not self._budget.fits_pages(adapter.num_pages):
+            if adapter.num_pages >= self._too_many[seq.lane]:
+                return True
+            if not (self._is_old(seq) or self._budget.fits_pages(adapter.num_pages)):
                 return True
             if not (self._make_table_row() and self._make_room(adapter.num_pages, seq, Cause.ADAPTER)):
+                self._too_many[seq.lane] = adapter.num_pages
                 self._make_way(adapter, seq)
                 return True
-            pages = self._pages.take(adapter.num_pages, seq.lane)
+            pages = self._pages.take(adapter.num_pages, self._takes_as(seq))
             self._loads[adapter.id] = AdapterLoad(adapter.id, pages, seq.id)
             self._budget.move_pages(adapter.num_pages)
         self._wanted.add(adapter.id)
@@ -258,13 +279,17 @@ class Draft:
 
     def _make_way(self, adapter: Adapter, seq: Sequence) -> None:
         """There is no room for an adapter. Who has waited long enough ends the reign of the one served most."""
-        if self._now - seq.request.arrival < self._config.scheduling.adapter_age_s:
+        if not self._is_old(seq):
             return
-        self._reserved += adapter.num_pages
-        pinned = [self._state.adapters[name] for name, pins in self._pins.items() if pins > 0]
-        rivals = [other for other in pinned if other.id not in self._draining]
-        if rivals:
-            self._draining.add(max(rivals, key=lambda other: (other.num_starts, other.id)).id)
+        above = {other.request.adapter for other in self._state.running.values() if other.lane < seq.lane}
+        pinned = [self._state.adapters[name] for name, pins in self._pins.items() if pins > 0 and name not in above]
+        if pinned:
+            self._reserved += adapter.num_pages
+            self._draining.add(max(pinned, key=lambda other: (other.num_starts, other.id)).id)
+
+    def _is_old(self, seq: Sequence) -> bool:
+        """It has waited for its adapter as long as it should."""
+        return self._now - seq.request.arrival >= self._config.scheduling.adapter_age_s
 
     def _make_table_row(self) -> bool:
         """Frees a row of the adapter table when all are in use."""

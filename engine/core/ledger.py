@@ -18,6 +18,8 @@ from engine.core.types import AdapterId, Lane, ScheduledChunk, Sequence, StepPla
 
 SMOOTHING = 0.05
 """Weight of the newest step in a price: some twenty steps of memory."""
+LEAST_GROWTH = 0.001
+"""Of courtesy, in powers of two a step: for goals that allow of no late token at all."""
 LEAST_COURTESY = 0.02
 """From which it is back in a few hundred steps when things have become better."""
 EVENTS_REMEMBERED = 500
@@ -75,7 +77,8 @@ class Ledger:
         self.tail = 0.0
         self._alone: deque[tuple[float, float]] = deque(maxlen=EVENTS_REMEMBERED)
         self._since_tail = 0
-        self._was_shared = False
+        self._was_shared = self._wants_batch = False
+        self._settled = 0.0
         self._tokens = self._late = 0
         """Interactive tokens of the last step, and those that were late in a shared one."""
         self.need = 0.0
@@ -105,6 +108,9 @@ class Ledger:
         seconds = now - plan.now
         if seconds <= 0 or not plan.chunks:
             return
+        if not self._wants_batch:  # whoever wants nothing has all it wants
+            self._note_share(plan.now - self._settled, plan.now - self._settled)
+        self._wants_batch, self._settled = wants_batch, now
         self.predicted_seconds += plan.predicted
         self.actual_seconds += seconds if plan.predicted else 0.0
         self._note_alone(plan.alone, plan.predicted)
@@ -115,8 +121,7 @@ class Ledger:
             self._charge(charges, seconds / whole)
             batch = sum(charge.weight for charge in charges if charge.lane is not Lane.INTERACTIVE)
             self._was_shared = 0 < batch < whole
-            if wants_batch:
-                self._note_share(batch * seconds / whole, seconds)
+            self._note_share(batch * seconds / whole if wants_batch else seconds, seconds)
 
     def price(self, prefill_tokens: float, decode_tokens: float) -> float:
         """Device seconds that so much work costs."""
@@ -151,7 +156,7 @@ class Ledger:
         if self._late:
             self.courtesy = max(LEAST_COURTESY, self.courtesy / 2)
         elif self._tokens:
-            self.courtesy = min(1.0, self.courtesy * 2 ** (1 - attainment))
+            self.courtesy = min(1.0, self.courtesy * 2 ** max(1 - attainment, LEAST_GROWTH))
         self._tokens = self._late = 0
 
     def _note_alone(self, alone: float, shared: float) -> None:
@@ -180,7 +185,7 @@ class Ledger:
             if seq is not None:
                 rank = adapters[seq.request.adapter].rank if seq.request.adapter else 0
                 weight = fixed + chunk_weight(model, chunk, rank, many)
-                new = min(chunk.num_tokens, max(0, chunk.start + chunk.num_tokens - seq.num_lost))
+                new = min(chunk.num_tokens, max(0, chunk.start + chunk.num_tokens - seq.num_paid))
                 account = self.accounts.get(seq.request.lane, seq.request.tenant)
                 billed = weight * new / chunk.num_tokens
                 yield Charge(account, seq.request.lane, chunk.num_tokens, weight, billed)

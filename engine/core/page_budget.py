@@ -53,6 +53,16 @@ class PageBudget:
                 self._shared.add(page)
             self._refs_change[page] += 1
 
+    def unshare(self, pages: list[PageId]) -> None:
+        """Takes `share` of the same pages back, nothing having been taken since."""
+        for page in pages:
+            self._refs_change[page] -= 1
+            if self._count(page) == 0 and page in self._shared:
+                self._shared.remove(page)
+                self._idle_left[self._prefix.lane_of[page]] += 1
+            elif self._count(page) == 0:
+                self._returned[page] = None
+
     def give_back(self, pages: Iterable[PageId]) -> None:
         """Drops one reference to each page; tails should come first, being worth least to the prefix cache."""
         for page in pages:

@@ -19,7 +19,7 @@ def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
         draft.enter(lane)
         for seq in policy.order_running(state, lane):
             draft.advance(seq)
-        for seq in policy.order_waiting(state, lane, now):
+        for seq in policy.order_waiting(state, lane, now) if draft.takes_new else ():
             if not draft.start(seq):
                 break
     return draft.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import takewhile
 
@@ -18,8 +19,8 @@ class Saves:
         self._size = state.config.block_size
         self._state = state
         self._rules = state.config.scheduling
-        self._pinned: set[PrefixKey] = set()
-        """Copied back by this plan: not to be given up for others."""
+        self._pinned: Counter[PrefixKey] = Counter()
+        """Copied back by this plan, and by how many: not to be given up for others."""
         self._given_up: set[PrefixKey] = set()
         """Written over by `saved`, which come first: not to be copied back any more."""
         self._free: Iterator[HostPageId] = iter(state.host.free)
@@ -37,7 +38,7 @@ class Saves:
 
     def let_go(self, keys: list[PrefixKey]) -> None:
         """They will not be copied back after all."""
-        self._pinned.difference_update(keys)
+        self._pinned.subtract(keys)
 
     def preempted(self, seq: Sequence) -> int:
         """A sequence gives up its pages: copies out the full ones it has, unless its like is checkpointed as it runs
@@ -82,7 +83,7 @@ class Saves:
         page = next(self._free, None)
         if page is not None:
             return page
-        key = next((key for key in self._oldest if key not in self._pinned), None)
+        key = next((key for key in self._oldest if self._pinned[key] <= 0), None)
         if key is None:
             return None
         self._given_up.add(key)

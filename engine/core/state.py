@@ -50,6 +50,8 @@ class EngineState:
     """In the order they began to run."""
     released: list[str] = field(default_factory=list)
     """Ended since the last plan: the executor must forget them."""
+    adapter_pages: int = 0
+    """Pages that hold adapters."""
     now: float = 0.0
     """When the state last changed, in seconds on the engine's clock."""
     in_flight: StepPlan = field(default_factory=StepPlan)
@@ -70,7 +72,7 @@ class EngineState:
     @property
     def most_held(self) -> int:
         """Idle pages that may be kept from batch work at once, so that there is always room for it."""
-        return int(self.config.scheduling.hold_share * self.config.usable_pages)
+        return int(self.config.scheduling.hold_share * (self.config.usable_pages - self.adapter_pages))
 
     @property
     def has_work(self) -> bool:

@@ -36,10 +36,14 @@ class StepBudget:
         self._prefill = self._decodes = self._context = self._attention = self._rows = self._moved = 0.0
         self._adapters: dict[AdapterId, int] = {}
         """Chunks of each adapter."""
+        self._spent: float | None = None
+        """Predicted seconds so far; None where something changed that is not worth following step by step."""
+        self._price_of_token, self._price_holds_to = 0.0, 0.0
 
     def enter(self, lane: Lane) -> None:
         """What is asked for from now on is for this lane; what has been granted belongs to higher ones."""
         self._lane = lane
+        self._spent = None
         self._is_shared = lane is not Lane.INTERACTIVE and not self._is_empty
         if self._is_shared and self._decodes:
             self.alone = self._model.predict(self.features)
@@ -98,8 +102,9 @@ class StepBudget:
             self._add(seq, start, num_tokens, self._rank(seq), -1)
 
     def fits_pages(self, count: int) -> bool:
-        """Whether so many more pages may be copied: batch work may not make a step wait for them that others share."""
-        if not self._is_shared or self._limit == inf:
+        """Whether so many more pages may be copied: batch work may not make a step wait for them that others share,
+        unless it has had less than its floor."""
+        if not (count and self._is_shared) or self._limit == inf or self._owes_batch():
             return True
         features = self.features
         return self._model.predict(features._replace(pages_moved=features.pages_moved + count)) <= self._limit
@@ -107,6 +112,7 @@ class StepBudget:
     def move_pages(self, count: int) -> None:
         """Pages are copied between host and device in this step."""
         self._moved += count
+        self._spent = None
 
     def _rank(self, seq: Sequence) -> int:
         adapter = seq.request.adapter
@@ -114,6 +120,7 @@ class StepBudget:
 
     def _add(self, seq: Sequence, start: int, count: int, rank: int, sign: int) -> None:
         self.tokens_left -= sign * count
+        self._spent, self._price_holds_to = None, 0.0
         if count == 1:
             self._decodes += sign
             self._context += sign * (start + 1)
@@ -133,31 +140,35 @@ class StepBudget:
     def _decode_fits(self, context: int, rank: int, adapter: AdapterId | None) -> bool:
         if self._limit <= 0 or self._is_empty:
             return self._is_empty
+        if self._spent is None:
+            self._spent = self._model.predict(self.features)
         prices = self._model.prices
-        seconds = (
-            prices.step
-            + prices.prefill * self._prefill
-            + prices.decode * (self._decodes + 1)
-            + prices.context * (self._context + context)
-            + prices.attention * self._attention
-            + prices.adapter * (len(self._adapters) + (adapter is not None and adapter not in self._adapters))
-            + prices.lora_row * (self._rows + rank)
-            + prices.page * self._moved
-            + self._model.beyond_knots(self._prefill + self._decodes + 1)
-        )
-        if seconds > self._limit:
+        cost = prices.decode + prices.context * context + self._token_price()
+        if adapter is not None:
+            cost += prices.lora_row * rank + (0.0 if adapter in self._adapters else prices.adapter)
+        self._spent += cost
+        if self._spent > self._limit:
             self._limit = 0.0
-        return seconds <= self._limit
+        return self._limit > 0
+
+    def _token_price(self) -> float:
+        """Of one more token, because they are many: asked for again only when their number passes a knot."""
+        tokens = self._prefill + self._decodes + 1
+        if tokens > self._price_holds_to:
+            self._price_of_token = self._model.token_price(tokens)
+            self._price_holds_to = min((knot for knot in self._model.knots if knot >= tokens), default=inf)
+        return self._price_of_token
 
     def _chunk(self, start: int, wanted: int, rank: int) -> int:
-        """The largest chunk within the limit; interactive prompts get a small one in any case, batch ones none."""
+        """The largest chunk within the limit; interactive prompts get a small one in any case. Batch prompts take what
+        there is, however little: waiting for a page's worth, none ever began beside chats that decode."""
         if self._limit == inf:
             return wanted
         fits = min(wanted, self._model.chunk_that_fits(self.features, start, rank, self._limit))
         least = min(wanted, self._rules.min_chunk)
         if self._lane is Lane.INTERACTIVE:
             return max(fits, 0 if self._prefill else least)
-        return fits if fits >= least else least * self._is_empty
+        return max(fits, least * self._is_empty)
 
     @property
     def _is_empty(self) -> bool:
@@ -171,11 +182,13 @@ class StepBudget:
             one_decode = model.predict(StepFeatures(decode_tokens=1.0))
             return min(rules.yield_bound_s / self._margin, one_decode * rules.yield_stretch)
         promise = min(self._slack, rules.yield_bound_s) / self._margin
+        ledger, alone = self._state.ledger, model.predict(self.features)
         if self._owes_batch():
-            return promise
+            # Where the goal cannot be met even without batch work, keeping it off would serve nobody.
+            lost = alone * self._margin >= self._slack
+            return min(alone * rules.itl_stretch, rules.yield_bound_s / self._margin) if lost else promise
         if self._is_probe:
             return 0.0
-        ledger, alone = self._state.ledger, model.predict(self.features)
         if self._prefill:
             courteous = alone * rules.ttft_stretch
         else:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, NamedTuple
 
 from engine.core.least_squares import non_negative_solution
@@ -212,9 +212,14 @@ class StepTimeModel:
         count = len(self._scales)
         if list(saved["knots"]) != list(self.knots) or len(saved["prices"]) != count:
             raise ValueError(f"expected {count} terms with knots at {self.knots}")
-        self._memories = {int(size): _read_memory(memory, count) for size, memory in saved["memories"].items()}
-        self._seen = Counter({int(size): int(number) for size, number in saved["seen"].items()})
-        self.prices = Prices.of([float(price) for price in saved["prices"]])
+        prices = [float(price) for price in saved["prices"]]
+        if not all(0 <= price < inf for price in prices):
+            raise ValueError("prices must be finite and not negative")
+        memories = {int(size): _read_memory(memory, count) for size, memory in saved["memories"].items()}
+        seen = Counter({int(size): int(number) for size, number in saved["seen"].items()})
+        if memories.keys() != seen.keys():
+            raise ValueError("steps of a size are remembered if they were seen")
+        self._memories, self._seen, self.prices = memories, seen, Prices.of(prices)
         self.num_steps = self._seen.total()
 
     def _solve(self) -> None:

@@ -129,7 +129,9 @@ class Sequence:
     """Prompt tokens found in the prefix cache when it first ran."""
     num_preemptions: int = 0
     num_lost: int = 0
-    """Tokens that were computed when it was last preempted: computing them again is not charged to its tenant."""
+    """Tokens that were computed when it was last preempted."""
+    num_paid: int = 0
+    """Most tokens that were ever computed when it was preempted: its tenant does not pay for them again."""
     num_saved: int = 0
     """Leading full pages that were copied to the host."""
     due: float = 0.0

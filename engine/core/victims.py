@@ -14,7 +14,7 @@ def cheapest_first(state: EngineState, running: list[Sequence]) -> list[Sequence
 
 def _is_spared(state: EngineState, seq: Sequence) -> bool:
     rules, whole = state.config.scheduling, len(seq.request.prompt) + seq.request.params.max_tokens
-    return seq.num_preemptions >= rules.max_preemptions or len(seq.tokens) > rules.spare_progress * whole
+    return seq.num_preemptions >= rules.max_preemptions or seq.num_computed > rules.spare_progress * whole
 
 
 def _score(state: EngineState, seq: Sequence) -> float:

@@ -69,8 +69,8 @@ class StepStats:
     prefill_tokens: int = 0
     errors: array[float] = field(default_factory=lambda: array("f"))
     """|actual - predicted| / actual of every step once warm."""
-    peak_tokens: int = 0
-    """Most tokens of context and chunks in one step."""
+    peak_tokens: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
+    """Most tokens of context and chunks that a lane had in one step."""
 
 
 class Collector:
@@ -99,7 +99,7 @@ class Collector:
         self.awaiting_first += interactive
         self.unfinished[request.id] = Track(group, request.arrival, len(request.prompt), contended)
         self.outstanding[request.lane] += 1
-        self.gaps[request.lane].submit(request.tenant, len(request.prompt))
+        self.gaps[request.lane].submit(request.tenant)
 
     def step(self, plan: StepPlan, work: StepWork, seconds: float) -> None:
         """A StepObserver."""
@@ -118,7 +118,8 @@ class Collector:
         steps.longest = max(steps.longest, seconds)
         steps.durations.add(seconds)
         steps.prefill_tokens += work.prefill_tokens
-        steps.peak_tokens = max(steps.peak_tokens, work.decode_context + work.prefill_tokens)
+        for lane, tokens in self._lane_tokens(plan).items():
+            steps.peak_tokens[lane] = max(steps.peak_tokens[lane], tokens)
         if plan.predicted and steps.count > WARM_STEPS:
             steps.errors.append(abs(seconds - plan.predicted) / seconds)
 
@@ -134,6 +135,14 @@ class Collector:
             self._next_sample = now + SAMPLE_S
             for gaps in self.gaps.values():
                 gaps.sample()
+
+    def _lane_tokens(self, plan: StepPlan) -> dict[Lane, int]:
+        """What each lane's decodes read and its other chunks compute."""
+        tokens = dict.fromkeys(Lane, 0)
+        for chunk in plan.chunks:
+            lane = self.unfinished[chunk.request_id].group.lane
+            tokens[lane] += chunk.start + 1 if chunk.num_tokens == 1 else chunk.num_tokens
+        return tokens
 
     def _start(self, track: Track, num_cached: int, now: float) -> None:
         group = track.group

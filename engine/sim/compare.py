@@ -55,7 +55,7 @@ def _alone(setup: Setup, workload: Workload, *, goals: bool) -> list[Run]:
     runs = [Run(INTERACTIVE_ALONE, ours, interactive)] if interactive.trace else []
     if goals:
         runs += [Run(BASELINE_ALONE, under(setup, BASELINE), interactive)] if interactive.trace else []
-        runs.append(Run(BATCH_ALONE, ours, workload.only(Lane.BATCH)))
+        runs.append(Run(BATCH_ALONE, under(setup, BASELINE), workload.only(Lane.BATCH)))
     return runs
 
 

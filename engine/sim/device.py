@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
-from engine.executor.cost import DeviceSpec, read_device
+from engine.core.config import CoreConfig
+from engine.executor.cost import DeviceSpec, LinearCost, RooflineCost, read_device
 
 FOLDER = Path(__file__).parent / "devices"
+DIVISORS = ("memory_bytes_per_s", "memory_reached", "flop_per_s", "flop_reached", "copy_bytes_per_s")
+"""Of a roofline: what a device does in a second."""
 
 
 def device_names() -> list[str]:
@@ -23,4 +29,33 @@ def find_device(name: str) -> DeviceSpec:
     path = known if known.is_file() else Path(name)
     if not path.is_file():
         raise ValueError(f"no device {name!r}: give a JSON file or one of {', '.join(device_names())}")
-    return read_device(path)
+    spec = read_device(path)
+    try:
+        _check(spec)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} does not describe a device: {error}") from error
+    return spec
+
+
+def _check(spec: DeviceSpec) -> None:
+    """Raises ValueError or TypeError: a figure is out of range or no number, or `engine` is no CoreConfig."""
+    for name in ("page_bytes", "adapter_bytes_per_rank"):
+        if not getattr(spec, name) > 0:
+            raise ValueError(f"{name} must be positive, not {getattr(spec, name)}")
+    for name, value in _figures(spec):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be finite and not negative, not {value}")
+    if isinstance(spec.cost, RooflineCost):
+        for name in DIVISORS:
+            if not getattr(spec.cost, name):
+                raise ValueError(f"{name} must not be 0")
+    CoreConfig(**spec.engine)
+
+
+def _figures(spec: DeviceSpec) -> Iterator[tuple[str, float]]:
+    yield "noise_sigma", spec.noise_sigma
+    if isinstance(spec.cost, RooflineCost):
+        yield from asdict(spec.cost).items()
+    elif isinstance(spec.cost, LinearCost):
+        yield "small_step", spec.cost.small_step
+        yield from (("a coefficient", value) for value in (*spec.cost.small, *spec.cost.large))

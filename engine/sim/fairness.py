@@ -22,17 +22,18 @@ class ServiceGaps:
     waiting: Counter[str] = field(default_factory=Counter)
     widest: float = 0.0
     longest_prompt: int = 0
+    """Most prompt tokens that a request was charged at once."""
     _range: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     """Of two tenants waiting since then: the least and greatest difference of their service."""
 
-    def submit(self, tenant: str, prompt_tokens: int) -> None:
+    def submit(self, tenant: str) -> None:
         self.waiting[tenant] += 1
-        self.longest_prompt = max(self.longest_prompt, prompt_tokens)
 
     def start(self, tenant: str, prompt_tokens: int) -> None:
         """A request runs: as in the paper, its prompt is charged at once. Leaving unserved is `start` with 0."""
         self.waiting[tenant] -= 1
         self.served[tenant] += PROMPT_WEIGHT * prompt_tokens
+        self.longest_prompt = max(self.longest_prompt, prompt_tokens)
 
     def generate(self, tenant: str, tokens: int) -> None:
         self.served[tenant] += OUTPUT_WEIGHT * tokens

@@ -102,10 +102,12 @@ def _itl_attainment(evidence: Evidence) -> float | None:
 
 
 def _batch_to_alone(evidence: Evidence) -> float | None:
-    """What interactive work needs is what it is charged beside batch work: alone it is in every step's way, shared it
-    pays for its part of one."""
-    batch_alone, needed = _batch_tokens(evidence.others.get(BATCH_ALONE)), evidence.run.device_share["interactive"]
-    return None if batch_alone is None else _ratio(_batch_tokens(evidence.run), batch_alone * (1 - needed))
+    """What interactive work needs is its share of the device beside batch work under fcfs, which never yields: alone it
+    is in every step's way, shared it pays for its part of one. So is what a batch does alone: nothing holds it back."""
+    batch_alone, fcfs = _batch_tokens(evidence.others.get(BATCH_ALONE)), evidence.others.get(BASELINE)
+    if batch_alone is None or fcfs is None:
+        return None
+    return _ratio(_batch_tokens(evidence.run), batch_alone * (1 - fcfs.device_share["interactive"]))
 
 
 def _batch_to_fcfs(evidence: Evidence) -> float | None:

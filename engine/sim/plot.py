@@ -16,17 +16,25 @@ class PlotUnavailable(RuntimeError):
     """matplotlib is not installed; the message says how to."""
 
 
-def check_available() -> None:
-    """Raises PlotUnavailable."""
+def check_available(out: Path) -> None:
+    """Whether a picture can be drawn there.
+
+    Raises:
+        PlotUnavailable: matplotlib is not installed.
+        ValueError: the file's suffix is of no known format.
+    """
     try:
-        import matplotlib  # noqa: F401
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
         raise PlotUnavailable("plots need matplotlib: pip install 'loralane[plot]'") from error
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    if out.suffix.removeprefix(".").lower() not in known:
+        raise ValueError(f"cannot draw {out.name}: its suffix must be one of {', '.join(known)}")
 
 
 def draw(curves: Curves, title: str, out: Path) -> None:
     """Writes a picture in the format of the file's suffix: interactive p99 TTFT and ITL over generated tokens/s."""
-    check_available()
+    check_available(out)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")

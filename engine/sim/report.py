@@ -117,7 +117,7 @@ def make_report(state: EngineState, collected: Collector, now: float, workload: 
         adapter_loads=counters.adapter_loads,
         adapter_evictions=counters.adapter_evictions,
         service_gap={_name(lane): gaps.widest for lane, gaps in collected.gaps.items()},
-        service_bound={_name(lane): gaps.bound(steps.peak_tokens) for lane, gaps in collected.gaps.items()},
+        service_bound={_name(lane): gaps.bound(steps.peak_tokens[lane]) for lane, gaps in collected.gaps.items()},
         time_to_yield=Percentiles.of_histogram(collected.time_to_yield),
         prediction_error=percentile(sorted(steps.errors), 0.5),
     )

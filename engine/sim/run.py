@@ -29,6 +29,10 @@ Progress = Callable[[float], None]
 """Called now and then with the share of the workload's time that has passed."""
 
 
+class Stalled(RuntimeError):
+    """The engine stopped stepping with work left; the message says with how much."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What a workload is run on."""
@@ -41,7 +45,7 @@ def simulate(setup: Setup, workload: Workload, progress: Progress = lambda _: No
     """Runs a workload to the end of its trace.
 
     Raises:
-        RuntimeError: the engine stopped stepping with work left.
+        Stalled: the engine stopped stepping with work left.
     """
     with _no_collection():
         run = _Run(setup, workload)
@@ -103,7 +107,7 @@ class _Run:
     def _check_stalled(self) -> None:
         if self.clock.now > self._stalled_since + STALL_S:
             waiting, running = len(self.collector.unfinished), len(self.engine.state.running)
-            raise RuntimeError(f"no step for {STALL_S:g} s with {waiting} requests unfinished, {running} running")
+            raise Stalled(f"no step for {STALL_S:g} s with {waiting} requests unfinished, {running} running")
 
     def _submit_arrived(self) -> None:
         now = self.clock.now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from engine.sim.workload import Backlog, Workload
 
 DEFAULT_SECONDS = 600.0
 """Of a made-up trace."""
+MIN_RATE_SCALE, MAX_RATE_SCALE = 1e-6, 1e6
 PROMPT, OUTPUT = Sizes(256, 1024), Sizes(64, 256)
 """Its sizes, in tokens: a chat with some context."""
 
@@ -40,10 +42,10 @@ class Scenario:
 
     def __post_init__(self) -> None:
         for name in ("tenants", "adapters", "zipf", "batch_share"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
-        if self.seconds is not None and self.seconds <= 0:
-            raise ValueError(f"seconds must be positive, not {self.seconds:g}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, not {getattr(self, name)}")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise ValueError(f"the duration must be finite and positive, not {self.seconds:g}")
         if self.batch_share > 1:
             raise ValueError(f"batch_share must be at most 1, not {self.batch_share:g}")
 
@@ -54,11 +56,14 @@ class Scenario:
 
     def workload(self, rate_scale: float = 1.0) -> Workload:
         """The traffic with arrivals `rate_scale` times as fast. Raises ValueError: there is none."""
-        if rate_scale <= 0:
-            raise ValueError(f"the rate scale must be positive, not {rate_scale:g}")
+        if not MIN_RATE_SCALE <= rate_scale <= MAX_RATE_SCALE:
+            limits = f"{MIN_RATE_SCALE:g} to {MAX_RATE_SCALE:g}"
+            raise ValueError(f"the rate scale must be in {limits}, not {rate_scale:g}")
         trace = scale_rate(self._arrivals(), rate_scale)
         if self.seconds is not None:
             trace = cut(trace, self.seconds)
+        if not trace:
+            raise ValueError(f"nothing arrives within {self.seconds:g} s at a rate scale of {rate_scale:g}")
         trace = with_batch_share(trace, self.batch_share, self.seed)
         if self.tenants:
             trace = with_tenants(trace, self.tenants, self.seed)

@@ -12,6 +12,10 @@ from engine.sim.traces import Arrival, Trace
 
 RANKS = (4, 8, 16, 32, 64)
 """What adapters are commonly trained with; each is equally likely."""
+MIN_CV, MAX_CV = 0.001, 100.0
+"""Beyond, a Gamma distribution's gaps leave the floats' range."""
+MAX_ARRIVALS = 10_000_000
+"""Of one made-up trace: more do not fit into memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,12 @@ def arrivals(rate: float, seconds: float, prompt: Sizes, output: Sizes, cv: floa
     """Gamma-distributed gaps with a mean of 1 / `rate` and coefficient of variation `cv`: 1 is Poisson, 4 is bursty.
 
     Raises:
-        ValueError: nothing arrives within `seconds`, or a value is not positive.
+        ValueError: nothing arrives within `seconds`, or a value is out of range.
     """
-    if not (rate > 0 and cv > 0):
-        raise ValueError(f"rate and cv must be positive, not {rate:g} and {cv:g}")
+    if not 0 < rate * seconds <= MAX_ARRIVALS:
+        raise ValueError(f"the rate must be positive and make at most {MAX_ARRIVALS:,} requests, not {rate:g}")
+    if not MIN_CV <= cv <= MAX_CV:
+        raise ValueError(f"cv must be in {MIN_CV:g} to {MAX_CV:g}, not {cv:g}")
     rng, shape, now = Random(seed), 1 / cv**2, 0.0
     trace = []
     while (now := now + rng.gammavariate(shape, 1 / (rate * shape))) < seconds:

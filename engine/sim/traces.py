@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import operator
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +29,7 @@ class Arrival(NamedTuple):
     adapter: int = -1
     """Index of its adapter; -1 is the base model."""
     blocks: tuple[int, ...] = ()
-    """Names of the prompt's leading blocks of 512 tokens: equal names hold equal tokens."""
+    """Names of the prompt's leading blocks of 512 tokens, from 0 on: equal names hold equal tokens."""
 
 
 Trace = list[Arrival]
@@ -52,10 +54,12 @@ def read_trace(path: Path) -> Trace:
             raise ValueError(f"{path} is no trace: it begins with {head[:40]!r}, not with one of {', '.join(READERS)}")
         try:
             arrivals = sorted(read(file), key=lambda arrival: arrival.time)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, csv.Error) as error:
             raise ValueError(f"{path} is no trace in the format it begins with: {error!r}") from error
     if not arrivals:
         raise ValueError(f"{path} holds no requests")
+    if not all(math.isfinite(arrival.time) for arrival in arrivals):
+        raise ValueError(f"{path} has a time that is not finite")
     return [arrival._replace(time=arrival.time - arrivals[0].time) for arrival in arrivals]
 
 
@@ -73,20 +77,27 @@ def _azure(file: Iterable[str]) -> Iterator[Arrival]:
     for row in csv.DictReader(file):
         # Seven decimals, of which Python's parser wants at most six.
         time = datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp()
-        yield Arrival(time, int(row["ContextTokens"]), max(1, int(row["GeneratedTokens"])))
+        yield Arrival(time, _count(int(row["ContextTokens"])), _count(int(row["GeneratedTokens"])))
 
 
 def _arena(file: Iterable[str]) -> Iterator[Arrival]:
     for row in csv.DictReader(file):
-        prompt, output = int(row["prompt_len"]), int(row["output_len"])
-        yield Arrival(float(row["req_time_s"]), max(1, prompt), max(1, output), f"client-{int(row['client']):02}")
+        prompt, output = _count(int(row["prompt_len"])), _count(int(row["output_len"]))
+        yield Arrival(float(row["req_time_s"]), prompt, output, f"client-{int(row['client']):02}")
 
 
 def _mooncake(file: Iterable[str]) -> Iterator[Arrival]:
+    names: dict[int, int] = {}
     for line in file:
         row = json.loads(line)
-        sizes = row["timestamp"] / 1000, row["input_length"], max(1, row["output_length"])
-        yield Arrival(*sizes, blocks=tuple(row["hash_ids"]))
+        blocks = tuple(names.setdefault(name, len(names)) for name in row["hash_ids"])
+        sizes = row["timestamp"] / 1000, _count(row["input_length"]), _count(row["output_length"])
+        yield Arrival(*sizes, blocks=blocks)
+
+
+def _count(tokens: int) -> int:
+    """Recorders write 0 for what they did not see, and no request is without a token. Raises TypeError."""
+    return max(1, operator.index(tokens))
 
 
 READERS = {"TIMESTAMP,": _azure, "req_time_s,": _arena, "{": _mooncake}

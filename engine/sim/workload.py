@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -18,13 +19,23 @@ BATCH_TENANT = "batch"
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Batch requests of which `size` are always unfinished: as one ends, another arrives."""
+    """Batch requests of which `size` are always unfinished: as one ends, another arrives.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
 
     size: int
     prompt: Sizes
     output: Sizes
     deadline_s: float | None = None
     """From arrival."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"the batch backlog must not be negative, not {self.size}")
+        if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:
+            raise ValueError(f"the batch deadline must be finite and positive, not {self.deadline_s:g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import inf
 
 from engine.core.types import Lane
 from gateway.core.errors import invalid_api_key
@@ -60,8 +61,8 @@ class Tenant:
             raise ValueError(f"tenant name {self.name!r} must be 1 to 64 letters, digits, '_', '.' or '-'")
         if self.default_lane < self.highest_lane:
             raise ValueError(f"default_lane {self.default_lane.name.lower()} is above highest_lane")
-        if not self.weight > 0:
-            raise ValueError(f"weight must be positive, not {self.weight}")
+        if not 0 < self.weight < inf:
+            raise ValueError(f"weight must be positive and finite, not {self.weight}")
 
     def may_use(self, adapter: str) -> bool:
         return any(fnmatchcase(adapter, pattern) for pattern in self.adapters)

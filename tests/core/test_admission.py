@@ -66,6 +66,38 @@ def test_a_full_queue_sends_the_last_of_the_lower_lane_away():
     assert {house.reason(name) for name in ("running", "chat", "b0", "b1")} == {"length"}
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"weight": 0.0},
+        {"weight": float("nan")},
+        {"weight": 1e-310},
+        {"deadline": float("nan")},
+        {"itl": float("nan")},
+        {"out": 0},
+    ],
+)
+def test_figures_that_would_upset_the_books_are_refused(wrong):
+    house = House()
+    house.batch("wrong", **{"out": 4} | wrong)
+    house.step(1)
+    assert house.reason("wrong") == "invalid_request"
+
+
+def test_an_idle_hour_is_not_held_against_the_batch_lane():
+    house = House(max_seqs=2)
+    house.learn()
+    for number in range(30):
+        house.submit(f"chat{number}", 20, 30)
+        house.step(20)
+    house.finish()
+    house.clock.advance(3600.0)
+    for number in range(20):
+        house.batch(f"b{number}", 32, 20, deadline=house.clock.now + 60.0)
+    house.finish()
+    assert {house.reason(f"b{number}") for number in range(20)} == {"length"}
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority", "lanes"])
 @pytest.mark.parametrize("scheduler", ["continuous", "dynamic", "static"])
 def test_every_mode_answers_everything(policy, scheduler):

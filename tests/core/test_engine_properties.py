@@ -88,7 +88,7 @@ schedulings = st.builds(
 )
 configs = st.builds(
     CoreConfig,
-    host_pages=st.sampled_from([0, 3, 20]),
+    host_pages=st.sampled_from([0, 3, 6, 12]),
     interactive=goals,
     scheduling=schedulings,
     num_pages=st.integers(12, 40),
@@ -131,6 +131,15 @@ class CoreMachine(RuleBasedStateMachine):
         deadline=st.sampled_from([None, 0.01, 0.2, 10.0]),
     )
     def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline):
+        self._submit(prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline)
+
+    @rule(prompt=prompts, count=st.integers(2, 4), lane=st.sampled_from(Lane))
+    def submit_siblings(self, prompt, count, lane):
+        """The answers of one request with n > 1."""
+        for _ in range(count):
+            self._submit((*prompt, *prompt), 12, None, lane, 0, True, "x", None)
+
+    def _submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline):
         params = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos)
         name = f"r{len(self.requests)}"
         arrival = self.state.now

@@ -4,6 +4,7 @@ import pytest
 
 from engine.core.config import LaneGoals, Scheduling
 from engine.core.fair_order import fair_order
+from engine.core.step_time import StepFeatures
 from engine.core.types import Lane
 from tests.core.virtual import DECODE, PREFILL, STEP, House
 
@@ -91,7 +92,7 @@ def test_a_request_may_ask_for_another_pace_within_bounds():
 
 def test_batch_work_gets_its_floor_beside_endless_chats():
     """Chats without a pause, which would rather share nothing at all."""
-    rules = Scheduling(ttft_stretch=1.0, itl_stretch=1.0, batch_floor=0.2, floor_window_s=2.0)
+    rules = Scheduling(ttft_stretch=1.0, itl_stretch=1.0, tail_share=0.0, floor_window_s=2.0)
     shares = {}
     for floor in (0.0, 0.2):
         house = House(scheduling=Scheduling(**{**asdict_(rules), "batch_floor": floor}))
@@ -144,7 +145,9 @@ def test_pressing_deadlines_go_first():
 
 def test_deadlines_that_cannot_be_met_otherwise_get_a_bounded_share():
     """Beside chats that would share nothing, and get all the time they need."""
-    rules = Scheduling(itl_stretch=1.0, ttft_stretch=1.0, batch_floor=0.0, promoted_share=0.3, floor_window_s=1.0)
+    rules = Scheduling(
+        itl_stretch=1.0, ttft_stretch=1.0, tail_share=0.0, batch_floor=0.0, promoted_share=0.3, floor_window_s=1.0
+    )
     shares = {}
     for deadline in (None, 6.0):
         house = House(scheduling=rules)
@@ -178,6 +181,42 @@ def test_a_long_prompt_of_batch_work_does_not_hold_up_its_decodes():
     house.batch("long", 900, 4)
     house.step(30)
     assert batch_tokens(house) > before + 100
+
+
+def test_batch_prompts_begin_beside_chats():
+    """Decodes leave room for a few tokens a step and never for a page's worth."""
+    house = House(scheduling=Scheduling(batch_floor=0.0))
+    house.learn()
+    house.submit("chat", 20, 700)
+    house.step(5)
+    for number in range(4):
+        house.batch(f"b{number}", 64, 40)
+    house.run_until(lambda: sum(name.startswith("b") for name in house.ends) == 4, most=800)
+    assert "chat" not in house.ends
+
+
+def test_batch_adapters_load_beside_chats():
+    house = House({"large": 200}, batch=LaneGoals(3600.0, 60.0))
+    house.executor.load_seconds = 0.05
+    house.learn()
+    for _ in range(20):
+        house.ledger.model.observe(StepFeatures(decode_tokens=1.0, pages_moved=200.0), 0.06)
+    house.submit("chat", 20, 900)
+    house.step(5)
+    house.batch("b", 32, 4, adapter="large")
+    house.run_until(lambda: "b" in house.ends, most=800)
+    assert "chat" not in house.ends
+
+
+def test_a_goal_nobody_can_meet_does_not_stop_the_batch_lane():
+    house = House(interactive=LaneGoals(ttft_s=0.5, itl_s=0.008), scheduling=Scheduling(floor_window_s=1.0))
+    house.learn()
+    for number in range(4):
+        house.batch(f"b{number}", 64, 20)
+    for number in range(60):
+        house.submit(f"chat{number}", 20, 30, itl=0.0)
+        house.step(20)
+    assert batch_tokens(house) > 40
 
 
 def test_the_floor_is_bounded_too():

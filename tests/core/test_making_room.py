@@ -143,3 +143,46 @@ def test_an_interactive_match_lifts_a_batch_page():
     house.submit("chat", range(100), 2)
     house.finish()
     assert len(house.state.prefix.idle[Lane.INTERACTIVE]) == 6
+
+
+def test_a_large_batch_request_and_those_behind_it_are_served_beside_chats_that_come_back():
+    """Half the pool is kept for prefixes that are used again and again; the request needs more than the other half."""
+    house = House(num_pages=101, max_seqs=16)
+    house.learn()
+    for number in range(6):
+        house.submit(f"warm{number}", range(number * 500, number * 500 + 130), 4)
+        house.finish()
+    house.batch("large", 900, 8)
+    for number in range(3):
+        house.batch(f"small{number}", 30, 8)
+    for number in range(120):
+        house.submit(f"chat{number}", range(number % 6 * 500, number % 6 * 500 + 130), 30)
+        house.step(12)
+    assert {"large", "small0", "small1", "small2"} <= house.ends.keys()
+
+
+def test_a_batch_adapter_that_cannot_fit_beside_chats_stops_nobody_else():
+    house = House({"chats": 40, "batches": 40}, num_pages=61, max_seqs=8)
+    house.learn()
+    house.batch("stuck", 20, 4, adapter="batches")
+    for number in range(60):
+        house.submit(f"chat{number}", 20, 40, adapter="chats")
+        house.batch(f"b{number}", 20, 4)
+        house.step(20)
+    done = sum(name.startswith("b") for name in house.ends)
+    assert done > 30
+
+
+def test_a_failed_start_leaves_the_prefix_it_would_have_shared():
+    house = House(num_pages=60, scheduling=Scheduling(hold_s=1000.0))
+    house.submit("first", range(320), 2)
+    house.finish()
+    for number in range(2):
+        house.submit(f"busy{number}", 200, 60)
+    house.step(2)
+    house.submit("again", range(700), 2)
+    for number in range(3):
+        house.batch(f"b{number}", 60, 10)
+    house.step(5)
+    held = house.state.prefix.idle[Lane.INTERACTIVE]
+    assert "again" not in house.times and len(held) >= 19

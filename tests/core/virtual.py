@@ -1,5 +1,7 @@
 """An engine on a virtual clock: a step takes what a formula says, and requests come when they come."""
 
+from itertools import pairwise
+
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.core.types import AddAdapter, FinishReason, Lane, Request, SamplingParams, Submit
@@ -17,13 +19,14 @@ class SlowExecutor(FakeExecutor):
         super().__init__()
         self.clock, self.copy_seconds = clock, copy_seconds
         self.plans = []
-        self.surprise = 0.0
+        self.load_seconds = self.surprise = 0.0
         """Seconds that a step with several decodes takes longer than it did while the engine learned."""
 
     def execute(self, plan):
         self.plans.append(plan)
         tokens = sum(chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 1)
         decodes = sum(chunk.num_tokens == 1 for chunk in plan.chunks)
+        self.clock.advance(self.load_seconds * len(plan.loads))
         if plan.chunks:
             copies = self.copy_seconds * len(plan.saves)
             self.clock.advance(STEP + PREFILL * tokens + DECODE * decodes + copies + self.surprise * (decodes > 1))
@@ -94,7 +97,7 @@ class House:
 
     def gaps(self, name):
         times = self.times[name]
-        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(times)]
 
     def reason(self, name):
         end = self.ends[name]

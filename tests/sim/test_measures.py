@@ -27,8 +27,8 @@ def test_nothing_has_no_percentiles():
 def test_the_gap_is_of_service_while_both_wait():
     gaps = ServiceGaps()
     for tenant in ("a", "b"):
-        gaps.submit(tenant, 100)
-        gaps.submit(tenant, 100)
+        gaps.submit(tenant)
+        gaps.submit(tenant)
     gaps.sample()
     gaps.start("a", 100)
     gaps.generate("a", 50)
@@ -43,8 +43,8 @@ def test_the_gap_is_of_service_while_both_wait():
 
 def test_service_of_a_tenant_without_waiting_requests_does_not_count():
     gaps = ServiceGaps()
-    gaps.submit("a", 10)
-    gaps.submit("b", 10)
+    gaps.submit("a")
+    gaps.submit("b")
     gaps.sample()
     gaps.start("b", 10)
     gaps.generate("a", 1000)

@@ -113,9 +113,18 @@ def serve(config: EngineConfig, address: str, *, fake: bool, until_stdin_closes:
 def _step_store(config: EngineConfig, info: pb.EngineInfo) -> StepStore | None:
     if not config.state_dir:
         return None
-    cores = config.threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    subject = f"{platform.machine()}-{cores}-{info.device}-{info.dtype}-{info.model_hash}"
-    return StepStore(Path(config.state_dir), subject)
+    return StepStore(Path(config.state_dir), f"{_hardware(config, info)}-{info.dtype}-{info.model_hash}")
+
+
+def _hardware(config: EngineConfig, info: pb.EngineInfo) -> str:
+    """What a step's time depends on, beside the model."""
+    if info.device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(torch.device(info.device))
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = config.threads or (len(affinity(0)) if affinity else os.cpu_count())
+    return f"{platform.machine()}-{cores}-{info.device}"
 
 
 def _keep_saving(engine: Engine, store: StepStore) -> None:

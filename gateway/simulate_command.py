@@ -22,12 +22,13 @@ from engine.sim.device import device_names, find_device
 from engine.sim.goals import Judged, judge
 from engine.sim.plot import PlotUnavailable, check_available, draw
 from engine.sim.report import Report
-from engine.sim.run import Setup
+from engine.sim.run import Setup, Stalled
 from engine.sim.scenario import Scenario
 from engine.sim.synthetic import Sizes
 from engine.sim.tables import comparison_tables, goals_table, tenant_table
 from engine.sim.workload import Backlog
 from gateway.config import load_config
+from gateway.outputs import check_writable
 
 console = Console()
 progress_console = Console(stderr=True)
@@ -89,6 +90,7 @@ def simulate(
     - `loralane simulate --trace azure.csv --policy lanes --policy fcfs --rates 0.5,1,2,4 --plot curve.png`
     """
     with _failures():
+        _check_outputs(json_file, plot, goals=goals)
         sizes = Sizes.parse(batch_prompt), Sizes.parse(batch_output)
         backlog = Backlog(batch_backlog, *sizes, batch_deadline) if batch_backlog else None
         ranges = {"prompt": Sizes.parse(prompt), "output": Sizes.parse(output)}
@@ -107,7 +109,20 @@ def simulate(
     judged = judge(setup, reports) if goals else []
     _show(setup, scenario, reports, judged)
     if json_file is not None:
-        _write_json(json_file, setup, scenario, reports, judged)
+        with _failures():
+            _write_json(json_file, setup, scenario, reports, judged)
+
+
+def _check_outputs(json_file: Path | None, plot: Path | None, *, goals: bool) -> None:
+    """Raises ValueError or PlotUnavailable, before there are results to lose."""
+    if json_file is not None:
+        check_writable(json_file, "--json")
+    if plot is None:
+        return
+    if goals:
+        raise ValueError("--goals and --plot exclude each other: goals are judged at one rate")
+    check_writable(plot, "--plot")
+    check_available(plot)
 
 
 def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setup:
@@ -136,7 +151,6 @@ def _run_curve(
     setup: Setup, scenario: Scenario, modes: Modes, rates: list[float], jobs: int, out: Path
 ) -> dict[str, Report]:
     """Every mode at every rate, drawn."""
-    check_available()
     workloads = {rate: scenario.workload(rate) for rate in sorted(rates)}
     setups = {run_name(p, s): under(setup, p, s) for p in modes.policies for s in modes.schedulers}
     runs = [
@@ -162,7 +176,7 @@ def _advance(progress: Progress, tasks: Mapping[str, TaskID]) -> Advance:
 
 
 def _show(setup: Setup, scenario: Scenario, reports: dict[str, Report], judged: list[Judged]) -> None:
-    console.print(f"{scenario.title}\n{setup.device.description}", highlight=False)
+    console.print(f"{scenario.title}\n{setup.device.description}", markup=False, highlight=False)
     for table in comparison_tables(reports):
         console.print(table)
     first, report = next(iter(reports.items()))
@@ -191,7 +205,7 @@ def _failures() -> Iterator[None]:
     """What is wrong with the request, in a line."""
     try:
         yield
-    except (ValueError, OSError, PlotUnavailable) as error:
+    except (ValueError, OSError, PlotUnavailable, Stalled) as error:
         _fail(str(error))
 
 

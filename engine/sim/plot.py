@@ -24,9 +24,11 @@ def check_available(out: Path) -> None:
         ValueError: the file's suffix is of no known format.
     """
     try:
-        from matplotlib.backend_bases import FigureCanvasBase
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise PlotUnavailable("plots need matplotlib: pip install 'loralane[plot]'") from error
+    from matplotlib.backend_bases import FigureCanvasBase
+
     known = sorted(FigureCanvasBase.get_supported_filetypes())
     if out.suffix.removeprefix(".").lower() not in known:
         raise ValueError(f"cannot draw {out.name}: its suffix must be one of {', '.join(known)}")

@@ -90,9 +90,8 @@ def _mooncake(file: Iterable[str]) -> Iterator[Arrival]:
     names: dict[int, int] = {}
     for line in file:
         row = json.loads(line)
-        blocks = tuple(names.setdefault(name, len(names)) for name in row["hash_ids"])
         sizes = row["timestamp"] / 1000, _count(row["input_length"]), _count(row["output_length"])
-        yield Arrival(*sizes, blocks=blocks)
+        yield Arrival(*sizes, blocks=tuple(names.setdefault(name, len(names)) for name in row["hash_ids"]))
 
 
 def _count(tokens: int) -> int:

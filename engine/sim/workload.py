@@ -33,7 +33,7 @@ class Backlog:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"the batch backlog must not be negative, not {self.size}")
+            raise ValueError(f"the batch backlog must hold at least one request, not {self.size}")
         if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:
             raise ValueError(f"the batch deadline must be finite and positive, not {self.deadline_s:g}")
 

@@ -27,6 +27,8 @@ LANE_FIELDS: dict[str, dict[str, Any]] = {
 }
 """A lane as loralane and OpenAI word it, and as vLLM's priority scheduler does."""
 MAX_ERROR_BYTES = 65_536
+CONNECT_SECONDS = 10.0
+"""For the first connection, which finds out whether anybody is there."""
 
 _decode = msgspec.json.Decoder(Chunk).decode
 
@@ -127,6 +129,8 @@ class Exchange(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
+        if status < 200:  # 100 Continue and the like: the answer is yet to come
+            return
         self._end(
             None if self._finished else f"http {status}{error_code(self._rest)}" if status != 200 else "cut short"
         )
@@ -179,7 +183,11 @@ class Client:
         self._address = self._host
 
     async def __aenter__(self) -> Client:
-        _, writer = await asyncio.open_connection(self._host, self._port)
+        limit = min(self._timeout_s, CONNECT_SECONDS)
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(self._host, self._port), limit)
+        except TimeoutError as error:
+            raise TimeoutError(f"no connection within {limit:g} s") from error
         self._address = writer.get_extra_info("peername")[0]
         writer.close()
         return self

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from gateway.bench.spec import parse_lane, parse_range
+from gateway.outputs import check_writable
 
 if TYPE_CHECKING:
     from gateway.bench.document import Document
@@ -79,8 +81,12 @@ def serve(
 
     console = Console(stderr=True)
     try:
+        if json is not None:
+            check_writable(json, "--json")
         plan = Plan(
-            models=tuple(models.split(",")) if models else tuple(served_models(Target(url, key))[:1]),
+            models=tuple(name.strip() for name in models.split(","))
+            if models is not None
+            else tuple(served_models(Target(url, key))[:1]),
             lanes=tuple(parse_lane(text) for text in lanes or (["interactive"] if trace else DEMO_LANES)),
             zipf=zipf,
             trace=str(trace) if trace else None,
@@ -90,13 +96,17 @@ def serve(
             token_ids=parse_range(token_ids),
         )
         measured = run(Settings(url, plan, warmup, concurrency, timeout, tier, extensions), key, console)
+        _show(measured)
+        if json is not None:
+            json.write_bytes(measured.write())
     except (BenchError, ValueError, OSError) as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False)
+        console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(1) from error
-    _show(measured, json)
+    if not any(lane.succeeded for lane in measured.lanes):
+        raise typer.Exit(1)
 
 
-def _show(measured: Document, json: Path | None) -> None:
+def _show(measured: Document) -> None:
     from gateway.bench.tables import latency_table, remarks, throughput_table
 
     out = Console()
@@ -104,7 +114,3 @@ def _show(measured: Document, json: Path | None) -> None:
     out.print(latency_table(measured.lanes))
     for remark in remarks(measured.lanes):
         out.print(remark, style="yellow", markup=False, highlight=False)
-    if json is not None:
-        json.write_bytes(measured.write())
-    if not any(lane.succeeded for lane in measured.lanes):
-        raise typer.Exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import msgspec
 
 from gateway.bench.measure import LaneReport, report, succeeded
 from gateway.bench.plan import Plan
+from gateway.bench.spec import SpecError
 from gateway.bench.stream import Stream
 
 FORMAT = "loralane-bench/1"
@@ -20,7 +22,11 @@ FORMAT = "loralane-bench/1"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole configuration of a run, but for the key."""
+    """The whole configuration of a run, but for the key.
+
+    Raises:
+        SpecError: the timeout is not finite or not positive.
+    """
 
     url: str
     plan: Plan
@@ -30,6 +36,10 @@ class Settings:
     timeout_s: float = 600.0
     tiers: bool = True
     extensions: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s < math.inf:
+            raise SpecError(f"the timeout must be finite and positive, not {self.timeout_s}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from array import array
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 from engine.sim.traces import BLOCK_TOKENS, Arrival
-from gateway.bench.spec import LaneSpec, Lengths, SpecError
+from gateway.bench.spec import MAX_REQUESTS, LaneSpec, Lengths, SpecError
 
 INPUTS, OUTPUTS = Lengths(64, 256), Lengths(64, 64)
 TRACE_BOUNDS = Lengths(1, 2**31)
@@ -32,7 +33,7 @@ class Plan:
     """Everything that decides what is sent.
 
     Raises:
-        SpecError: a lane is named twice, would never end or has no arrivals.
+        SpecError: a lane is named twice, would never end or has no arrivals; or a value is out of range.
     """
 
     models: tuple[str, ...]
@@ -56,11 +57,24 @@ class Plan:
         names = [lane.name for lane in self.lanes]
         if len(set(names)) < len(names):
             raise SpecError(f"a lane is given twice: {', '.join(names)}")
+        self._check_values()
         for lane in self.lanes:
+            if lane.rate and not lane.n and lane.rate * (self.duration or 0) > MAX_REQUESTS:
+                raise SpecError(f"{lane.name}: rate x --duration makes more than {MAX_REQUESTS} requests")
             if lane.rate and not (lane.n or self.duration):
                 raise SpecError(f"{lane.name}: a rate needs n=... or --duration, or it would never end")
             if not (lane.rate or lane.n or self.trace):
                 raise SpecError(f"{lane.name}: give n=..., rate=... or --trace FILE")
+
+    def _check_values(self) -> None:
+        if not self.models or not all(self.models):
+            raise SpecError(f"there must be models, all with names, not {', '.join(map(repr, self.models)) or 'none'}")
+        if not 0 < self.rate_scale < math.inf:
+            raise SpecError(f"rate_scale must be finite and positive, not {self.rate_scale}")
+        for name in ("zipf", "duration"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise SpecError(f"{name} must be finite and not negative, not {value}")
 
     def items(self, trace: Sequence[Arrival] = ()) -> list[Item]:
         """The requests in order of arrival. `trace`: what is replayed, if anything."""
@@ -107,7 +121,7 @@ class Plan:
 
     def _models(self, lane: LaneSpec) -> Iterator[str]:
         rng, turn = self._rng(lane, "models"), 0
-        weights = list(accumulate(1 / rank ** (self.zipf or 0) for rank in range(1, len(self.models) + 1)))
+        weights = list(accumulate(rank ** -(self.zipf or 0.0) for rank in range(1, len(self.models) + 1)))
         while True:
             yield rng.choices(self.models, cum_weights=weights)[0] if self.zipf else self.models[turn]
             turn = (turn + 1) % len(self.models)

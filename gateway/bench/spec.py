@@ -10,6 +10,13 @@ from difflib import get_close_matches
 from typing import Any
 
 LANES = ("interactive", "batch", "default")
+MAX_TOKENS = 2**31
+MAX_TOKEN_ID = 2**32
+"""Prompts are held as 32-bit ids; excluded."""
+MIN_CV, MAX_CV = 0.001, 100.0
+MIN_RATE, MAX_RATE = 1e-6, 1e6
+MAX_REQUESTS = 10_000_000
+"""Of one lane: more do not fit into memory."""
 
 
 class SpecError(ValueError):
@@ -26,8 +33,10 @@ class Lengths:
     """Coefficient of variation about `low`, which then is the mean."""
 
     def __post_init__(self) -> None:
-        if not (1 <= self.low <= self.high and self.cv >= 0):
-            raise SpecError(f"lengths must be at least 1 and in order, not {self}")
+        if not 1 <= self.low <= self.high <= MAX_TOKENS:
+            raise SpecError(f"lengths must be at least 1, at most {MAX_TOKENS} and in order, not {self}")
+        if self.cv and not MIN_CV <= self.cv <= MAX_CV:
+            raise SpecError(f"the CV of lengths must be in {MIN_CV:g} to {MAX_CV:g}, not {self.cv:g}")
 
     def draw(self, rng: random.Random) -> int:
         if not self.cv:
@@ -83,11 +92,14 @@ class LaneSpec:
     def __post_init__(self) -> None:
         if self.name not in LANES:
             raise SpecError(f"there is no lane {self.name!r}; known are {', '.join(LANES)}")
-        for name, value in (("n", self.n), ("rate", self.rate), ("cv", self.cv)):
-            if value is not None and not value > 0:
-                raise SpecError(f"{name} must be positive, not {value}")
-        if self.start < 0:
-            raise SpecError(f"start must not be negative, not {self.start}")
+        limits = (
+            ("n", self.n, 1, MAX_REQUESTS), ("rate", self.rate, MIN_RATE, MAX_RATE), ("cv", self.cv, MIN_CV, MAX_CV)
+        )  # fmt: skip
+        for name, value, low, high in limits:
+            if value is not None and not low <= value <= high:
+                raise SpecError(f"{name} must be positive, in {low:g} to {high:g}, not {value}")
+        if not 0 <= self.start < math.inf:
+            raise SpecError(f"start must be finite and not negative, not {self.start}")
 
 
 def parse_lane(text: str) -> LaneSpec:
@@ -97,7 +109,10 @@ def parse_lane(text: str) -> LaneSpec:
         SpecError: the message names the key and what is known.
     """
     name, _, rest = text.partition(":")
-    pairs = dict(_pair(item) for item in rest.split(",") if item.strip())
+    given = [_pair(item) for item in rest.split(",") if item.strip()]
+    pairs = dict(given)
+    if len(pairs) < len(given):
+        raise SpecError(f"{name}: a key is given twice: {', '.join(key for key, _ in given)}")
     for key in pairs:
         if key not in _READERS:
             nearest = get_close_matches(key, _READERS, 1, 0.5)
@@ -113,7 +128,7 @@ def parse_lengths(text: str) -> Lengths:
     """Reads `16`, `24-96` (uniform, both ends included) or `600~1.5` (log-normal: mean and CV)."""
     mean, tilde, cv = text.partition("~")
     if tilde:
-        return Lengths(int(mean), max(int(mean), 2**31), float(cv))
+        return Lengths(int(mean), MAX_TOKENS, float(cv))
     low, _, high = text.partition("-")
     return Lengths(int(low), int(high or low))
 
@@ -123,6 +138,8 @@ def parse_range(text: str) -> tuple[int, int]:
     low, _, high = text.partition("-")
     if not (low.isdecimal() and high.isdecimal() and int(low) < int(high)):
         raise SpecError(f"a range is written LOW-HIGH, as 1000-30000, not {text!r}")
+    if int(high) > MAX_TOKEN_ID:
+        raise SpecError(f"token ids are below {MAX_TOKEN_ID}, not {text!r}")
     return int(low), int(high)
 
 
@@ -130,8 +147,8 @@ def parse_seconds(text: str) -> float:
     """Reads `0.5`, `0.5s` or `500ms`."""
     scale = 1000.0 if text.endswith("ms") else 1.0
     seconds = float(text.removesuffix("ms").removesuffix("s")) / scale
-    if not seconds >= 0:
-        raise SpecError(f"a time must not be negative, not {text}")
+    if not 0 <= seconds < math.inf:
+        raise SpecError(f"a time must be finite and must not be negative, not {text}")
     return seconds
 
 

@@ -1,9 +1,10 @@
 """The load generator against a server on loopback that answers well and badly."""
 
+import asyncio
 import socket
 
 import pytest
-from bench_server import FakeServer, fake_server
+from bench_server import FakeServer, chunk, fake_server
 from typer.testing import CliRunner
 
 from gateway.bench.client import Target
@@ -106,6 +107,32 @@ def test_a_url_is_looked_at(url):
         run_loop(drive(Target(url), [Item("m", PROMPT, 1)]))
 
 
+def test_a_connection_that_never_opens_is_given_up(monkeypatch):
+    async def never(*_):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(asyncio, "open_connection", never)
+    with pytest.raises(OSError, match="no connection within"):
+        run_loop(drive(Target("http://127.0.0.1:1"), [Item("m", PROMPT, 1)], timeout_s=0.05))
+
+
+def test_an_interim_response_is_not_the_answer():
+    async def answer(reader, writer):
+        if await reader.read(65_536):
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await asyncio.sleep(0.02)
+            writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + chunk([7], "length") + b"data: [DONE]\n\n")
+        writer.close()
+
+    async def exchange():
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as raw:
+            port = raw.sockets[0].getsockname()[1]
+            return await drive(Target(f"http://127.0.0.1:{port}"), [Item("m", PROMPT, 1)], timeout_s=5)
+
+    [stream] = run_loop(exchange())
+    assert (stream.error, stream.tokens) == (None, 1)
+
+
 def test_requests_wait_for_their_time_and_for_nobody(server):
     items = [Item("silent", PROMPT, 1, at=0.0), Item("good", PROMPT, 1, at=0.1), Item("good", PROMPT, 1, at=0.2)]
     streams = send(server, *items, timeout_s=1.0)
@@ -157,6 +184,9 @@ def test_the_command_replays_a_trace_to_the_first_model(server, tmp_path):
     ("options", "words"),
     [
         (["--lanes", "batch:m=1"], "there is no 'm'"),
+        (["--lanes", "batch:n=2[/x]"], "cannot read '2[/x]'"),
+        (["--models", "a,,b"], "all with names"),
+        (["--json", "nowhere/x.json"], "--json nowhere/x.json"),
         (["--lanes", "batch"], "--trace"),
         (["--trace", "missing.csv"], "missing.csv"),
         (["--models", "full", "--lanes", "batch:n=1"], "every warm-up request failed: http 503 lane_queue_full"),

@@ -1,5 +1,6 @@
 """What the bench client sends: lanes as they are written, arrivals, lengths, models, traces."""
 
+import math
 import random
 import statistics
 from collections import Counter
@@ -8,6 +9,7 @@ from itertools import islice
 import pytest
 
 from engine.sim.traces import Arrival
+from gateway.bench.document import Settings
 from gateway.bench.plan import Plan, arrivals
 from gateway.bench.spec import LaneSpec, Lengths, Slo, SpecError, parse_lane, parse_lengths, parse_range
 
@@ -32,6 +34,12 @@ def test_a_lane_is_read():
         ("batch:n=1,rate=-1", "rate must be positive"),
         ("batch:n=1,in=9-3", "in order"),
         ("batch:n=1,ttft=-1s", "must not be negative"),
+        ("batch:n=2,start=inf", "start: a time must be finite"),
+        ("batch:n=2,n=3", "given twice"),
+        ("batch:n=2,rate=nan", "rate must be positive"),
+        ("batch:n=2,cv=inf", "cv must be positive"),
+        ("batch:n=2,cv=1e-200", "cv must be positive"),
+        ("batch:n=2,in=5~1e200", "in: the CV of lengths"),
     ],
 )
 def test_a_wrong_lane_is_told(text, words):
@@ -52,9 +60,30 @@ def test_a_plan_without_end_or_beginning_is_refused(lanes, words):
         Plan(("m",), tuple(map(parse_lane, lanes)))
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"models": ("a", "", "b")}, "models"),
+        ({"models": ()}, "models"),
+        ({"zipf": math.nan}, "zipf"),
+        ({"rate_scale": math.nan}, "rate_scale"),
+        ({"duration": math.inf}, "duration"),
+        ({"duration": 1e12}, "more than"),
+    ],
+)
+def test_a_plan_out_of_range_is_refused(change, words):
+    with pytest.raises(SpecError, match=words):
+        Plan(**{"models": ("m",), "lanes": (LaneSpec("batch", rate=1.0),), "duration": 9.0} | change)
+
+
+def test_a_timeout_ends():
+    with pytest.raises(SpecError, match="timeout"):
+        Settings("http://x", Plan(("m",), (LaneSpec("batch", 1),)), timeout_s=math.nan)
+
+
 def test_ranges():
     assert parse_range("10-20") == (10, 20)
-    for text in ("10", "20-10", "a-b"):
+    for text in ("10", "20-10", "a-b", "5-5000000000"):
         with pytest.raises(SpecError):
             parse_range(text)
 

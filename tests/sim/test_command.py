@@ -7,6 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from engine.sim.device import FOLDER
+from engine.sim.run import Stalled
 from gateway.simulate_command import simulate
 
 app = typer.Typer()
@@ -86,9 +88,60 @@ def test_the_missing_extra_is_named(trace, tmp_path, monkeypatch):
         (["--prompt", "9-3"], "LOW-HIGH"),
         (["--batch-share", "2"], "batch_share"),
         (["--rate-scale", "0"], "rate scale"),
+        (["--rate-scale", "nan"], "rate scale"),
+        (["--rate-scale", "0.0001"], "nothing arrives"),
+        (["--duration", "inf"], "duration"),
+        (["--rate", "inf"], "rate must be"),
+        (["--cv", "inf"], "cv must be"),
+        (["--zipf", "nan"], "zipf"),
+        (["--batch-share", "nan"], "batch_share"),
+        (["--batch-backlog", "-5"], "batch backlog"),
+        (["--batch-backlog", "5", "--batch-deadline", "nan"], "batch deadline"),
+        (["--batch-backlog", "5", "--batch-deadline", "-3"], "batch deadline"),
+        (["--json", "nowhere/x.json"], "--json nowhere/x.json"),
+        (["--plot", "nowhere/x.png"], "--plot nowhere/x.png"),
+        (["--plot", "x.png", "--goals"], "exclude each other"),
     ],
 )
 def test_mistakes_are_named(arguments, words):
     done = invoke("--duration", 5, *arguments)
+    assert done.exit_code == 1
+    assert words in done.output
+    assert "Throughput" not in done.output
+
+
+def test_a_picture_of_an_unknown_format_is_refused(tmp_path):
+    pytest.importorskip("matplotlib")
+    done = invoke("--duration", 5, "--plot", tmp_path / "x.foo")
+    assert done.exit_code == 1
+    assert "its suffix must be one of" in done.output
+
+
+def test_an_engine_that_stalls_is_reported(monkeypatch):
+    def stall(*_):
+        raise Stalled("no step for 3600 s")
+
+    monkeypatch.setattr("gateway.simulate_command.run_all", stall)
+    done = invoke("--duration", 5)
+    assert done.exit_code == 1
+    assert "error: no step for 3600 s" in done.output
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"engine": {"wings": 2}}, "wings"),
+        ({"page_bytes": 0}, "page_bytes"),
+        ({"noise_sigma": "loud"}, "does not describe"),
+        ({"memory_bytes_per_s": 0}, "memory_bytes_per_s"),
+    ],
+)
+def test_a_wrong_device_is_told(tmp_path, change, words):
+    document = json.loads((FOLDER / "h100-8b.json").read_text())
+    for name, value in change.items():
+        (document if name in document else document["cost"])[name] = value
+    path = tmp_path / "device.json"
+    path.write_text(json.dumps(document))
+    done = invoke("--duration", 5, "--device", path)
     assert done.exit_code == 1
     assert words in done.output

@@ -100,6 +100,14 @@ def test_goals_compare_with_each_lane_alone(make_setup):
     assert ttft["fcfs"] == reports["fcfs"].lanes["interactive"].ttft.p99 / alone
 
 
+def test_a_lanes_service_bound_is_of_what_it_ran_itself(make_setup):
+    refused = Workload([Arrival(0.0, 50_000, 1), Arrival(0.0, 10, 2), Arrival(0.0, 10, 2)], 1.0, BACKLOG)
+    report = simulate(make_setup(), refused)
+    assert report.lanes["interactive"].refused
+    assert report.service_bound["interactive"] <= 2 * 2 * (2 * 12)
+    assert report.service_bound["batch"] > report.service_bound["interactive"]
+
+
 def test_processes_find_the_same(make_setup):
     runs = plan_runs(make_setup(), chat(seconds=10), ["lanes"], ["continuous"], goals=False)
     assert run_all(runs, 2, lambda *_: None) == run_all(runs, 1, lambda *_: None)

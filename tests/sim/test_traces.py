@@ -56,6 +56,14 @@ def test_mooncake_blocks_become_shared_tokens(mooncake):
     assert not set(first[BLOCK_TOKENS:]) & set(second)
 
 
+def test_no_request_is_without_a_token_and_blocks_are_named_from_0(tmp_path):
+    azure, mooncake = tmp_path / "azure.csv", tmp_path / "mooncake.jsonl"
+    azure.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:47.2500000,0,-4\n")
+    mooncake.write_text('{"timestamp": 0, "input_length": -3, "output_length": 0, "hash_ids": [99999999999, 7]}\n')
+    assert read_trace(azure) == [Arrival(0.0, 1, 1)]
+    assert read_trace(mooncake) == [Arrival(0.0, 1, 1, blocks=(0, 1))]
+
+
 def test_prompts_without_blocks_share_nothing():
     make = RequestMaker()
     first, second = (set(make(Arrival(0.0, 100, 1)).prompt) for _ in range(2))
@@ -71,6 +79,8 @@ def test_prompts_without_blocks_share_nothing():
         ("req_time_s,client\n1,2\n", "prompt_len"),
         ("req_time_s,client,prompt_len,output_len\n", "no requests"),
         ('{"timestamp": 1}\n', "input_length"),
+        ('{"timestamp": 1, "input_length": "10", "output_length": 1, "hash_ids": []}\n', "TypeError"),
+        ("req_time_s,client,prompt_len,output_len\nnan,1,1,1\n", "not finite"),
     ],
 )
 def test_what_is_no_trace_is_named(tmp_path, text, words):

@@ -63,7 +63,7 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class Slo(Struct, forbid_unknown_fields=True):
+class Slo(Struct):
     """Ours: what a request asks for instead of its lane's goals."""
 
     ttft_ms: Milliseconds | None = None

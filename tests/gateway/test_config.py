@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -136,7 +135,7 @@ def test_the_engine_reads_what_it_is_started_with(path):
 def test_every_nested_value_survives_the_way_to_the_engine():
     config = EngineConfig(
         model="m",
-        interactive=LaneGoals(1.5, 0.25, 0.5, math.inf),
+        interactive=LaneGoals(1.5, 0.25, 0.5, 6.0),
         batch=LaneGoals(7.0, 8.0, 0.125, 9.0),
         scheduling=Scheduling(policy="fcfs", preemption="swap", min_chunk=7, batch_floor=0.5),
     )
@@ -182,7 +181,7 @@ WRONG = {
     "scheduling choice": ("engine: {scheduling: {policy: x}}", "engine.scheduling: policy must be one of lanes, fcfs"),
     "scheduling range": ("engine: {scheduling: {batch_floor: 2}}", "engine.scheduling: batch_floor is a share"),
     "scheduling type": ("engine: {scheduling: {min_chunk: x}}", "engine.scheduling.min_chunk: Expected int, got str"),
-    "swap_gb": ("engine: {swap_gb: -1}", "engine.swap_gb must not be negative"),
+    "swap_gb": ("engine: {swap_gb: -1}", "engine.swap_gb must be finite and not negative"),
     "unknown lane key": ("lanes: {batch: {ttft: 1}}", "lanes.batch.ttft: unknown key; did you mean ttft_s?"),
     "lane range": ("lanes: {interactive: {itl_s: 0}}", "lanes.interactive: ttft_s and itl_s must be positive"),
     "lane attainment": ("lanes: {batch: {attainment: 1.1}}", "lanes.batch: attainment must be between 0 and 1"),

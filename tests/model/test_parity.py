@@ -55,7 +55,15 @@ def prompts(smollm2):
 
 def run_engine(smollm2, prompts, dtype, num_pages):
     runner = ModelRunner(EngineConfig(str(smollm2), dtype=dtype, device="cpu", num_pages=num_pages, max_seqs=16))
-    core = CoreConfig(num_pages, runner.block_size, 16, 512, 64, eos_token_ids=runner.eos_token_ids)
+    core = CoreConfig(
+        num_pages,
+        runner.block_size,
+        host_pages=runner.num_host_pages,
+        max_seqs=16,
+        max_model_len=512,
+        token_budget=64,
+        eos_token_ids=runner.eos_token_ids,
+    )
     engine = Engine(EngineState.create(core), runner)
     versions = {name: engine.load_adapter(str(path)).id for name, path in DEMO_ADAPTERS.items()}
     answers = {}

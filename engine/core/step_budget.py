@@ -30,6 +30,8 @@ class StepBudget:
         self._lane = Lane.INTERACTIVE
         self._limit = inf
         self._is_shared = False
+        self._before, self._allowed = 0.0, inf
+        """Predicted seconds when this lane's turn began, and how long it may make the step, however full it is."""
         self.tokens_left = state.config.token_budget
         self.alone = 0.0
         """Predicted seconds without batch work, where there are interactive decodes."""
@@ -48,7 +50,9 @@ class StepBudget:
         if self._is_shared and self._decodes:
             self.alone = self._model.predict(self.features)
         if self._timed:
+            self._before = self._model.predict(self.features)
             self._limit = self._slack / self._margin if lane is Lane.INTERACTIVE else self._batch_limit()
+            self._allowed = self._limit
 
     @property
     def features(self) -> StepFeatures:
@@ -102,12 +106,11 @@ class StepBudget:
             self._add(seq, start, num_tokens, self._rank(seq), -1)
 
     def fits_pages(self, count: int) -> bool:
-        """Whether so many more pages may be copied: batch work may not make a step wait for them that others share,
-        unless it has had less than its floor."""
+        """Whether so many more pages may be copied: in a step that others share, batch work may copy as much as would
+        fit beside them alone (behind full decodes it never would), or if it has had less than its floor."""
         if not (count and self._is_shared) or self._limit == inf or self._owes_batch():
             return True
-        features = self.features
-        return self._model.predict(features._replace(pages_moved=features.pages_moved + count)) <= self._limit
+        return self._before + self._model.prices.page * (self._moved + count) <= max(self._limit, self._allowed)
 
     def move_pages(self, count: int) -> None:
         """Pages are copied between host and device in this step."""

@@ -82,7 +82,7 @@ def _adapter(adapter: Adapter) -> pb.AdapterStats:
 
 
 def _pages(state: EngineState) -> Figures:
-    adapter_pages = sum(len(adapter.pages) for adapter in state.adapters.values())
+    adapter_pages = state.adapter_pages
     free, cached = len(state.pool.free), state.prefix.num_idle
     return {
         "total_pages": state.config.usable_pages,

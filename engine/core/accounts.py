@@ -8,7 +8,7 @@ adapter loads cost what they cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from engine.core.types import Lane
@@ -38,14 +38,13 @@ class Accounts:
             account = self.of[lane, tenant] = Account()
         return account
 
-    def arrive(self, lane: Lane, tenant: str, weight: float, waiting: Iterable[str]) -> None:
+    def arrive(self, lane: Lane, tenant: str, weight: float, waiting: Collection[str]) -> None:
         """A request came. `waiting`: tenants that wait in this lane without it."""
         account = self.get(lane, tenant)
         account.weight = weight
-        others = list(waiting)
-        if tenant in others:
+        if tenant in waiting:
             return
-        least = min((self.get(lane, other).served for other in others), default=self._last_left[lane])
+        least = min((self.get(lane, other).served for other in waiting), default=self._last_left[lane])
         account.served = max(account.served, least)
 
     def leave(self, lane: Lane, tenant: str) -> None:

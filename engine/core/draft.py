@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from engine.core.adapters import Adapter, Residency, eviction_order
+from engine.core.adapter_budget import AdapterBudget
+from engine.core.adapters import Adapter, Residency
 from engine.core.page_budget import PageBudget
 from engine.core.policy import Policy
 from engine.core.prefix import page_keys
@@ -39,9 +40,7 @@ class Draft:
         self._budget = StepBudget(state, now, policy.timed)
         self._pages = PageBudget(state)
         self._host = Saves(state)
-        self._pins: Counter[AdapterId] = Counter({a.id: a.running for a in state.adapters.values() if a.running})
-        self._wanted: set[AdapterId] = set()
-        """Adapters of waiting sequences already looked at: never evicted for somebody behind them."""
+        self._adapters = AdapterBudget(state, self._pages)
         self._draining: set[AdapterId] = set()
         """Not started with any more, so that an adapter that has been waited for too long finds room."""
         self._reserved = 0
@@ -57,7 +56,6 @@ class Draft:
         self._admitted: list[Admission] = []
         self._restores: list[PageCopy] = []
         self._loads: dict[AdapterId, AdapterLoad] = {}
-        self._evicted: dict[AdapterId, Adapter] = {}
 
     def enter(self, lane: Lane) -> None:
         """From now on it is this lane's turn."""
@@ -96,13 +94,13 @@ class Draft:
             return self._admit(seq)
         if adapter.id in self._draining:
             return True
-        if adapter.residency is Residency.RESIDENT and adapter.id not in self._evicted:
-            self._wanted.add(adapter.id)
+        if adapter.residency is Residency.RESIDENT and adapter.id not in self._adapters.evicted:
+            self._adapters.wanted.add(adapter.id)
             return self._admit(seq)
         return self._load(adapter, seq)
 
     def finish(self) -> StepPlan:
-        self._evict_closed()
+        self._adapters.evict_closed()
         self._budget.move_pages(self._host.checkpoint(self._preempted))
         features = self._budget.features
         return StepPlan(
@@ -117,7 +115,7 @@ class Draft:
             preempted=tuple(self._preempted),
             causes=tuple(self._causes),
             dropped_cache=tuple(self._pages.dropped),
-            evicted=tuple(self._evicted),
+            evicted=tuple(self._adapters.evicted),
             loads=tuple(self._loads.values()),
             restores=tuple(self._restores),
             admitted=tuple(self._admitted),
@@ -134,12 +132,10 @@ class Draft:
         cached = self._pages.still_cached(self._state.prefix.match(keys)) if self._config.prefix_caching else []
         restorable = self._host.match(keys[len(cached) :])
         known = len(cached) + len(restorable)
-        if known < len(keys) and self._is_promised(keys[known], seq):
+        is_promised = known < len(keys) and self._is_promised(keys[known], seq)
+        if is_promised or not self._budget.fits_pages(len(restorable)):
             self._host.let_go(keys[len(cached) : known])
-            return True
-        if not self._budget.fits_pages(len(restorable)):
-            self._host.let_go(keys[len(cached) : known])
-            return False
+            return is_promised
         self._pages.share(cached)
         num_computed = known * self._config.block_size
         count = self._budget.grant(seq, num_computed, len(seq.tokens) - num_computed)
@@ -155,7 +151,7 @@ class Draft:
         self._admitted.append(_admission(seq, num_computed, (*cached, *new)))
         self._promised.update(keys[known:])
         if seq.request.adapter:
-            self._pins[seq.request.adapter] += 1
+            self._adapters.pins[seq.request.adapter] += 1
         if count:
             self._schedule(seq, num_computed, count, ())
         return True
@@ -194,10 +190,10 @@ class Draft:
             return False
         for number, victim in enumerate(victims):
             self._preempt(victim, cause if cause is not Cause.SLOT or number < slots else Cause.PAGES)
-        for adapter in self._evictable():
+        for adapter in self._adapters.idle():
             if self._pages.available(self._takes_as(seq)) >= pages:
                 break
-            self._evict(adapter)
+            self._adapters.evict(adapter)
         return True
 
     def _kept_free(self, seq: Sequence) -> int:
@@ -220,19 +216,19 @@ class Draft:
     def _choose_victims(self, pages: int, slots: int, seq: Sequence) -> list[Sequence] | None:
         """The fewest of the policy's victims, in its order, that yield enough; None if all of them do not."""
         victims: list[Sequence] = []
-        gain, pins = self._pages.available(self._takes_as(seq)), self._pins
+        gain = self._pages.available(self._takes_as(seq))
         if gain < pages:
-            gain += sum(adapter.num_pages for adapter in self._evictable())
+            gain += sum(adapter.num_pages for adapter in self._adapters.idle())
         if gain >= pages and slots <= 0:
             return victims
-        pins, let_go = pins.copy(), Counter[PageId]()
+        pins, let_go = self._adapters.pins.copy(), Counter[PageId]()
         for victim in self._policy.victims(self._state, seq):
             if victim is seq:
                 return None
             if victim.id in self._preempted:
                 continue
             victims.append(victim)
-            gain += self._pages.gain(self._held(victim), let_go) + self._unpinned(victim, pins)
+            gain += self._pages.gain(self._held(victim), let_go) + self._adapters.unpin(victim, pins)
             if gain >= pages and len(victims) >= slots:
                 return victims
         return None
@@ -240,14 +236,6 @@ class Draft:
     def _held(self, victim: Sequence) -> list[PageId]:
         chunk = self._chunks.get(victim.id)
         return victim.pages + list(chunk.new_pages) if chunk else victim.pages
-
-    def _unpinned(self, victim: Sequence, pins: Counter[AdapterId]) -> int:
-        """Pages of the victim's adapter, if the victim held its last pin."""
-        adapter = victim.request.adapter
-        if adapter is None:
-            return 0
-        pins[adapter] -= 1
-        return self._state.adapters[adapter].num_pages if pins[adapter] == 0 and adapter not in self._wanted else 0
 
     def _preempt(self, victim: Sequence, cause: Cause) -> None:
         self._preempted[victim.id] = victim
@@ -258,7 +246,7 @@ class Draft:
             self._budget.take_back(victim, chunk.start, chunk.num_tokens)
         self._budget.move_pages(self._host.preempted(victim))
         if victim.request.adapter:
-            self._pins[victim.request.adapter] -= 1
+            self._adapters.pins[victim.request.adapter] -= 1
 
     def _load(self, adapter: Adapter, seq: Sequence) -> bool:
         """Sees to it that the adapter is on its way. Others may start meanwhile."""
@@ -267,22 +255,27 @@ class Draft:
                 return True
             if not (self._is_old(seq) or self._budget.fits_pages(adapter.num_pages)):
                 return True
-            if not (self._make_table_row() and self._make_room(adapter.num_pages, seq, Cause.ADAPTER)):
+            if not (
+                self._adapters.make_table_row(len(self._loads))
+                and self._make_room(adapter.num_pages, seq, Cause.ADAPTER)
+            ):
                 self._too_many[seq.lane] = adapter.num_pages
                 self._make_way(adapter, seq)
                 return True
             pages = self._pages.take(adapter.num_pages, self._takes_as(seq))
             self._loads[adapter.id] = AdapterLoad(adapter.id, pages, seq.id)
             self._budget.move_pages(adapter.num_pages)
-        self._wanted.add(adapter.id)
-        return adapter.id not in self._evicted
+        self._adapters.wanted.add(adapter.id)
+        return adapter.id not in self._adapters.evicted
 
     def _make_way(self, adapter: Adapter, seq: Sequence) -> None:
         """There is no room for an adapter. Who has waited long enough ends the reign of the one served most."""
         if not self._is_old(seq):
             return
         above = {other.request.adapter for other in self._state.running.values() if other.lane < seq.lane}
-        pinned = [self._state.adapters[name] for name, pins in self._pins.items() if pins > 0 and name not in above]
+        pinned = [
+            self._state.adapters[name] for name, pins in self._adapters.pins.items() if pins > 0 and name not in above
+        ]
         if pinned:
             self._reserved += adapter.num_pages
             self._draining.add(max(pinned, key=lambda other: (other.num_starts, other.id)).id)
@@ -290,30 +283,6 @@ class Draft:
     def _is_old(self, seq: Sequence) -> bool:
         """It has waited for its adapter as long as it should."""
         return self._now - seq.request.arrival >= self._config.scheduling.adapter_age_s
-
-    def _make_table_row(self) -> bool:
-        """Frees a row of the adapter table when all are in use."""
-        held = sum(a.residency is not Residency.HOST for a in self._state.adapters.values())
-        if held - len(self._evicted) + len(self._loads) < self._config.max_resident_adapters:
-            return True
-        idle = self._evictable()
-        if idle:
-            self._evict(idle[0])
-        return bool(idle)
-
-    def _evictable(self) -> list[Adapter]:
-        order = eviction_order(self._state.adapters, self._pins)
-        return [a for a in order if a.id not in self._evicted and a.id not in self._wanted]
-
-    def _evict(self, adapter: Adapter) -> None:
-        self._evicted[adapter.id] = adapter
-        self._pages.give_back(adapter.pages)
-
-    def _evict_closed(self) -> None:
-        """Dropped adapters leave the device as soon as nobody needs them."""
-        for adapter in self._evictable():
-            if adapter.closing and adapter.live == 0:
-                self._evict(adapter)
 
 
 def _admission(seq: Sequence, num_computed: int, pages: tuple[PageId, ...]) -> Admission:

@@ -8,8 +8,9 @@ only an order in which copies are given up.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
+from engine.core.prefix import leading_pages
 from engine.core.types import HostPageId, PrefixKey
 
 
@@ -23,15 +24,9 @@ class HostTier:
         self.free = dict.fromkeys(range(num_pages))
         """An ordered set."""
 
-    def match(self, keys: Sequence[PrefixKey]) -> list[HostPageId]:
+    def match(self, keys: Iterable[PrefixKey]) -> list[HostPageId]:
         """Host pages of the leading keys that are here."""
-        pages = []
-        for key in keys:
-            page = self.page_of.get(key)
-            if page is None:
-                break
-            pages.append(page)
-        return pages
+        return leading_pages(self.page_of, keys)
 
     def put(self, key: PrefixKey, page: HostPageId) -> None:
         """`page` holds `key` from now on, and what it held is gone."""

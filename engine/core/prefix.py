@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 
 from engine.core.types import AdapterId, Lane, PageId, PrefixKey, Sequence
@@ -33,6 +34,17 @@ def page_keys(seq: Sequence, num_full_pages: int, block_size: int) -> list[Prefi
         parent = keys[-1] if keys else root_key(seq.request.adapter)
         keys.append(next_key(parent, seq.tokens[start : start + block_size]))
     return keys[:num_full_pages]
+
+
+def leading_pages(page_of: Mapping[PrefixKey, int], keys: Iterable[PrefixKey]) -> list[int]:
+    """Pages of the leading keys that are there, be they the device's or the host's."""
+    pages = []
+    for key in keys:
+        page = page_of.get(key)
+        if page is None:
+            break
+        pages.append(page)
+    return pages
 
 
 class PrefixCache:
@@ -60,13 +72,7 @@ class PrefixCache:
 
     def match(self, keys: list[PrefixKey]) -> list[PageId]:
         """Pages of the longest cached run of leading keys."""
-        pages = []
-        for key in keys:
-            page = self.page_of.get(key)
-            if page is None:
-                break
-            pages.append(page)
-        return pages
+        return leading_pages(self.page_of, keys)
 
     def register(self, key: PrefixKey, page: PageId, lane: Lane) -> None:
         """Makes a full page findable. The first page registered under a key stays the one that is found."""

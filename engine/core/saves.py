@@ -32,7 +32,7 @@ class Saves:
         """Host pages of the leading keys, safe until `let_go`."""
         if not self._host.page_of:
             return []
-        pages = self._host.match(list(takewhile(lambda key: key not in self._given_up, keys)))
+        pages = self._host.match(takewhile(lambda key: key not in self._given_up, keys))
         self._pinned.update(keys[: len(pages)])
         return pages
 

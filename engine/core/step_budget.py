@@ -45,12 +45,11 @@ class StepBudget:
     def enter(self, lane: Lane) -> None:
         """What is asked for from now on is for this lane; what has been granted belongs to higher ones."""
         self._lane = lane
-        self._spent = None
         self._is_shared = lane is not Lane.INTERACTIVE and not self._is_empty
+        self._before = self._spent = self._model.predict(self.features)
         if self._is_shared and self._decodes:
-            self.alone = self._model.predict(self.features)
+            self.alone = self._before
         if self._timed:
-            self._before = self._model.predict(self.features)
             self._limit = self._slack / self._margin if lane is Lane.INTERACTIVE else self._batch_limit()
             self._allowed = self._limit
 
@@ -110,7 +109,7 @@ class StepBudget:
         fit beside them alone (behind full decodes it never would), or if it has had less than its floor."""
         if not (count and self._is_shared) or self._limit == inf or self._owes_batch():
             return True
-        return self._before + self._model.prices.page * (self._moved + count) <= max(self._limit, self._allowed)
+        return self._before + self._model.prices.page * (self._moved + count) <= self._allowed
 
     def move_pages(self, count: int) -> None:
         """Pages are copied between host and device in this step."""
@@ -185,7 +184,7 @@ class StepBudget:
             one_decode = model.predict(StepFeatures(decode_tokens=1.0))
             return min(rules.yield_bound_s / self._margin, one_decode * rules.yield_stretch)
         promise = min(self._slack, rules.yield_bound_s) / self._margin
-        ledger, alone = self._state.ledger, model.predict(self.features)
+        ledger, alone = self._state.ledger, self._before
         if self._owes_batch():
             # Where the goal cannot be met even without batch work, keeping it off would serve nobody.
             lost = alone * self._margin >= self._slack

@@ -83,8 +83,7 @@ def _ratio(value: float | None, base: float | None) -> float | None:
 
 
 def _p99(report: Report | None, name: str) -> float | None:
-    lane = report.lanes.get("interactive") if report else None
-    return getattr(lane, name).p99 if lane else None
+    return report.interactive_p99(name) if report else None
 
 
 def _batch_tokens(report: Report | None) -> float | None:

@@ -42,7 +42,7 @@ def draw(curves: Curves, title: str, out: Path) -> None:
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     for axes, (label, name) in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
         for policy, points in curves.items():
-            line = [(report.tokens_per_s, _p99(report, name), rate) for rate, report in points]
+            line = [(report.tokens_per_s, report.interactive_p99(name), rate) for rate, report in points]
             known = [(x, y, rate) for x, y, rate in line if y is not None]
             axes.plot([x for x, _, _ in known], [y for _, y, _ in known], marker="o", label=policy)
             for x, y, rate in known:
@@ -52,8 +52,3 @@ def draw(curves: Curves, title: str, out: Path) -> None:
         axes.legend()
     figure.suptitle(title)
     figure.savefig(out, dpi=150)
-
-
-def _p99(report: Report, name: str) -> float | None:
-    lane = report.lanes.get("interactive")
-    return getattr(lane, name).p99 if lane else None

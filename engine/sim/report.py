@@ -89,6 +89,11 @@ class Report:
     prediction_error: float | None
     """Median of |actual - predicted| / actual over the steps, once warm."""
 
+    def interactive_p99(self, name: str) -> float | None:
+        """Seconds; `name` is ttft, itl, tpot or e2e."""
+        lane = self.lanes.get("interactive")
+        return getattr(lane, name).p99 if lane else None
+
 
 def make_report(state: EngineState, collected: Collector, now: float, workload: Workload) -> Report:
     measured = max(workload.horizon if workload.backlog else now, 1e-9)

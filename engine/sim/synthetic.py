@@ -53,20 +53,26 @@ def arrivals(rate: float, seconds: float, prompt: Sizes, output: Sizes, cv: floa
         raise ValueError(f"the rate must be positive and make at most {MAX_ARRIVALS:,} requests, not {rate:g}")
     if not MIN_CV <= cv <= MAX_CV:
         raise ValueError(f"cv must be in {MIN_CV:g} to {MAX_CV:g}, not {cv:g}")
-    rng, shape, now = Random(seed), 1 / cv**2, 0.0
+    rng, now = Random(seed), 0.0
     trace = []
-    while (now := now + rng.gammavariate(shape, 1 / (rate * shape))) < seconds:
+    while (now := now + gap(rate, cv, rng)) < seconds:
         trace.append(Arrival(now, prompt.draw(rng), output.draw(rng)))
     if not trace:
         raise ValueError(f"nothing arrives within {seconds:g} s at {rate:g} requests/s")
     return trace
 
 
+def gap(rate: float, cv: float, rng: Random) -> float:
+    """Seconds until the next arrival."""
+    shape = 1 / cv**2
+    return rng.gammavariate(shape, 1 / (rate * shape))
+
+
 def with_adapters(trace: Trace, count: int, exponent: float, seed: int = 0) -> Trace:
     """Every request asks for one of `count` adapters, the k-th most popular with a probability of k^-exponent."""
     if not count:
         return trace
-    draw = Zipf(count, exponent, seed)
+    draw = Zipf(count, exponent, Random(seed))
     return [arrival._replace(adapter=draw()) for arrival in trace]
 
 
@@ -90,9 +96,9 @@ def adapter_ranks(count: int, seed: int = 0) -> list[int]:
 class Zipf:
     """Draws indices below `count`, 0 being the most popular."""
 
-    def __init__(self, count: int, exponent: float, seed: int) -> None:
+    def __init__(self, count: int, exponent: float, rng: Random) -> None:
         self._sums = list(accumulate(rank**-exponent for rank in range(1, count + 1)))
-        self._rng = Random(seed)
+        self._rng = rng
 
     def __call__(self) -> int:
         return min(bisect_left(self._sums, self._rng.random() * self._sums[-1]), len(self._sums) - 1)

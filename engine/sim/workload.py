@@ -101,7 +101,7 @@ class RequestMaker:
 def backlog_arrivals(workload: Workload, backlog: Backlog) -> Iterator[Arrival]:
     """Batch requests without end; their times are for whoever submits them to fill in."""
     rng = Random(workload.seed)
-    draw = Zipf(workload.adapters, workload.zipf, workload.seed) if workload.adapters else None
+    draw = Zipf(workload.adapters, workload.zipf, Random(workload.seed)) if workload.adapters else None
     while True:
         yield Arrival(
             time=0.0,

@@ -7,8 +7,9 @@ import random
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import chain, cycle
 
+from engine.sim.synthetic import Zipf, gap
 from engine.sim.traces import BLOCK_TOKENS, Arrival
 from gateway.bench.spec import MAX_REQUESTS, LaneSpec, Lengths, SpecError
 
@@ -120,11 +121,11 @@ class Plan:
         return ids
 
     def _models(self, lane: LaneSpec) -> Iterator[str]:
-        rng, turn = self._rng(lane, "models"), 0
-        weights = list(accumulate(rank ** -(self.zipf or 0.0) for rank in range(1, len(self.models) + 1)))
+        if not self.zipf:
+            yield from cycle(self.models)
+        draw = Zipf(len(self.models), self.zipf or 0.0, self._rng(lane, "models"))
         while True:
-            yield rng.choices(self.models, cum_weights=weights)[0] if self.zipf else self.models[turn]
-            turn = (turn + 1) % len(self.models)
+            yield self.models[draw()]
 
     def _rng(self, lane: LaneSpec, purpose: str) -> random.Random:
         """One for each purpose, so that changing a lane's lengths moves none of its arrivals."""
@@ -134,10 +135,9 @@ class Plan:
 def arrivals(lane: LaneSpec, rng: random.Random) -> Iterator[float]:
     """Seconds at which a lane's requests arrive: gaps are Gamma-distributed with mean 1/rate and the lane's CV."""
     at, count = lane.start, 0
-    shape = 1 / lane.cv**2
     while lane.n is None or count < lane.n:
         if lane.rate:
-            at += rng.gammavariate(shape, 1 / (lane.rate * shape))
+            at += gap(lane.rate, lane.cv, rng)
         yield at
         count += 1
 

@@ -210,6 +210,18 @@ class UnloadAdapterResponse(_message.Message):
     aborted: int
     def __init__(self, aborted: _Optional[int] = ...) -> None: ...
 
+class PinAdapterRequest(_message.Message):
+    __slots__ = ("adapter", "pinned")
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    adapter: str
+    pinned: bool
+    def __init__(self, adapter: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class PinAdapterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ("check",)
     CHECK_FIELD_NUMBER: _ClassVar[int]
@@ -255,21 +267,39 @@ class TenantStats(_message.Message):
     def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., tenant: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., device_seconds: _Optional[float] = ..., served_seconds: _Optional[float] = ...) -> None: ...
 
 class AdapterStats(_message.Message):
-    __slots__ = ("adapter", "state", "pages", "running", "waiting")
+    __slots__ = ("adapter", "state", "pages", "running", "waiting", "rank", "bytes", "hits", "loads", "fetches", "last_load_seconds", "last_fetch_seconds", "idle_seconds", "pinned")
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    FETCHES_FIELD_NUMBER: _ClassVar[int]
+    LAST_LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FETCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
     adapter: str
     state: str
     pages: int
     running: int
     waiting: int
-    def __init__(self, adapter: _Optional[str] = ..., state: _Optional[str] = ..., pages: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    rank: int
+    bytes: int
+    hits: int
+    loads: int
+    fetches: int
+    last_load_seconds: float
+    last_fetch_seconds: float
+    idle_seconds: float
+    pinned: bool
+    def __init__(self, adapter: _Optional[str] = ..., state: _Optional[str] = ..., pages: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., hits: _Optional[int] = ..., loads: _Optional[int] = ..., fetches: _Optional[int] = ..., last_load_seconds: _Optional[float] = ..., last_fetch_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: _Optional[bool] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("lanes", "adapters", "total_pages", "free_pages", "kv_pages", "cached_pages", "adapter_pages", "steps", "preemptions", "recomputed_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads", "adapter_evictions", "step_seconds", "violations", "tenants", "step_predicted_seconds_total", "step_actual_seconds_total", "step_error_median", "step_margin", "host_total_pages", "host_used_pages", "pages_saved", "pages_restored", "preemptions_by_cause", "batch_urgency", "batch_share")
+    __slots__ = ("lanes", "adapters", "total_pages", "free_pages", "kv_pages", "cached_pages", "adapter_pages", "steps", "preemptions", "recomputed_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "adapter_loads", "adapter_evictions", "step_seconds", "violations", "tenants", "step_predicted_seconds_total", "step_actual_seconds_total", "step_error_median", "step_margin", "host_total_pages", "host_used_pages", "pages_saved", "pages_restored", "preemptions_by_cause", "batch_urgency", "batch_share", "adapter_host_total_bytes", "adapter_host_used_bytes", "adapter_fetches", "adapter_fetch_failures", "adapter_fetch_seconds", "adapter_load_seconds", "adapter_host_evictions")
     class PreemptionsByCauseEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -306,6 +336,13 @@ class EngineStats(_message.Message):
     PREEMPTIONS_BY_CAUSE_FIELD_NUMBER: _ClassVar[int]
     BATCH_URGENCY_FIELD_NUMBER: _ClassVar[int]
     BATCH_SHARE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_HOST_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_HOST_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FETCHES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FETCH_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FETCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_HOST_EVICTIONS_FIELD_NUMBER: _ClassVar[int]
     lanes: _containers.RepeatedCompositeFieldContainer[LaneStats]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterStats]
     total_pages: int
@@ -335,4 +372,11 @@ class EngineStats(_message.Message):
     preemptions_by_cause: _containers.ScalarMap[str, int]
     batch_urgency: float
     batch_share: float
-    def __init__(self, lanes: _Optional[_Iterable[_Union[LaneStats, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterStats, _Mapping]]] = ..., total_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., kv_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., adapter_loads: _Optional[int] = ..., adapter_evictions: _Optional[int] = ..., step_seconds: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ..., step_predicted_seconds_total: _Optional[float] = ..., step_actual_seconds_total: _Optional[float] = ..., step_error_median: _Optional[float] = ..., step_margin: _Optional[float] = ..., host_total_pages: _Optional[int] = ..., host_used_pages: _Optional[int] = ..., pages_saved: _Optional[int] = ..., pages_restored: _Optional[int] = ..., preemptions_by_cause: _Optional[_Mapping[str, int]] = ..., batch_urgency: _Optional[float] = ..., batch_share: _Optional[float] = ...) -> None: ...
+    adapter_host_total_bytes: int
+    adapter_host_used_bytes: int
+    adapter_fetches: int
+    adapter_fetch_failures: int
+    adapter_fetch_seconds: float
+    adapter_load_seconds: float
+    adapter_host_evictions: int
+    def __init__(self, lanes: _Optional[_Iterable[_Union[LaneStats, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[AdapterStats, _Mapping]]] = ..., total_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., kv_pages: _Optional[int] = ..., cached_pages: _Optional[int] = ..., adapter_pages: _Optional[int] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., adapter_loads: _Optional[int] = ..., adapter_evictions: _Optional[int] = ..., step_seconds: _Optional[float] = ..., violations: _Optional[_Iterable[str]] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ..., step_predicted_seconds_total: _Optional[float] = ..., step_actual_seconds_total: _Optional[float] = ..., step_error_median: _Optional[float] = ..., step_margin: _Optional[float] = ..., host_total_pages: _Optional[int] = ..., host_used_pages: _Optional[int] = ..., pages_saved: _Optional[int] = ..., pages_restored: _Optional[int] = ..., preemptions_by_cause: _Optional[_Mapping[str, int]] = ..., batch_urgency: _Optional[float] = ..., batch_share: _Optional[float] = ..., adapter_host_total_bytes: _Optional[int] = ..., adapter_host_used_bytes: _Optional[int] = ..., adapter_fetches: _Optional[int] = ..., adapter_fetch_failures: _Optional[int] = ..., adapter_fetch_seconds: _Optional[float] = ..., adapter_load_seconds: _Optional[float] = ..., adapter_host_evictions: _Optional[int] = ...) -> None: ...

@@ -54,6 +54,11 @@ class EngineStub:
                 request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
                 response_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterResponse.FromString,
                 _registered_method=True)
+        self.PinAdapter = channel.unary_unary(
+                '/loralane.engine.v1.Engine/PinAdapter',
+                request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.PinAdapterRequest.SerializeToString,
+                response_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.PinAdapterResponse.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/loralane.engine.v1.Engine/Stats',
                 request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.StatsRequest.SerializeToString,
@@ -92,6 +97,13 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PinAdapter(self, request, context):
+        """Keeps an adapter on the device, once it is there, until it is unpinned or unloaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """A consistent picture of the engine, taken between two steps.
         """
@@ -121,6 +133,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.UnloadAdapter,
                     request_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterRequest.FromString,
                     response_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'PinAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinAdapter,
+                    request_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.PinAdapterRequest.FromString,
+                    response_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.PinAdapterResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -236,6 +253,33 @@ class Engine:
             '/loralane.engine.v1.Engine/UnloadAdapter',
             loralane_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
             loralane_dot_engine_dot_v1_dot_engine__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.engine.v1.Engine/PinAdapter',
+            loralane_dot_engine_dot_v1_dot_engine__pb2.PinAdapterRequest.SerializeToString,
+            loralane_dot_engine_dot_v1_dot_engine__pb2.PinAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

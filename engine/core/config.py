@@ -199,6 +199,24 @@ class CoreConfig:
     """Tokens computed a step, over all sequences: what the executor has memory for."""
     max_resident_adapters: int = 1024
     """Rows of the adapter indirection table; what truly bounds residency is pages."""
+    min_kv_pages: int = 0
+    """Pages that adapters may never take. With 0 both compete for all of them, which wastes none: idle adapters yield
+    to KV, and those in use bring sequences that end."""
+    max_adapter_pages: int = 0
+    """Pages that adapters may take at most; 0: all but `min_kv_pages`."""
+    host_adapter_bytes: int = 2 << 30
+    """Bound on packed adapters in host memory, those on their way there included."""
+    max_fetches: int = 4
+    """Adapters being read at a time: enough to keep a disk busy while others are packed. One is kept for the
+    interactive lane, so that a batch's fetches are never all in its way."""
+    prefetch_window: int = 32
+    """Waiting requests of a lane whose adapters are read ahead: as many as a default engine starts at once."""
+    adapter_half_life_s: float = 300.0
+    """A start counts half as much for keeping an adapter when it is so long ago: the pause after which people rarely
+    come back, as for `hold_s`."""
+    fetch_backoff_s: float = 1.0
+    """After a failed fetch, requests for the adapter are refused for so long, twice as long after each further one: a
+    folder that is gone rarely comes back within a second, and asking costs a thread and a disk."""
     max_waiting: int = 10_000
     """Requests in the waiting queue before new ones are refused, or take the place of one of a lower lane."""
     eos_token_ids: tuple[int, ...] = ()
@@ -210,7 +228,10 @@ class CoreConfig:
     def __post_init__(self) -> None:
         _check(self, 1, "block_size", "max_seqs", "max_model_len", "token_budget", "max_resident_adapters")
         _check(self, 1, "max_waiting")
-        _check(self, 0, "host_pages")
+        _check(self, 1, "max_fetches", "prefetch_window")
+        _check(self, 0, "host_pages", "min_kv_pages", "max_adapter_pages", "host_adapter_bytes", "fetch_backoff_s")
+        if not self.adapter_half_life_s > 0:
+            raise ValueError(f"adapter_half_life_s must be positive, not {self.adapter_half_life_s}")
         if self.num_pages < 2:
             raise ValueError(f"num_pages must be at least 2 (page 0 is the null page), not {self.num_pages}")
         if self.token_budget < self.max_seqs:
@@ -219,6 +240,12 @@ class CoreConfig:
     @property
     def usable_pages(self) -> int:
         return self.num_pages - 1
+
+    @property
+    def adapter_pages(self) -> int:
+        """Pages that adapters may take together."""
+        spare = max(0, self.usable_pages - self.min_kv_pages)
+        return min(self.max_adapter_pages or spare, spare)
 
     @property
     def goals(self) -> tuple[LaneGoals, LaneGoals]:

@@ -30,6 +30,9 @@ class Policy(Protocol):
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         """A lane's waiting sequences, the first to be started first."""
 
+    def order_fetches(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
+        """The same, with those who may not start yet: whose adapter is read first."""
+
     def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
         """Running sequences that may be preempted for `needy`, the first to go first."""
 
@@ -50,6 +53,8 @@ class LanePolicy:
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         return fair_order(state, lane, now)
 
+    order_fetches = order_waiting
+
     def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
         lower = cheapest_first(state, [s for s in state.running.values() if s.lane > needy.lane])
         return lower + behind(state, needy) if needy.id in state.running else lower
@@ -67,6 +72,8 @@ class QueuePolicy:
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         return (seq for queue in state.waiting.groups(lane).values() for seq in queue)
 
+    order_fetches = order_waiting
+
     def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
         return behind(state, needy) if needy.id in state.running else []
 
@@ -78,6 +85,7 @@ class Batched:
         self._policy = policy
         self.timed, self.gathers = False, True
         self.order_running = policy.order_running
+        self.order_fetches = policy.order_fetches
         self.victims = policy.victims
 
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:

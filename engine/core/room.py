@@ -1,0 +1,22 @@
+"""What must be free for a sequence to start, in every kind of thing that can be short."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Room(NamedTuple):
+    """Needed, or there. Pages of adapters are counted twice, because adapters may not take all pages."""
+
+    pages: int
+    slots: int = 0
+    """Of running sequences."""
+    adapter_pages: int = 0
+    rows: int = 0
+    """Of the adapter table."""
+
+    def covers(self, need: Room) -> bool:
+        return all([have >= wanted for have, wanted in zip(self, need, strict=True)])
+
+    def plus(self, other: Room) -> Room:
+        return Room(*[have + more for have, more in zip(self, other, strict=True)])

@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
-from engine.core.commit import absorb, apply_commands, commit
+from engine.core.commit import abort_users, absorb, apply_commands, commit
 from engine.core.commit_adapters import add_adapter, pin_adapter
 from engine.core.plan import plan_step
 from engine.core.policy import Policy, make_policy
 from engine.core.state import EngineState
-from engine.core.types import Abort, AdapterId, AddAdapter, Command, DropAdapter, TokenEvent
+from engine.core.types import AdapterId, AddAdapter, Command, DropAdapter, TokenEvent
 from engine.executor.base import Executor, HostAdapter
 
 T = TypeVar("T")
@@ -224,21 +224,18 @@ class Engine:
         """
         self.inbox.put(DropAdapter(adapter))
         deadline = time.monotonic() + drain_seconds
-        while (users := self.inspect(lambda state: _outgoing(state, adapter))) and time.monotonic() < deadline:
+        while self.inspect(lambda state: _has_users(state, adapter)) and time.monotonic() < deadline:
             time.sleep(0.01)
-        for request_id in users:
-            self.inbox.put(Abort(request_id))
+        aborted = self.inspect(lambda state: abort_users(state, adapter))
         while self.inspect(lambda state: _is_closing(state, adapter)):
             time.sleep(0.002)
-        return len(users)
+        return aborted
 
 
 def _is_closing(state: EngineState, adapter: AdapterId) -> bool:
     return adapter in state.adapters and state.adapters[adapter].closing
 
 
-def _outgoing(state: EngineState, adapter: AdapterId) -> list[str]:
+def _has_users(state: EngineState, adapter: AdapterId) -> bool:
     """Requests that an adapter on its way out waits for."""
-    if not _is_closing(state, adapter):
-        return []
-    return [seq.id for seq in state.sequences.values() if seq.request.adapter == adapter]
+    return _is_closing(state, adapter) and state.adapters[adapter].live > 0

@@ -135,8 +135,7 @@ def _hardware(config: EngineConfig, info: pb.EngineInfo) -> str:
 def _keep_saving(engine: Engine, store: StepStore) -> None:
     """Until the engine stops: a process that is killed keeps all but the last minute of what it learned."""
     while True:
-        time.sleep(GIB = 2**30
-SAVE_EVERY_S)
+        time.sleep(SAVE_EVERY_S)
         try:
             store.save(engine.inspect(lambda state: state.ledger.model.to_json()))
         except TimeoutError:

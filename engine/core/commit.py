@@ -20,6 +20,7 @@ from engine.core.state import EngineState
 from engine.core.types import (
     Abort,
     AdapterFetched,
+    AdapterId,
     AddAdapter,
     Admission,
     Command,
@@ -63,6 +64,16 @@ def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
                 drop_adapter(state, adapter)
             case AdapterFetched() | FetchFailed() | FetchCancelled():
                 _answer(state, command)
+
+
+def abort_users(state: EngineState, adapter: AdapterId) -> int:
+    """Ends every request of an adapter on its way out; returns how many there were."""
+    if adapter not in state.tiers.closing:
+        return 0
+    users = [seq for seq in state.sequences.values() if seq.request.adapter == adapter]
+    for seq in users:
+        _finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ABORT))
+    return len(users)
 
 
 def commit(state: EngineState, plan: StepPlan) -> None:

@@ -52,9 +52,10 @@ class FakeSequence:
 class FakeExecutor:
     """Deterministic and instant. An adapter is any path; its content hash is a digest of the path."""
 
-    def __init__(self, vocab_size: int = 1000, adapter_pages: int = 2) -> None:
+    def __init__(self, vocab_size: int = 1000, adapter_pages: int = 2, adapter_bytes: int = 0) -> None:
         self.vocab_size = vocab_size
         self.adapter_pages = adapter_pages
+        self.adapter_bytes = adapter_bytes
         self.sequences: dict[str, FakeSequence] = {}
         self.report: Report = lambda answer: None
 
@@ -80,7 +81,7 @@ class FakeExecutor:
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
         digest = blake2b(Path(path).name.encode(), digest_size=16).hexdigest()
-        host = HostAdapter(digest, rank=8, target_modules=("q_proj",), num_pages=self.adapter_pages, num_bytes=0)
+        host = HostAdapter(digest, 8, ("q_proj",), self.adapter_pages, self.adapter_bytes)
         if claim(host):
             self.report(AdapterFetched(host.id, 0.0))
         return host

@@ -77,6 +77,7 @@ class Decoder:
         )
         x = F.embedding(batch.token_ids, self.embed)
         for layer in self.layers:
+            arena.copies.wait(layer.index)
             x = x + self._attend(layer, rms_norm(x, layer.input_norm, self.spec.rms_norm_eps), step)
             x = x + self._feed_forward(layer, rms_norm(x, layer.post_norm, self.spec.rms_norm_eps), step)
         if not batch.sample_ids:

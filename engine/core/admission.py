@@ -84,7 +84,7 @@ def unpinnable(state: EngineState, adapter: Adapter) -> str:
         own = other.num_pages if other and other is not adapter and not other.pinned else 0
         longest = config.pages_for(len(seq.request.prompt) + seq.request.params.max_tokens)
         if not _fits_beside(config, held, own, longest):
-            return f"pinned adapters would take {held.pinned_pages} pages, and leave request {seq.id} too few; try later"
+            return f"pinned adapters would take {held.pinned_pages} pages, too many for request {seq.id}; try later"
     return ""
 
 

@@ -6,10 +6,10 @@ from engine.core.adapters import Adapter, HostCopy
 from engine.core.admission import misfit, unpinnable
 from engine.core.state import EngineState
 from engine.core.types import (
-    AddAdapter,
     AdapterFetched,
     AdapterId,
     AdapterLoad,
+    AddAdapter,
     FetchAnswer,
     FetchCancelled,
     FetchFailed,

@@ -49,9 +49,7 @@ class Draft:
         self._host = Saves(state)
         self._adapters = AdapterBudget(state, self._pages)
         self._fetches = FetchBudget(state)
-        self._clearing = Clearing(
-            state, policy, self._budget, self._pages, self._adapters, self._host, self._chunks
-        )
+        self._clearing = Clearing(state, policy, self._budget, self._pages, self._adapters, self._host, self._chunks)
         self._draining: set[AdapterId] = set()
         """Not started with any more, so that an adapter that has been waited for too long finds room."""
         self._no_room = False

@@ -16,7 +16,17 @@ class Room(NamedTuple):
     """Of the adapter table."""
 
     def covers(self, need: Room) -> bool:
-        return all([have >= wanted for have, wanted in zip(self, need, strict=True)])
+        return (
+            self.pages >= need.pages
+            and self.slots >= need.slots
+            and self.adapter_pages >= need.adapter_pages
+            and self.rows >= need.rows
+        )
 
     def plus(self, other: Room) -> Room:
-        return Room(*[have + more for have, more in zip(self, other, strict=True)])
+        return Room(
+            self.pages + other.pages,
+            self.slots + other.slots,
+            self.adapter_pages + other.adapter_pages,
+            self.rows + other.rows,
+        )

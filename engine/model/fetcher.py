@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -88,7 +89,7 @@ class Fetcher:
         except (ValueError, OSError) as error:
             return FetchFailed(fetch.adapter, str(error))
         except Exception as error:  # a bug; but whoever waits must be told, or would wait for ever
-            log.exception("fetch_failed", adapter=fetch.adapter, path=fetch.path)
+            log.error("fetch_failed", adapter=fetch.adapter, path=fetch.path, trace=traceback.format_exc())
             return FetchFailed(fetch.adapter, repr(error))
         return AdapterFetched(fetch.adapter, time.perf_counter() - started)
 

@@ -22,7 +22,9 @@ class PackedAdapter:
     blob: Tensor
 
 
-def describe(adapter: AdapterId, target_modules: tuple[str, ...], layout: AdapterLayout, page_bytes: int) -> HostAdapter:
+def describe(
+    adapter: AdapterId, target_modules: tuple[str, ...], layout: AdapterLayout, page_bytes: int
+) -> HostAdapter:
     """What everybody above the model needs to know of an adapter, packed or not."""
     rank = int(layout.ranks.max(initial=0))
     return HostAdapter(adapter, rank, target_modules, layout.num_pages, layout.num_pages * page_bytes)

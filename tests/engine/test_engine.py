@@ -137,7 +137,7 @@ def test_one_folder_is_read_once_at_a_time_and_different_ones_side_by_side(runni
 
 def test_an_adapter_too_large_for_host_memory_is_refused_with_what_to_do(running):
     running.executor.adapter_bytes = 3 << 30
-    with pytest.raises(ValueError, match="3072.0 MiB of host memory.*raise engine.host_adapter_gb"):
+    with pytest.raises(ValueError, match=r"3072.0 MiB of host memory.*raise engine\.host_adapter_gb"):
         running.engine.load_adapter("large")
     assert running.engine.inspect(lambda state: dict(state.adapters)) == {}
 

@@ -16,6 +16,7 @@ from engine.core.state import EngineState
 from engine.core.types import AdapterId, Lane, Sequence
 from engine.core.victims import cheapest_first
 
+
 class Policy(Protocol):
     """The questions a plan asks, in the order it asks them."""
 

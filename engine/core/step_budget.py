@@ -16,6 +16,7 @@ from engine.core.state import EngineState
 from engine.core.step_time import StepFeatures
 from engine.core.types import AdapterId, Lane, Sequence
 
+
 class StepBudget:
     """What is left of one step. `timed=False` counts tokens only, which is also how it is while the model is cold."""
 

@@ -142,7 +142,7 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> Non
         console.print("vLLM is left out: --vllm-python or LORALANE_VLLM_PYTHON names a Python that has it")
     measured: list[Measured] = []
     with console.status("writing adapters") as status, pinned(others):
-        folders = write_adapters(model, scratch / "adapters", COUNT, RANK)
+        folders = write_adapters(model, scratch / "adapters", [RANK] * COUNT)
         for number, (peer, cases) in enumerate(peers(arguments, model, folders, scratch)):
             status.update(f"{peer.name}: starting, for {cases[0].name}")
             with running(peer.command, scratch / f"{peer.name}-{number}.log") as url:

@@ -19,6 +19,7 @@ from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore, PackedAdapter
 from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import GIB, count_host_pages, count_pages
+from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import LoadedAdapter, TargetShapes, load_peft
 from engine.model.sampler import Sampler
 from engine.model.spec import ModelSpec, read_spec
@@ -62,7 +63,9 @@ class ModelRunner:
         self._decoder = build_decoder(
             self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, self.spec.layers)
         )
-        self._targets = TargetShapes(self.spec.layers, TARGETS, target_widths(self.spec), (folder.name,))
+        self._targets = TargetShapes(
+            self.spec.layers, TARGETS, target_widths(self.spec), base_linears(self.spec, source), (folder.name,)
+        )
         shape = page_shape(self.spec, config.block_size)
         self.page_bytes = shape.elements * self.dtype.itemsize
         self.num_pages = count_pages(config, self.page_bytes, self.device)
@@ -142,10 +145,10 @@ class ModelRunner:
 
     def _pack(self, loaded: LoadedAdapter) -> PackedAdapter:
         elements = self._arena.shape.elements
-        layout = plan_layout(loaded.ranks, self._targets.widths, elements)
+        layout = plan_layout(loaded.ranks, self._targets.widths, elements, loaded.scaled)
         if layout.num_pages >= self.num_pages:
             raise ValueError(f"the adapter needs {layout.num_pages} pages, the pool has {self.num_pages - 1}")
-        blob = pack_adapter(layout, loaded.blocks, elements, self.dtype)
+        blob = pack_adapter(layout, loaded.blocks, elements, self.dtype, loaded.scales)
         pinned = blob.pin_memory() if self.device.type == "cuda" else blob
         return PackedAdapter(loaded.adapter_id, loaded.target_modules, layout, pinned)
 

@@ -79,7 +79,7 @@ class Bench:
         self.ranks: dict[AdapterId, int] = {}
         self.next_page: PageId = 1
         for rank in RANKS:
-            for folder in write_adapters(model, scratch / str(rank), ADAPTERS_PER_RANK, rank).values():
+            for folder in write_adapters(model, scratch / str(rank), [rank] * ADAPTERS_PER_RANK).values():
                 host = self.runner.load_host(str(folder), lambda _: True)
                 self.ranks[host.id] = rank
                 load = AdapterLoad(host.id, self._pages(host.num_pages))

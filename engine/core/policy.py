@@ -6,13 +6,14 @@ The planner decides nothing about order; a policy decides nothing about pages.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Protocol
 
 from engine.core.batching import may_form_batch
 from engine.core.config import Scheduling
 from engine.core.fair_order import fair_order
 from engine.core.state import EngineState
-from engine.core.types import Lane, Sequence
+from engine.core.types import AdapterId, Lane, Sequence
 from engine.core.victims import cheapest_first
 
 
@@ -38,7 +39,8 @@ class Policy(Protocol):
 
 
 class LanePolicy:
-    """Interactive before batch; inside a lane decodes before prefills, and tenants by what they have been given.
+    """Interactive before batch; inside a lane decodes before prefills, short prompts before long ones, and tenants by
+    what they have been given.
 
     A waiting sequence takes room only from a strictly lower lane, whoever gives most for least. A running one that must
     grow takes it there first, then from whoever stands behind it, itself last, so that the head of the line always
@@ -48,7 +50,10 @@ class LanePolicy:
     timed, gathers = True, False
 
     def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
-        return decodes_first(seq for seq in state.running.values() if seq.lane is lane)
+        running = [seq for seq in state.running.values() if seq.lane is lane]
+        if lane is not Lane.INTERACTIVE:
+            return decodes_first(by_adapter(running))
+        return sorted(decodes_first(running), key=lambda seq: seq.num_remaining > state.config.long_prompt)
 
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         return fair_order(state, lane, now)
@@ -105,6 +110,15 @@ def decodes_first(running: Iterable[Sequence]) -> list[Sequence]:
     for seq in running:
         (decodes if seq.num_computed + 1 == len(seq.tokens) else prefills).append(seq)
     return decodes + prefills
+
+
+def by_adapter(running: Iterable[Sequence]) -> Iterable[Sequence]:
+    """The oldest, with all that share its adapter, then the oldest of the others: a step that has no room for all reads
+    fewer adapters for as many rows."""
+    groups: dict[AdapterId | None, list[Sequence]] = {}
+    for seq in running:
+        groups.setdefault(seq.request.adapter, []).append(seq)
+    return chain.from_iterable(groups.values())
 
 
 def behind(state: EngineState, needy: Sequence) -> list[Sequence]:

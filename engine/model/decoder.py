@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput
 from engine.model.layers import rms_norm, swiglu
-from engine.model.lora import LoraStep, ProjectionGroups, projection_groups
+from engine.model.lora import LoraStep, ProjectionGroups, prepare_lora, projection_groups
 from engine.model.rope import Rotation, rotation
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
@@ -73,7 +73,7 @@ class Decoder:
             attention=batch.attention,
             arena=arena,
             backend=backend,
-            lora=LoraStep(backend, self._prepare_lora(batch, arena, backend)),
+            lora=prepare_lora(backend, arena.flat, arena.table, batch.segments),
         )
         x = F.embedding(batch.token_ids, self.embed)
         for layer in self.layers:
@@ -83,11 +83,6 @@ class Decoder:
         if not batch.sample_ids:
             return x.new_empty(0, self.spec.vocab_size)
         return self.head(rms_norm(x[batch.sample_rows], self.norm, self.spec.rms_norm_eps))
-
-    def _prepare_lora(self, batch: BatchInput, arena: Arena, backend: Backend) -> object | None:
-        if not batch.segments.num_segments:
-            return None
-        return backend.prepare_lora(arena.flat, arena.table, batch.segments)
 
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         qkv = step.lora.add(layer.qkv(x), x, layer.index, self.groups.qkv)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
 from engine.model.peft_config import MAX_RANK, AdapterError, PeftSettings, parse_config
+from engine.model.peft_dora import BaseLinears, Block, fold_magnitude
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -30,9 +31,13 @@ MAX_HEADER_BYTES = 16 << 20
 ID_CHARS = 32
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
-KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.(?P<name>[^.]+))?\.weight")
+KEY = re.compile(
+    r"base_model\.model\.(?P<module>.+)\.lora_(?:"
+    r"(?P<side>[AB])(?:\.(?P<name>[^.]+))?\.weight|"
+    r"(?P<magnitude>magnitude_vector)(?:\.(?!weight$)(?P<dora_name>[^.]+))?(?:\.weight)?)"
+)
 
-Block = tuple[Tensor, Tensor]
+MAGNITUDE = "magnitude_vector"
 Place = tuple[int, int]
 """(layer, target index)"""
 Raw = Mapping[str, Any]
@@ -49,12 +54,14 @@ class TargetShapes:
         layers: decoder layers of the model.
         targets: names of the projections of one layer, in the order of `widths` and of the LoRA table.
         widths: int32 [targets, 2]. (in_features, out_features) of each projection.
+        base_linears: the projections' own weights, which DoRA normalises by.
         base_names: names and paths the base model goes by; they only make messages clearer.
     """
 
     layers: int
     targets: tuple[str, ...]
     widths: npt.NDArray[np.int32]
+    base_linears: BaseLinears
     base_names: tuple[str, ...] = ()
 
     def module(self, place: Place) -> str:
@@ -75,7 +82,9 @@ class LoadedAdapter:
     Attributes:
         adapter_id: content hash of what it computes: configuration fields that matter, and the weights file.
         blocks: (layer, target index) -> (A fp32 [rank, in_features], B fp32 [out_features, rank] times the LoRA scale).
+        scales: (layer, target index) -> scale tile, fp32 [2, out_features]; empty unless it is a DoRA adapter.
         ranks: int32 [layers, targets]. 0 where the adapter does not touch the projection.
+        scaled: bool [layers, targets]. Where there are `scales`.
         target_modules: names of the projections it touches in any layer, in the model's order.
         rank: the largest of `ranks`.
         base_model: what its configuration calls the base model; may be empty.
@@ -83,7 +92,9 @@ class LoadedAdapter:
 
     adapter_id: str
     blocks: Mapping[Place, Block]
+    scales: Mapping[Place, Tensor]
     ranks: npt.NDArray[np.int32]
+    scaled: npt.NDArray[np.bool_]
     target_modules: tuple[str, ...]
     rank: int
     base_model: str
@@ -101,15 +112,27 @@ def load_peft(path: Path, shapes: TargetShapes) -> LoadedAdapter:
     wanted = _wanted(settings, shapes)
     _check_coverage(pairs, wanted, settings, shapes)
     blocks = {place: _block(pairs[place], place, settings, shapes) for place in wanted}
-    return _assemble(hashlib.sha256(settings.canonical() + b"\0" + data).hexdigest(), blocks, settings, shapes)
+    scales: dict[Place, Tensor] = {}
+    if settings.use_dora:
+        for place, block in blocks.items():
+            blocks[place], scales[place] = _fold_magnitude(pairs[place], block, place, shapes)
+    identity = hashlib.sha256(settings.canonical() + b"\0" + data).hexdigest()[:ID_CHARS]
+    return _assemble(identity, blocks, scales, settings, shapes)
 
 
-def _assemble(digest: str, blocks: dict[Place, Block], settings: PeftSettings, shapes: TargetShapes) -> LoadedAdapter:
+def _assemble(
+    identity: str,
+    blocks: dict[Place, Block],
+    scales: dict[Place, Tensor],
+    settings: PeftSettings,
+    shapes: TargetShapes,
+) -> LoadedAdapter:
     ranks = np.zeros((shapes.layers, len(shapes.targets)), dtype=np.int32)
     for place, (a, _) in blocks.items():
         ranks[place] = a.shape[0]
     touched = tuple(name for target, name in enumerate(shapes.targets) if ranks[:, target].any())
-    return LoadedAdapter(digest[:ID_CHARS], blocks, ranks, touched, int(ranks.max()), settings.base_model)
+    scaled = ranks.astype(np.bool_) & settings.use_dora
+    return LoadedAdapter(identity, blocks, scales, ranks, scaled, touched, int(ranks.max()), settings.base_model)
 
 
 def _read(folder: Path, name: str, limit: int) -> bytes:
@@ -184,19 +207,21 @@ def _pair(tensors: Mapping[str, Raw], settings: PeftSettings, shapes: TargetShap
         found = KEY.fullmatch(key)
         if found is None or found["module"] not in places:
             raise AdapterError(_stranger(key, settings, shapes))
-        names.add(found["name"])
-        pair = pairs.setdefault(places[found["module"]], {})
-        if found["side"] in pair or len(names) > 1:
+        if found["magnitude"] and not settings.use_dora:
+            raise AdapterError(f"{key!r} belongs to a DoRA adapter, and {CONFIG_FILE} does not say use_dora")
+        names.add(found["name"] or found["dora_name"])
+        part, pair = found["side"] or MAGNITUDE, pairs.setdefault(places[found["module"]], {})
+        if part in pair or len(names) > 1:
             raise AdapterError(f"{WEIGHTS_FILE} holds more than one adapter ({key!r} is of a second one)")
-        pair[found["side"]] = raw
+        pair[part] = raw
     return pairs
 
 
 def _stranger(key: str, settings: PeftSettings, shapes: TargetShapes) -> str:
     """Why a tensor has no place in the model."""
     shown, layer = repr(key[:200]), re.search(r"\.layers\.(\d{1,9})\.", key)
-    if ".lora_magnitude_vector" in key:
-        return f"{shown} belongs to a DoRA adapter, which is not supported; retrain with use_dora=false"
+    if key.endswith(".bias"):
+        return f"{shown}: trained biases are not supported; retrain with bias='none' and lora_bias=false"
     if "lora_embedding_" in key or "embed_tokens" in key or "lm_head" in key:
         return f"{shown}: adapting the embeddings or lm_head is not supported; retrain on the projections only"
     if layer and int(layer[1]) >= shapes.layers:
@@ -207,11 +232,12 @@ def _stranger(key: str, settings: PeftSettings, shapes: TargetShapes) -> str:
 def _check_coverage(
     pairs: Mapping[Place, Mapping[str, Raw]], wanted: Mapping[Place, str], settings: PeftSettings, shapes: TargetShapes
 ) -> None:
+    parts = ("A", "B", MAGNITUDE) if settings.use_dora else ("A", "B")
     for place, pair in sorted(pairs.items()):
         if place not in wanted:
             raise AdapterError(f"there are weights for {shapes.module(place)}, which {CONFIG_FILE} does not target")
-        if missing := {"A", "B"} - pair.keys():
-            raise AdapterError(f"{shapes.module(place)} has no lora_{missing.pop()}; save the adapter again")
+        if missing := [part for part in parts if part not in pair]:
+            raise AdapterError(f"{shapes.module(place)} has no lora_{missing[0]}; save the adapter again")
     if absent := [module for place, module in wanted.items() if place not in pairs]:
         trained_on = f" ({settings.base_model})" if settings.base_model else ""
         raise AdapterError(
@@ -228,16 +254,29 @@ def _block(pair: Mapping[str, Raw], place: Place, settings: PeftSettings, shapes
     return a, _finite(b * settings.scale_of(module), f"{module}.lora_B times its scale")
 
 
-def _tensor(raw: Raw, name: str, shape: tuple[int, int], rank_axis: int) -> Tensor:
+def _fold_magnitude(pair: Mapping[str, Raw], block: Block, place: Place, shapes: TargetShapes) -> tuple[Block, Tensor]:
+    module = shapes.module(place)
+    name = f"{module}.lora_{MAGNITUDE}"
+    magnitude = _tensor(pair[MAGNITUDE], name, (int(shapes.widths[place[1], 1]),))
+    folded, scales = fold_magnitude(block, magnitude, *shapes.base_linears(module))
+    _finite(scales, f"{name} over the norm of its weights")
+    return (folded[0], _finite(folded[1], f"{module}.lora_B times its scales")), scales
+
+
+def _tensor(raw: Raw, name: str, shape: tuple[int, ...], rank_axis: int | None = None) -> Tensor:
     """One tensor in fp32, of exactly the shape the model and the configuration give it."""
     found = tuple(raw["shape"])
-    if len(found) == 2 and found[1 - rank_axis] == shape[1 - rank_axis] and found != shape:
+    if rank_axis is not None and _differ_only_at(rank_axis, found, shape):
         raise AdapterError(f"{name} has rank {found[rank_axis]}, and {CONFIG_FILE} says {shape[rank_axis]}")
     if found != shape:
         raise AdapterError(f"{name} is {list(found)}, and the model needs {list(shape)}: an adapter of another base?")
     if raw["dtype"] not in DTYPES:
         raise AdapterError(f"{name} is of type {raw['dtype']}; save it as one of {', '.join(DTYPES)}")
     return _finite(torch.frombuffer(raw["data"], dtype=DTYPES[raw["dtype"]]).view(shape).float(), name)
+
+
+def _differ_only_at(axis: int, found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(found) == len(shape) and [i for i in range(len(shape)) if found[i] != shape[i]] == [axis]
 
 
 def _finite(tensor: Tensor, name: str) -> Tensor:

@@ -20,6 +20,7 @@ from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore, PackedAdapter, describe
 from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import count_host_pages, count_pages
+from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import LoadedAdapter, TargetShapes, load_peft
 from engine.model.sampler import Sampler
 from engine.model.spec import ModelSpec, read_spec
@@ -63,7 +64,9 @@ class ModelRunner:
         self._decoder = build_decoder(
             self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, self.spec.layers)
         )
-        self._targets = TargetShapes(self.spec.layers, TARGETS, target_widths(self.spec), (folder.name,))
+        self._targets = TargetShapes(
+            self.spec.layers, TARGETS, target_widths(self.spec), base_linears(self.spec, source), (folder.name,)
+        )
         shape = page_shape(self.spec, config.block_size)
         self.page_bytes = shape.elements * self.dtype.itemsize
         self.num_pages = count_pages(config, self.page_bytes, self.device)
@@ -162,11 +165,11 @@ class ModelRunner:
         return tuple(sampled)
 
     def _layout(self, loaded: LoadedAdapter) -> AdapterLayout:
-        return plan_layout(loaded.ranks, self._targets.widths, self._arena.shape.elements)
+        return plan_layout(loaded.ranks, self._targets.widths, self._arena.shape.elements, loaded.scaled)
 
     def _pack(self, loaded: LoadedAdapter) -> PackedAdapter:
         layout = self._layout(loaded)
-        blob = pack_adapter(layout, loaded.blocks, self._arena.shape.elements, self.dtype)
+        blob = pack_adapter(layout, loaded.blocks, self._arena.shape.elements, self.dtype, loaded.scales)
         pinned = blob.pin_memory() if self.device.type == "cuda" else blob
         return PackedAdapter(loaded.adapter_id, loaded.target_modules, layout, pinned)
 

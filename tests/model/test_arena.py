@@ -75,7 +75,7 @@ def test_impossible_loads_are_refused(arena):
 
 
 def host_adapter(name, size):
-    layout = AdapterLayout(np.zeros((2, 7), np.int32), np.zeros((2, 7, 2, 16), np.int64), num_pages=1)
+    layout = AdapterLayout(np.zeros((2, 7), np.int32), np.zeros((2, 7, 2, 16), np.int64), np.full((2, 7), -1), 1)
     return PackedAdapter(name, ("q_proj",), layout, torch.zeros(1, size, dtype=torch.uint8))
 
 

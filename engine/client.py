@@ -60,6 +60,9 @@ class EngineApi(Protocol):
     async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
         """Number of requests aborted because they outlived the drain time. Raises EngineUnavailable."""
 
+    async def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
+        """Raises AdapterRejected (it cannot be pinned), EngineUnavailable."""
+
     async def stats(self, *, check: bool = False) -> pb.EngineStats:
         """`check`: with the integrity check, which holds up the steps while it looks at every page.
 
@@ -149,6 +152,14 @@ class EngineClient:
         try:
             return (await self._stub.UnloadAdapter(request, timeout=drain_seconds + UNLOAD_MARGIN_SECONDS)).aborted
         except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
+        try:
+            await self._stub.PinAdapter(pb.PinAdapterRequest(adapter=adapter, pinned=pinned), timeout=STATS_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (*REJECTIONS, grpc.StatusCode.UNIMPLEMENTED):
+                raise AdapterRejected(error.details() or "") from error
             raise EngineUnavailable(error.details() or "") from error
 
     async def stats(self, *, check: bool = False) -> pb.EngineStats:

@@ -42,9 +42,6 @@ class AdapterRecord:
     generation: int = 0
     """Of the registry when this was written; 0: it is this gateway's alone, the registry has not seen it."""
 
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self)
-
     def with_content(self, path: str, info: pb.AdapterInfo, now: float) -> AdapterRecord:
         """The same name with what was found at `path`."""
         return replace(
@@ -64,8 +61,12 @@ def new_record(name: str, source: str, now: float) -> AdapterRecord:
     return AdapterRecord(name, source, "", "", 0, (), 0, 0, created=now, updated=now)
 
 
+def encode_record(record: AdapterRecord) -> bytes:
+    return msgspec.json.encode(record)
+
+
 def decode_record(text: bytes, generation: int) -> AdapterRecord:
-    """The inverse of `encode`. Fields a newer gateway wrote and this one does not know are left out."""
+    """The inverse of `encode_record`. Fields a newer gateway wrote and this one does not know are left out."""
     return replace(msgspec.json.decode(text, type=AdapterRecord), generation=generation)
 
 

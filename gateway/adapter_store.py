@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.adapter_record import AdapterRecord, Change, Snapshot, decode_record
+from gateway.adapter_record import AdapterRecord, Change, Snapshot, decode_record, encode_record
 from gateway.core.errors import ApiError, Fault
 
 CALL_SECONDS = 2.0
@@ -75,37 +75,38 @@ class RedisAdapterStore:
 
     async def read(self) -> Snapshot:
         async with _answering(), self._client.pipeline(transaction=True) as pipe:
-            generation, values = await pipe.get(self._generation).hgetall(self._records).execute()
+            pipe.get(self._generation)
+            pipe.hgetall(self._records)
+            generation, values = await pipe.execute()
         records = map(_decode, values.values())
         return Snapshot(int(generation or 0), {record.name: record for record in records})
 
     async def seed(self, name: str) -> str | None:
         async with _answering():
-            seed = await self._client.hget(self._seeds, name)
+            seed: Any = await self._client.hget(self._seeds, name)
         return None if seed is None else seed.decode()
 
     async def changes(self, after: int) -> list[Change] | None:
         async with _answering(QUIET_SECONDS):
             block = int(QUIET_SECONDS * 1000)
-            reply = await self._client.xread({self._changes: f"{after}-0"}, BATCH, block)
+            reply: Any = await self._client.xread({self._changes: f"{after}-0"}, BATCH, block)
             if not reply:
                 return [] if int(await self._client.get(self._generation) or 0) == after else None
-        changes = [_change(entry_id, fields) for entry_id, fields in reply[0][1]]
+        [(_, entries)] = reply
+        changes = [_change(entry_id, fields) for entry_id, fields in entries]
         return changes if changes[0].generation == after + 1 else None
 
     async def put(self, record: AdapterRecord, previous: AdapterRecord | None, *, seed: str = "") -> int:
-        return await self._write(record, previous, record.encode(), record.aliases, seed=seed)
+        return await self._write(record, previous, encode_record(record), record.aliases, seed=seed)
 
     async def remove(self, record: AdapterRecord, drain_seconds: float | None) -> int:
         return await self._write(record, record, b"", (), drain="" if drain_seconds is None else repr(drain_seconds))
 
     async def restore(self, records: Iterable[AdapterRecord]) -> None:
         keys = [self._records, self._aliases, self._generation, self._changes]
-        args = [
-            item
-            for record in records
-            for item in (record.name, record.encode(), len(record.aliases), *record.aliases)
-        ]
+        args: list[str | int | bytes] = []
+        for record in records:
+            args += [record.name, encode_record(record), len(record.aliases), *record.aliases]
         async with _answering():
             await self._restore(keys, args)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -18,14 +19,21 @@ from gateway.core.errors import Fault, invalid_request, unavailable
 log = structlog.get_logger("adapters")
 
 
-class AdapterVersions:
-    """Counts holds, so that a version goes when the last name that serves it is gone, and not before its requests.
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One reason for the engine to keep a version."""
 
-    A hold is taken by `load` or `hold` and given back by `release`.
-    """
+    version: AdapterId
+    engine: int
+    """Which engine in a row of restarts: a hold on a former one went with it."""
+
+
+class AdapterVersions:
+    """Counts holds, so that a version goes when the last name that serves it is gone, and not before its requests."""
 
     def __init__(self, engine: EngineApi) -> None:
         self._engine = engine
+        self._engine_number = 0
         self._holds: Counter[AdapterId] = Counter()
         self._users: Counter[AdapterId] = Counter()
         self._unused: dict[AdapterId, asyncio.Event] = {}
@@ -36,44 +44,47 @@ class AdapterVersions:
         self._pinned: set[AdapterId] = set()
         self._pinning = asyncio.Lock()
 
-    def hold(self, version: AdapterId) -> bool:
-        """One more hold on a version that the engine has; False: it has to be loaded."""
-        if not self._holds[version]:
-            return False
-        self._holds[version] += 1
-        return True
-
     def is_pinned(self, version: AdapterId) -> bool:
         return version in self._pinned
 
-    async def load(self, folder: Path) -> pb.AdapterInfo:
-        """Reads an adapter into the engine and holds it.
+    def hold(self, version: AdapterId) -> Hold | None:
+        """None: the engine does not have this version; it has to be loaded."""
+        if not self._holds[version]:
+            return None
+        self._holds[version] += 1
+        return Hold(version, self._engine_number)
 
-        Raises:
-            ApiError: INVALID_REQUEST, the engine refuses it; ENGINE_UNAVAILABLE.
-        """
-        while True:
-            info, gone = await self._read(folder)
-            if info.adapter not in gone:
-                self._holds[info.adapter] += 1
-                return info
-            if dropped := self._dropping.get(info.adapter):
-                await dropped.wait()
-
-    async def release(self, version: AdapterId, drain_seconds: float) -> int:
+    async def release(self, hold: Hold, drain_seconds: float) -> int:
         """Gives a hold back. With the last one, requests get `drain_seconds` to end, then the engine frees every tier.
 
         Returns:
             The number of requests that were aborted.
         """
-        self._holds[version] -= 1
-        if self._holds[version] > 0:
+        version = hold.version
+        if hold.engine != self._engine_number:
             return 0
-        del self._holds[version]
+        self._holds[version] -= 1
+        if self._holds[version]:
+            return 0
         await self._drained(version, drain_seconds)
-        if self._holds[version] or version in self._dropping:
+        if self._holds[version] or version in self._dropping or hold.engine != self._engine_number:
             return 0
         return await self._drop(version)
+
+    @asynccontextmanager
+    async def loaded(self, folder: Path) -> AsyncIterator[pb.AdapterInfo]:
+        """Reads an adapter into the engine, and holds it for as long as this is entered.
+
+        Raises:
+            ApiError: INVALID_REQUEST, the engine refuses it; ENGINE_UNAVAILABLE.
+        """
+        info = await self._load(folder)
+        self._holds[info.adapter] += 1
+        hold = Hold(info.adapter, self._engine_number)
+        try:
+            yield info
+        finally:
+            await self.release(hold, 0.0)
 
     @contextmanager
     def using(self, version: AdapterId | None) -> Iterator[None]:
@@ -102,8 +113,18 @@ class AdapterVersions:
 
     def forget(self) -> None:
         """After an engine has started: it holds nothing."""
+        self._engine_number += 1
         self._holds.clear()
         self._pinned.clear()
+
+    async def _load(self, folder: Path) -> pb.AdapterInfo:
+        """Again, where the engine was told to let go meanwhile of just what it read."""
+        while True:
+            info, gone = await self._read(folder)
+            if info.adapter not in gone:
+                return info
+            if dropped := self._dropping.get(info.adapter):
+                await dropped.wait()
 
     async def _read(self, folder: Path) -> tuple[pb.AdapterInfo, set[AdapterId]]:
         """What the engine read, and the versions it was told to let go while it did."""

@@ -31,6 +31,7 @@ class AdapterLog:
         self.next_change = asyncio.Event()
         """Set, and replaced, whenever something has changed."""
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
 
     async def start(self) -> None:
         """Reads the registry and follows it from now on. While it is away, there is nothing to follow."""
@@ -39,6 +40,7 @@ class AdapterLog:
         self._task = asyncio.create_task(self._follow(), name="adapter-log")
 
     async def close(self) -> None:
+        self._closing = True  # redis-py may swallow a cancellation that meets it between two reads
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -69,13 +71,13 @@ class AdapterLog:
 
     async def _follow(self) -> None:
         away = False
-        while True:
+        while not self._closing:
             try:
                 await self._read_all()
                 if away:
                     log.info("adapter_registry_back", generation=self._mirror.generation)
                 away = False
-                while True:
+                while not self._closing:
                     await self._read_changes()
             except StoreAway as error:
                 if not away:

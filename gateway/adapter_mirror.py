@@ -173,12 +173,13 @@ class AdapterMirror:
 
     def _rename(self, name: str, record: AdapterRecord | None) -> None:
         """Puts a record in place of what was there, with all its names."""
-        previous = self.records.pop(name, None)
+        previous = self.records.get(name)
         for alias in previous.aliases if previous else ():
             if self.aliases.get(alias) == name:  # in a whole registry read anew it may be another's by now
                 del self.aliases[alias]
         self.tenants.pop(name, None)
         if record is None:
+            self.records.pop(name, None)
             return
         self.records[name] = record
         self.aliases |= dict.fromkeys(record.aliases, name)

@@ -55,8 +55,6 @@ TIERS = ("disk", "fetching", "host", "loading", "resident")
 MOVES = {"host": "adapter_fetch_seconds", "device": "adapter_load_seconds"}
 """Tier an adapter is brought to, and how long that has taken over all."""
 LANE_GAUGES = {
-    "adapter_host_total_bytes": "What packed adapters may take in host memory.",
-    "adapter_host_used_bytes": "What they take.",
     "requests_running": ("Running in the engine.", "running"),
     "requests_waiting": ("Waiting in the engine.", "waiting"),
     "oldest_wait_seconds": ("Age of the oldest request that waits.", "oldest_wait_seconds"),
@@ -66,8 +64,6 @@ LANE_GAUGES = {
     "vtc_bound_seconds": ("What fair scheduling proves that gap to stay below.", "vtc_bound_seconds"),
 }
 TENANT_GAUGES = {
-    "adapter_host_total_bytes": "What packed adapters may take in host memory.",
-    "adapter_host_used_bytes": "What they take.",
     "tenant_requests_running": ("Running in the engine.", "running"),
     "tenant_requests_waiting": ("Waiting in the engine.", "waiting"),
     "tenant_device_seconds": ("Device time so far. A gauge: who has a label of its own may change.", "device_seconds"),

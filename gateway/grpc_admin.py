@@ -122,6 +122,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         if not MIN_WATCH_SECONDS <= seconds <= MAX_WATCH_SECONDS:
             bounds = f"from {MIN_WATCH_SECONDS:g} to {MAX_WATCH_SECONDS:g}"
             raise invalid_request(f"interval_seconds must be {bounds}", "interval_seconds")
+        await call.open()
         async with aclosing(watch(self._adapters, seconds, self._closing)) as differences:
             async for difference in differences:
                 await call.send(_difference_to_pb(difference))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import msgspec
 
 from engine.core.types import AdapterId
 from engine.pb import engine_pb2 as pb
@@ -12,9 +12,11 @@ NOTHING = pb.AdapterStats(state="disk")
 """What an engine that is away, or does not have a version, says about it."""
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterStatus:
-    """One name, as this gateway serves it now. Fields that `AdapterRecord` has too mean the same."""
+class AdapterStatus(msgspec.Struct, frozen=True):
+    """One name, as this gateway serves it now. Fields that `AdapterRecord` has too mean the same.
+
+    A Struct, as thousands are made for one list: a frozen dataclass of so many fields takes ten times as long to make.
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -83,4 +85,4 @@ def status_of(record: AdapterRecord, served: AdapterId, error: str, stats: pb.Ad
     )
 
 
-STATUS_FIELDS = tuple(field.name for field in fields(AdapterStatus))
+STATUS_FIELDS = AdapterStatus.__struct_fields__

@@ -7,7 +7,6 @@ import shutil
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import pytest
 from fakes import ACME, CountingLimiter, principal, tiny_tokenizer
 
 from engine.client import EngineClient
@@ -30,15 +29,21 @@ PROMPTS = [(*range(10, 50), number) for number in (60, 61, 62)]
 SAMPLING = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
-@pytest.fixture
-async def gateway(tiny_llama, tmp_path, valkey):  # noqa: F811
+@asynccontextmanager
+async def open_gateway(model, root, client, *, prefix_caching):
     config = EngineConfig(
-        model=str(tiny_llama), dtype="float32", device="cpu", threads=1, num_pages=2000, block_size=8, max_seqs=8
+        model=str(model),
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        num_pages=2000,
+        block_size=8,
+        max_seqs=8,
+        prefix_caching=prefix_caching,
     )
-    async with EngineSupervisor(config, tmp_path / "engine.sock") as supervisor:
+    async with EngineSupervisor(config, root / "engine.sock") as supervisor:
         engine = EngineClient(supervisor.address)
-        store = RedisAdapterStore(valkey, "tiny")
-        registry = AdapterRegistry(engine, store, LocalSources([tmp_path]), reserved=("tiny",))
+        registry = AdapterRegistry(engine, RedisAdapterStore(client, "tiny"), LocalSources([root]), reserved=("tiny",))
         await registry.start()
         engine.on_connect = registry.restore
         await engine.start()
@@ -77,39 +82,51 @@ async def clients(gateway, answers):
         while not stopping.is_set():
             answers.append(await ask(gateway, PROMPTS[number % len(PROMPTS)]))
 
-    tasks = [asyncio.create_task(one(number)) for number in range(CLIENTS)]
-    yield
-    stopping.set()
-    await asyncio.gather(*tasks)
+    async with asyncio.TaskGroup() as group:  # which ends the test with the first client that fails
+        for number in range(CLIENTS):
+            group.create_task(one(number))
+        yield
+        stopping.set()
 
 
-async def test_every_answer_is_one_versions(gateway, tmp_path):
-    voices = [tmp_path / "low", tmp_path / "high"]
-    for seed, folder in enumerate(voices):
-        save_adapter(folder, rank=4 + 4 * seed, seed=seed)
-    undisturbed = {}
+async def undisturbed_answers(gateway, voices, live):
+    """By what an answer says it comes from, and its prompt."""
+    answers = {}
     for folder in voices:
-        replace_files(folder, tmp_path / "live")
+        replace_files(folder, live)
         await gateway.adapters.load("voice", "live", replace=True)
         for seen in [await ask(gateway, prompt) for prompt in PROMPTS]:
-            undisturbed[seen.fingerprint, seen.prompt] = seen.tokens
-    assert len(set(undisturbed.values())) == len(voices) * len(PROMPTS), "every version answers in its own way"
+            answers[seen.fingerprint, seen.prompt] = seen.tokens
+    assert len(set(answers.values())) == len(voices) * len(PROMPTS), "every version answers in its own way"
+    return answers
 
+
+async def test_every_answer_is_one_versions(tiny_llama, tmp_path, valkey):  # noqa: F811
+    voices, live = [tmp_path / "low", tmp_path / "high"], tmp_path / "live"
+    for seed, folder in enumerate(voices):
+        save_adapter(folder, rank=4 + 4 * seed, seed=seed)
+    async with open_gateway(tiny_llama, tmp_path, valkey, prefix_caching=False) as gateway:
+        undisturbed = await undisturbed_answers(gateway, voices, live)
+    async with open_gateway(tiny_llama, tmp_path, valkey, prefix_caching=True) as gateway:
+        answers = await answers_while_reloading(gateway, voices, live)
+        await gateway.adapters.settle()
+        stats = await gateway.engine.stats(check=True)
+    assert [seen for seen in answers if seen.tokens != undisturbed[seen.fingerprint, seen.prompt]] == []
+    assert {seen.fingerprint for seen in answers} == {fingerprint for fingerprint, _ in undisturbed}
+    assert any(seen.cached for seen in answers), "prefixes were shared"
+    assert ([*stats.violations], len(stats.adapters)) == ([], 1)
+
+
+async def answers_while_reloading(gateway, voices, live) -> list[Seen]:
     answers: list[Seen] = []
     async with clients(gateway, answers):
         for number in range(RELOADS):
-            replace_files(voices[number % 2], tmp_path / "live")
+            replace_files(voices[number % 2], live)
             assert await gateway.adapters.reload("voice")
             await until_answered(answers, len(answers) + CLIENTS // 2)
             fresh = await ask(gateway, PROMPTS[0])
             assert fresh.fingerprint.endswith(gateway.adapters.pick("voice").version[:10])
-    assert [seen for seen in answers if seen.tokens != undisturbed[seen.fingerprint, seen.prompt]] == []
-    assert {seen.fingerprint for seen in answers} == {fingerprint for fingerprint, _ in undisturbed}
-    assert any(seen.cached for seen in answers), "prefixes were shared"
-
-    await gateway.adapters.settle()
-    stats = await gateway.engine.stats(check=True)
-    assert ([*stats.violations], len(stats.adapters)) == ([], 1)
+    return answers
 
 
 async def until_answered(answers, count) -> None:

@@ -13,7 +13,7 @@ import structlog
 from engine.core.types import AdapterId
 from gateway.adapter_record import AdapterRecord, Change, Snapshot
 from gateway.adapter_versions import AdapterVersions, Hold
-from gateway.core.errors import ApiError, invalid_request
+from gateway.core.errors import ApiError, Fault, invalid_request
 
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
@@ -83,17 +83,28 @@ class AdapterMirror:
         return hold is not None and hold.version == record.version
 
     async def bring(self, record: AdapterRecord) -> None:
-        """Loads a record's version and serves it.
+        """Loads a record's version and serves it: from where its files were last found, else from its source.
 
         Raises:
             ApiError: INVALID_REQUEST, its files cannot be had, are refused or are others; ENGINE_UNAVAILABLE.
         """
-        async with self._loads, self._versions.loaded(await self._sources.fetch(record.source)) as info:
+        async with self._loads:
+            for place in (record.path, record.source):
+                try:
+                    await self._bring_from(place, record)
+                except ApiError as error:
+                    if error.fault is Fault.ENGINE_UNAVAILABLE or place == record.source:
+                        raise
+                else:
+                    return
+
+    async def _bring_from(self, place: str, record: AdapterRecord) -> None:
+        async with self._versions.loaded(await self._sources.fetch(place)) as info:
             wanted = self.records.get(record.name)
             if wanted is not None and wanted.version == info.adapter:
                 self.put(wanted)
             elif wanted is not None and wanted.version == record.version:
-                message = f"{record.source} holds version {info.adapter[:12]}, not {record.version[:12]}; reload it"
+                message = f"{place} holds version {info.adapter[:12]}, not {record.version[:12]}; reload it"
                 raise invalid_request(message, "lora_path")
 
     def names(self) -> dict[AdapterId, list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from engine.core.types import AdapterId
@@ -53,9 +55,21 @@ class AdapterStatus(msgspec.Struct, frozen=True):
     """Why this gateway does not serve what the registry says; empty: it does."""
 
 
-def status_of(record: AdapterRecord, served: AdapterId, error: str, stats: pb.AdapterStats | None) -> AdapterStatus:
-    """`stats`: of the version `served`; None: the engine does not say."""
-    engine = NOTHING if stats is None else stats
+def statuses_of(
+    records: Mapping[str, AdapterRecord],
+    served: Mapping[str, AdapterId],
+    errors: Mapping[str, str],
+    adapters: Iterable[pb.AdapterStats],
+) -> list[AdapterStatus]:
+    """In order of names. `served`, `errors`: by name; `adapters`: what the engine says of its versions."""
+    stats = {adapter.adapter: adapter for adapter in adapters}
+    return [
+        _status(record, served.get(name, ""), errors.get(name, ""), stats.get(served.get(name, ""), NOTHING))
+        for name, record in sorted(records.items())
+    ]
+
+
+def _status(record: AdapterRecord, served: AdapterId, error: str, engine: pb.AdapterStats) -> AdapterStatus:
     return AdapterStatus(
         name=record.name,
         aliases=record.aliases,

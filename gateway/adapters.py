@@ -21,7 +21,7 @@ from engine.core.types import AdapterId
 from gateway.adapter_log import AdapterLog
 from gateway.adapter_mirror import AdapterMirror, Sources
 from gateway.adapter_record import AdapterRecord, new_record
-from gateway.adapter_status import AdapterStatus, status_of
+from gateway.adapter_status import AdapterStatus, statuses_of
 from gateway.adapter_store import AdapterStore, StoreAway, conflict
 from gateway.adapter_versions import AdapterVersions
 from gateway.core.adapter_names import check_name, tenant_list, with_alias, without_alias
@@ -182,8 +182,7 @@ class AdapterRegistry:
     async def allow(self, name: str, tenants: Collection[str]) -> AdapterRecord:
         """Keeps an adapter for some tenants; for none: gives it to every tenant whose configuration lets it.
 
-        Raises:
-            ApiError: INVALID_REQUEST, MODEL_NOT_FOUND, ADAPTER_CONFLICT, REGISTRY_UNAVAILABLE.
+        Raises ApiError: INVALID_REQUEST, and as `unload`.
         """
         allowed = tenant_list(tenants)
         return await self._amend(name, lambda record: replace(record, tenants=allowed))
@@ -221,21 +220,18 @@ class AdapterRegistry:
     async def statuses(self) -> list[AdapterStatus]:
         """In order of names, from one question to the engine. Without an engine everything is on disk."""
         try:
-            stats = {adapter.adapter: adapter for adapter in (await self._engine.stats()).adapters}
+            adapters = (await self._engine.stats()).adapters
         except EngineUnavailable:
-            stats = {}
+            adapters = ()
         served = {name: hold.version for name, hold in self._mirror.served.items()}
-        return [
-            status_of(record, served.get(name, ""), self._mirror.errors.get(name, ""), stats.get(served.get(name, "")))
-            for name, record in sorted(self._mirror.records.items())
-        ]
+        return statuses_of(self._mirror.records, served, self._mirror.errors, adapters)
 
     async def status(self, name: str) -> AdapterStatus:
         """Raises ApiError: MODEL_NOT_FOUND."""
-        for status in await self.statuses():
-            if status.name == name:
-                return status
-        raise model_not_found(name)
+        found = [status for status in await self.statuses() if status.name == name]
+        if not found:
+            raise model_not_found(name)
+        return found[0]
 
     async def _load(
         self,
@@ -272,16 +268,13 @@ class AdapterRegistry:
             return self._known(name)
 
     async def _restore(self, record: AdapterRecord) -> None:
-        async with self._content(record.name, record.source, record) as found:
-            if self.records.get(record.name) is not record:
-                return  # changed meanwhile, and followed from there
-            if found.version == record.version:
-                self._mirror.put(record)
-            elif record.generation:
-                log.warning("adapter_changed_on_disk", adapter=record.name, version=found.version)
-                await self._log.put(found, record)
-            else:
-                self._log.keep(found)
+        try:
+            await self._mirror.bring(record)
+        except ApiError as error:
+            if error.fault is Fault.ENGINE_UNAVAILABLE or self.records.get(record.name) is not record:
+                raise
+            log.warning("adapter_changed_on_disk", adapter=record.name, reason=error.message)
+            await self._load(record.name, record.source, record)
 
     async def _drained(self, name: str, draining: asyncio.Task[int]) -> int:
         self._draining[name] = draining

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from engine.client import EngineUnavailable
-from gateway.core.errors import Fault, forbidden, invalid_request, unavailable
+from gateway.core.errors import ApiError, Fault, forbidden, invalid_request, unavailable
 from gateway.core.tenants import Principal
 from gateway.http_edge import read_body
 from gateway.http_stream import json_response
@@ -27,6 +27,8 @@ from gateway.service import Gateway
 MAX_DRAIN_SECONDS = 86_400.0
 ADAPTERS = "/admin/v1/adapters"
 ADAPTER = ADAPTERS + "/{name:path}"
+NATIVE_FIELDS: dict[str | None, str] = {"lora_name": "name", "lora_path": "source"}
+"""vLLM's words for fields -> ours."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -127,7 +129,12 @@ class AdminApi:
         async def guarded(request: Request) -> Response:
             if not self._authenticate(request).is_admin:
                 raise forbidden("this needs an administrator's key")
-            return await handler(request)
+            try:
+                return await handler(request)
+            except ApiError as error:
+                if request.url.path.startswith(ADAPTERS):
+                    error.param = NATIVE_FIELDS.get(error.param, error.param)
+                raise
 
         return guarded
 

@@ -229,6 +229,8 @@ class MemoryStore:
 
 
 def content_hash(folder: Path) -> str:
+    if not folder.is_dir():
+        raise AdapterRejected(f"{folder} is not there")
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(folder.iterdir()))).hexdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from gateway.adapter_sources import LocalSources
 from gateway.adapter_store import RedisAdapterStore
 from gateway.adapters import AdapterRegistry
 from gateway.core.adapter_names import MAX_ALIASES
-from gateway.core.errors import ApiError
+from gateway.core.errors import ApiError, invalid_request
 from gateway.store import connect
 
 BASE = "tiny"
@@ -195,6 +196,42 @@ async def test_a_restarted_engine_gets_its_adapters_back(houses):
     assert set(engine.paths) == {here.pick(name).version for name in ("pirate", "poet")}
     assert {record.version for record in here.records.values()} == set(engine.paths)
     await until(lambda: engine.pinned == {here.pick("pirate").version})
+
+
+class Remote(LocalSources):
+    """`remote://NAME` is fetched into a folder of its own; what is fetched is counted."""
+
+    def __init__(self, root) -> None:
+        super().__init__([root])
+        self.root, self.fetched, self.is_up = root, [], True
+
+    async def fetch(self, source):
+        name = source.removeprefix("remote://")
+        if name == source:
+            return await super().fetch(source)
+        if not self.is_up:
+            raise invalid_request(f"{source} is away", "lora_path")
+        self.fetched.append(source)
+        return write_adapter(self.root, f"cache-{name}", "weights")
+
+
+async def test_what_was_fetched_is_not_fetched_again_for_a_new_engine(houses):
+    sources = Remote(houses.root)
+    here = AdapterRegistry(FakeEngine(), RedisAdapterStore(houses.client, BASE), sources)
+    houses.stack.push_async_callback(here.close)
+    await here.start()
+    await here.restore()
+    await here.load("poet", "remote://poet")
+    await here.load("bard", "remote://bard")
+    sources.is_up = False
+    shutil.rmtree(houses.root / "cache-bard")
+    await here.restore()
+    assert here.pick("poet").version
+    with pytest.raises(ApiError, match="is away"):
+        here.pick("bard")
+    sources.is_up = True
+    await until(lambda: "bard" in here._mirror.served)
+    assert sources.fetched == ["remote://poet", "remote://bard", "remote://bard"]
 
 
 async def test_restoring_goes_on_after_an_adapter_that_is_lost(houses):

@@ -82,7 +82,10 @@ async def test_everything_an_operator_can_do(house, tmp_path):
         body = {"name": "team/bard", "source": "bard", "tenants": ["globex", "acme"]}
         loaded = (await client.post(adapters, json=body)).json()
         assert (loaded["name"], loaded["tenants"], loaded["tier"]) == ("team/bard", ["acme", "globex"], "resident")
-        assert (await client.post(adapters, json=body)).json()["error"]["code"] == "adapter_conflict"
+        taken = (await client.post(adapters, json=body)).json()["error"]
+        assert (taken["code"], taken["param"]) == ("adapter_conflict", "name")
+        outside = await client.post(adapters, json={"name": "x", "source": "/etc"})
+        assert (outside.status_code, outside.json()["error"]["param"]) == (400, "source")
         bard = f"{adapters}/team/bard"
         assert (await client.post(f"{bard}/reload")).json()["changed"] is False
         write_adapter(tmp_path, "bard", "other weights")

@@ -30,6 +30,7 @@ CONTRACT = [
     ("PREEMPTED", 503, "UNAVAILABLE", "service_unavailable", "preempted", None),
     ("ADAPTER_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "adapter_unavailable", None),
     ("LIMITER_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "limiter_unavailable", None),
+    ("REGISTRY_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "registry_unavailable", None),
     ("ENGINE_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "engine_unavailable", None),
     ("DEADLINE_EXCEEDED", 504, "DEADLINE_EXCEEDED", "server_error", "deadline_exceeded", None),
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -13,8 +12,9 @@ import torch
 
 from engine.core.types import AdapterFetch, AdapterFetched, AdapterId, FetchAnswer, FetchCancelled, FetchFailed
 from engine.executor.base import Report
-from engine.model.host_store import HostStore, PackedAdapter
-from engine.model.peft_loader import LoadedAdapter
+from engine.model.host_store import HostStore
+from engine.model.packing import Packer
+from engine.model.peft_folder import PeftFolder
 
 log = structlog.get_logger("fetcher")
 
@@ -39,11 +39,10 @@ class _CalledOff(Exception):
 
 
 class Fetcher:
-    """Reads, checks and packs adapters into a store, and answers each fetch exactly once.
+    """Reads and packs adapters into a store, and answers each fetch exactly once.
 
     Args:
-        read: an adapter folder, checked. Raises ValueError and OSError with the reason.
-        pack: in kernel layout.
+        packer: reads and packs.
         store: where packed adapters go.
         report: where answers go.
         num_threads: fetches at a time.
@@ -51,14 +50,12 @@ class Fetcher:
 
     def __init__(
         self,
-        read: Callable[[str], LoadedAdapter],
-        pack: Callable[[LoadedAdapter], PackedAdapter],
+        packer: Packer,
         store: HostStore,
         report: Report,
         num_threads: int,
     ) -> None:
-        self._read = read
-        self._pack = pack
+        self._packer = packer
         self._store = store
         self._report = report
         self._threads = start_threads(num_threads, "fetch")
@@ -82,8 +79,7 @@ class Fetcher:
     def _try(self, fetch: AdapterFetch, called_off: Event) -> FetchAnswer:
         started = time.perf_counter()
         try:
-            loaded = self._read_patiently(fetch, called_off)
-            self._store.put(self._pack(loaded))
+            self._store.put(self._packer.pack(self._read(fetch, called_off)))
         except _CalledOff:
             return FetchCancelled(fetch.adapter)
         except (ValueError, OSError) as error:
@@ -93,12 +89,12 @@ class Fetcher:
             return FetchFailed(fetch.adapter, repr(error))
         return AdapterFetched(fetch.adapter, time.perf_counter() - started)
 
-    def _read_patiently(self, fetch: AdapterFetch, called_off: Event) -> LoadedAdapter:
+    def _read(self, fetch: AdapterFetch, called_off: Event) -> PeftFolder:
         for pause in (*RETRY_AFTER_S, None):
             if called_off.is_set():
                 raise _CalledOff
             try:
-                loaded = self._read(fetch.path)
+                folder = self._packer.read(fetch.path)
                 break
             except (ValueError, OSError) as error:
                 if pause is None or not _may_pass(error):
@@ -106,9 +102,9 @@ class Fetcher:
                 called_off.wait(pause)
         if called_off.is_set():
             raise _CalledOff
-        if loaded.adapter_id != fetch.adapter:
+        if folder.id != fetch.adapter:
             raise ValueError(f"{fetch.path} has changed since it was loaded; load it again to serve what it holds now")
-        return loaded
+        return folder
 
 
 def _may_pass(error: Exception) -> bool:

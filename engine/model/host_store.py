@@ -8,7 +8,6 @@ from threading import Lock
 from torch import Tensor
 
 from engine.core.types import AdapterId
-from engine.executor.base import HostAdapter
 from lora_kernels.layout import AdapterLayout
 
 
@@ -17,17 +16,8 @@ class PackedAdapter:
     """A packed adapter. `blob` is [num_pages, page_elems] in the arena's dtype, pinned where a GPU copies from it."""
 
     id: AdapterId
-    target_modules: tuple[str, ...]
     layout: AdapterLayout
     blob: Tensor
-
-
-def describe(
-    adapter: AdapterId, target_modules: tuple[str, ...], layout: AdapterLayout, page_bytes: int
-) -> HostAdapter:
-    """What everybody above the model needs to know of an adapter, packed or not."""
-    rank = int(layout.ranks.max(initial=0))
-    return HostAdapter(adapter, rank, target_modules, layout.num_pages, layout.num_pages * page_bytes)
 
 
 class HostStore:

@@ -6,8 +6,6 @@ every targeted module must have its tensors. Files are read once, so what is has
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,15 +18,10 @@ import torch
 from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
-from engine.model.peft_config import MAX_RANK, AdapterError, PeftSettings, parse_config
+from engine.model.peft_config import MAX_RANK, AdapterError, PeftSettings
 from engine.model.peft_dora import BaseLinears, Block, fold_magnitude
+from engine.model.peft_folder import CONFIG_FILE, MAX_HEADER_BYTES, WEIGHTS_FILE, PeftFolder, read_peft
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
-PICKLE_FILE = "adapter_model.bin"
-MAX_CONFIG_BYTES = 1 << 20
-MAX_HEADER_BYTES = 16 << 20
-ID_CHARS = 32
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
 KEY = re.compile(
@@ -43,7 +36,7 @@ Place = tuple[int, int]
 Raw = Mapping[str, Any]
 """A tensor as it lies in the file: dtype name, shape, data."""
 
-__all__ = ["AdapterError", "LoadedAdapter", "TargetShapes", "load_peft"]
+__all__ = ["AdapterError", "LoadedAdapter", "TargetShapes", "check_peft", "load_peft", "pair_tensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +56,11 @@ class TargetShapes:
     widths: npt.NDArray[np.int32]
     base_linears: BaseLinears
     base_names: tuple[str, ...] = ()
+
+    @property
+    def max_file_bytes(self) -> int:
+        """Of the weights of any adapter of this model."""
+        return MAX_HEADER_BYTES + self.layers * MAX_RANK * int(self.widths.sum()) * torch.float64.itemsize
 
     def module(self, place: Place) -> str:
         """Path of a projection in the Hugging Face model, such as `model.layers.3.self_attn.q_proj`."""
@@ -106,9 +104,13 @@ def load_peft(path: Path, shapes: TargetShapes) -> LoadedAdapter:
     Raises:
         AdapterError: the folder does not hold a LoRA adapter that fits the model and can be served as PEFT would.
     """
-    settings = parse_config(_read(path, CONFIG_FILE, MAX_CONFIG_BYTES))
-    data = _read(path, WEIGHTS_FILE, _max_weights_bytes(shapes))
-    pairs = _pair(_parse(data), settings, shapes)
+    return check_peft(read_peft(path, shapes.max_file_bytes), shapes)
+
+
+def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
+    """Every tensor, in fp32. Raises AdapterError, as `load_peft` does."""
+    settings = folder.settings
+    pairs = pair_tensors(_parse(folder.data), settings, shapes)
     wanted = _wanted(settings, shapes)
     _check_coverage(pairs, wanted, settings, shapes)
     blocks = {place: _block(pairs[place], place, settings, shapes) for place in wanted}
@@ -116,8 +118,7 @@ def load_peft(path: Path, shapes: TargetShapes) -> LoadedAdapter:
     if settings.use_dora:
         for place, block in blocks.items():
             blocks[place], scales[place] = _fold_magnitude(pairs[place], block, place, shapes)
-    identity = hashlib.sha256(settings.canonical() + b"\0" + data).hexdigest()[:ID_CHARS]
-    return _assemble(identity, blocks, scales, settings, shapes)
+    return _assemble(folder.id, blocks, scales, settings, shapes)
 
 
 def _assemble(
@@ -133,47 +134,6 @@ def _assemble(
     touched = tuple(name for target, name in enumerate(shapes.targets) if ranks[:, target].any())
     scaled = ranks.astype(np.bool_) & settings.use_dora
     return LoadedAdapter(identity, blocks, scales, ranks, scaled, touched, int(ranks.max()), settings.base_model)
-
-
-def _read(folder: Path, name: str, limit: int) -> bytes:
-    """One file of the folder, never following a link out of it."""
-    file = folder / name
-    try:
-        real = Path(os.path.realpath(file, strict=True))
-        if not any(real.is_relative_to(root) for root in _roots(folder)):
-            raise AdapterError(f"{file} is a link that leaves the adapter's folder; copy the file into it")
-        if not real.is_file():
-            raise AdapterError(f"{file} is not a file")
-        if (size := real.stat().st_size) > limit:
-            raise AdapterError(f"{file} has {size} bytes, and no adapter of this model has over {limit}")
-        return real.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise AdapterError(_missing(folder, name)) from error
-    except OSError as error:
-        raise AdapterError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def _roots(folder: Path) -> tuple[Path, ...]:
-    """Where links may lead: the folder, and for a snapshot of the Hugging Face cache also its own blobs."""
-    root = Path(os.path.realpath(folder))
-    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
-        return root, root.parent.parent / "blobs"
-    return (root,)
-
-
-def _missing(folder: Path, name: str) -> str:
-    if not folder.is_dir():
-        return f"{folder} is not a folder: an adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
-    if name == WEIGHTS_FILE and (folder / PICKLE_FILE).exists():
-        return (
-            f"{folder} has {PICKLE_FILE} but no {WEIGHTS_FILE}: pickle files can run code and are never opened; "
-            "save the adapter with PEFT's save_pretrained(..., safe_serialization=True)"
-        )
-    return f"{folder} has no {name}: point to the folder that PEFT's save_pretrained wrote"
-
-
-def _max_weights_bytes(shapes: TargetShapes) -> int:
-    return MAX_HEADER_BYTES + shapes.layers * MAX_RANK * int(shapes.widths.sum()) * torch.float64.itemsize
 
 
 def _parse(data: bytes) -> dict[str, Raw]:
@@ -199,7 +159,9 @@ def _other_base(settings: PeftSettings, shapes: TargetShapes) -> str:
     return f"and this model{names} has layers 0 to {shapes.layers - 1}: an adapter of another base?{trained_on}"
 
 
-def _pair(tensors: Mapping[str, Raw], settings: PeftSettings, shapes: TargetShapes) -> dict[Place, dict[str, Raw]]:
+def pair_tensors(
+    tensors: Mapping[str, Raw], settings: PeftSettings, shapes: TargetShapes
+) -> dict[Place, dict[str, Raw]]:
     """Tensors by the projection and side (A or B) they belong to."""
     places, names = shapes.places(), set()
     pairs: dict[Place, dict[str, Raw]] = {}

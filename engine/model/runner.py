@@ -17,15 +17,15 @@ from engine.model.batch import BatchState
 from engine.model.decoder import build_decoder
 from engine.model.fetcher import Fetcher, start_threads
 from engine.model.host_pages import HostPages
-from engine.model.host_store import HostStore, PackedAdapter, describe
+from engine.model.host_store import HostStore
 from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import count_host_pages, count_pages
+from engine.model.packing import Packer
 from engine.model.peft_dora import base_linears
-from engine.model.peft_loader import LoadedAdapter, TargetShapes, load_peft
+from engine.model.peft_loader import TargetShapes
 from engine.model.sampler import Sampler
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.weights import open_weights
-from lora_kernels.layout import AdapterLayout, pack_adapter, plan_layout
 from lora_kernels.select import select_backend
 
 Progress = Callable[[str, int, int], None]
@@ -64,7 +64,7 @@ class ModelRunner:
         self._decoder = build_decoder(
             self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, self.spec.layers)
         )
-        self._targets = TargetShapes(
+        targets = TargetShapes(
             self.spec.layers, TARGETS, target_widths(self.spec), base_linears(self.spec, source), (folder.name,)
         )
         shape = page_shape(self.spec, config.block_size)
@@ -78,9 +78,8 @@ class ModelRunner:
         self._host = HostStore()
         self._report: Report = lambda _: None
         self._loaders = start_threads(config.fetch_threads, "load")
-        self._fetcher = Fetcher(
-            self._read, self._pack, self._host, lambda answer: self._report(answer), config.fetch_threads
-        )
+        self._packer = Packer(targets, shape.elements, self.dtype, pins=self.device.type == "cuda")
+        self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
 
     @property
     def vocab_size(self) -> int:
@@ -121,20 +120,16 @@ class ModelRunner:
 
     def _load_host(self, path: str, claim: Claim) -> HostAdapter:
         started = time.perf_counter()
-        loaded = self._read(path)
-        page_bytes = self._arena.shape.elements * self.dtype.itemsize
-        host = describe(loaded.adapter_id, loaded.target_modules, self._layout(loaded), page_bytes)
+        folder = self._packer.read(path)
+        host = self._packer.check(folder)
         if claim(host):
             try:
-                self._host.put(self._pack(loaded))
+                self._host.put(self._packer.pack(folder))
             except Exception as error:  # a claim is answered, whatever happens
                 self._report(FetchFailed(host.id, repr(error)))
                 raise
             self._report(AdapterFetched(host.id, time.perf_counter() - started))
         return host
-
-    def _read(self, path: str) -> LoadedAdapter:
-        return load_peft(Path(path), self._targets)
 
     def _fetch(self, plan: StepPlan) -> None:
         for adapter in plan.host_dropped:
@@ -163,15 +158,6 @@ class ModelRunner:
         for token in sampled:
             self._batch.append(token.request_id, token.token)
         return tuple(sampled)
-
-    def _layout(self, loaded: LoadedAdapter) -> AdapterLayout:
-        return plan_layout(loaded.ranks, self._targets.widths, self._arena.shape.elements, loaded.scaled)
-
-    def _pack(self, loaded: LoadedAdapter) -> PackedAdapter:
-        layout = self._layout(loaded)
-        blob = pack_adapter(layout, loaded.blocks, self._arena.shape.elements, self.dtype, loaded.scales)
-        pinned = blob.pin_memory() if self.device.type == "cuda" else blob
-        return PackedAdapter(loaded.adapter_id, loaded.target_modules, layout, pinned)
 
 
 def _pick_device(name: str) -> torch.device:

@@ -76,7 +76,7 @@ def test_impossible_loads_are_refused(arena):
 
 def host_adapter(name, size):
     layout = AdapterLayout(np.zeros((2, 7), np.int32), np.zeros((2, 7, 2, 16), np.int64), np.full((2, 7), -1), 1)
-    return PackedAdapter(name, ("q_proj",), layout, torch.zeros(1, size, dtype=torch.uint8))
+    return PackedAdapter(name, layout, torch.zeros(1, size, dtype=torch.uint8))
 
 
 def test_host_memory_holds_what_it_is_given():

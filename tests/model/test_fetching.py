@@ -16,8 +16,8 @@ from engine.core.state import EngineState
 from engine.core.types import Abort, DropAdapter, ErrorCode, FinishReason, Request, SamplingParams, Submit
 from engine.engine import Engine
 from engine.model import fetcher as fetcher_module
-from engine.model import runner as runner_module
-from engine.model.peft_loader import AdapterError, load_peft
+from engine.model.packing import Packer
+from engine.model.peft_loader import AdapterError
 from engine.model.runner import ModelRunner
 
 RANK, PAGES, PAGE_BYTES = 5, 2, 2 * 2 * 16 * 2 * 16 * 4
@@ -142,7 +142,7 @@ def make_damaged(folder):
     [
         (make_vanish, "is not a folder"),
         (make_change, "has changed since it was loaded"),
-        (make_damaged, "is damaged or cut short"),
+        (make_damaged, "has changed since it was loaded"),
     ],
 )
 def test_a_folder_that_is_not_what_it_was_fails_its_own_waiters_only(house, folders, tmp_path, harm, reason):
@@ -171,11 +171,13 @@ def test_a_folder_that_is_not_what_it_was_fails_its_own_waiters_only(house, fold
 def flaky(times, seen):
     """Reads that fail so many times before they succeed."""
 
-    def read(path, targets):
+    read_well = Packer.read
+
+    def read(self, path):
         seen.append(path)
         if len(seen) <= times:
             raise AdapterError(f"{path} cannot be read: stale handle") from OSError(116, "Stale file handle")
-        return load_peft(path, targets)
+        return read_well(self, path)
 
     return read
 
@@ -185,7 +187,7 @@ def test_a_disk_that_falters_is_asked_again(house, folders, monkeypatch, times, 
     monkeypatch.setattr(fetcher_module, "RETRY_AFTER_S", (0.001, 0.001))
     house.load(folders["x"])
     adapter, seen = house.load(folders["y"]), []
-    monkeypatch.setattr(runner_module, "load_peft", flaky(times, seen))
+    monkeypatch.setattr(Packer, "read", flaky(times, seen))
     event = house.run("r", adapter)
     assert (event.finish_reason, len(seen)) == (end, 3)
     if end is FinishReason.ERROR:
@@ -195,7 +197,7 @@ def test_a_disk_that_falters_is_asked_again(house, folders, monkeypatch, times, 
 def test_a_bug_in_the_fetcher_leaves_nobody_waiting(house, folders, monkeypatch):
     house.load(folders["x"])
     adapter = house.load(folders["y"])
-    monkeypatch.setattr(runner_module, "pack_adapter", lambda *_: 1 / 0)
+    monkeypatch.setattr(Packer, "pack", lambda *_: 1 / 0)
     assert "ZeroDivisionError" in house.run("r", adapter).refusal.message
 
 
@@ -203,7 +205,7 @@ def test_a_fetch_nobody_waits_for_any_more_is_called_off(house, folders, monkeyp
     house.load(folders["x"])
     adapter, seen = house.load(folders["y"]), []
     monkeypatch.setattr(fetcher_module, "RETRY_AFTER_S", (30.0, 30.0))
-    monkeypatch.setattr(runner_module, "load_peft", flaky(9, seen))
+    monkeypatch.setattr(Packer, "read", flaky(9, seen))
     house.submit("r", adapter)
     while not seen:
         house.step()

@@ -218,7 +218,7 @@ def test_a_claim_that_is_granted_is_answered_whatever_happens(runner, tmp_path, 
     save_adapter(tmp_path / "x", 8, 1)
     answers = []
     runner.connect(answers.append)
-    monkeypatch.setattr("engine.model.runner.pack_adapter", lambda *_: 1 / 0)
+    monkeypatch.setattr("engine.model.packing.Packer.pack", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         runner.load_host(str(tmp_path / "x"), lambda _: True)
     assert [type(answer) for answer in answers] == [FetchFailed]

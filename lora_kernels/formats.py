@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -22,6 +23,7 @@ class Format:
 
 
 F32, BF16, F16 = Format("f32", 4), Format("bf16", 2), Format("f16", 2)
+FORMATS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 
 
 class _FormatType(types.Type):
@@ -54,7 +56,7 @@ def emit_load(emit: Emit, fmt: Format, address: Any, mask: Any = None) -> Any:
     return emit.builder.bitcast(wide, VEC)
 
 
-def _emit_bits(emit: Emit, fmt: Format, value: Any) -> Any:
+def emit_bits(emit: Emit, fmt: Format, value: Any) -> Any:
     """What is stored: rounded to nearest, ties to even; NaN stays NaN."""
     builder = emit.builder
     if fmt.name == "f32":
@@ -66,6 +68,19 @@ def _emit_bits(emit: Emit, fmt: Format, value: Any) -> Any:
     rounded = builder.add(bits, builder.add(odd, every(0x7FFF, VEC_I32)))
     kept = builder.select(builder.fcmp_unordered("uno", value, value), every(0x7FC00000, VEC_I32), rounded)
     return builder.trunc(builder.lshr(kept, every(16, VEC_I32)), VEC_I16)
+
+
+def emit_store(emit: Emit, fmt: Format, address: Any, value: Any, count: Any) -> None:
+    """Stores the first `count` lanes of an fp32 vector."""
+    builder, bits = emit.builder, emit_bits(emit, fmt, value)
+    pointer = emit.at(address, bits.type)
+    with builder.if_else(builder.icmp_signed(">=", count, ir.Constant(I64, LANES))) as (full, tail):
+        with full:
+            builder.store(bits, pointer, align=fmt.size)
+        with tail:
+            name = f"llvm.masked.store.v{LANES}{'f32' if fmt.size == 4 else 'i16'}.p0"
+            align = ir.Constant(I32, fmt.size)
+            emit.call(name, ir.VoidType(), bits, pointer, align, emit.lanes_below(count))
 
 
 @intrinsic
@@ -96,16 +111,7 @@ def store_as(typingctx, fmt, address, a, count):
     """Stores the first `count` lanes in a format."""
 
     def codegen(context, builder, signature, args):
-        emit = Emit(builder)
-        value = _emit_bits(emit, fmt.of, args[2])
-        pointer = emit.at(args[1], value.type)
-        with builder.if_else(builder.icmp_signed(">=", args[3], ir.Constant(I64, LANES))) as (full, tail):
-            with full:
-                builder.store(value, pointer, align=fmt.of.size)
-            with tail:
-                name = f"llvm.masked.store.v{LANES}{'f32' if fmt.of.size == 4 else 'i16'}.p0"
-                align = ir.Constant(I32, fmt.of.size)
-                emit.call(name, ir.VoidType(), value, pointer, align, emit.lanes_below(args[3]))
+        emit_store(Emit(builder), fmt.of, *args[1:])
 
     return types.void(fmt, types.int64, vector, types.int64), codegen
 
@@ -115,7 +121,7 @@ def rounded(typingctx, fmt, a):
     """What a store and a load in a format leave of a vector."""
 
     def codegen(context, builder, signature, args):
-        bits = _emit_bits(Emit(builder), fmt.of, args[1])
+        bits = emit_bits(Emit(builder), fmt.of, args[1])
         if fmt.of.name == "f32":
             return bits
         if fmt.of.name == "f16":

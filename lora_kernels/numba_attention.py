@@ -129,13 +129,16 @@ def _attend(pointer, fmt):
     block = carray(pointer, 1)[0]
     scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
     item = simd.take_ticket(pointer, ITEM)
+    if item < block.num_items:
+        _prefetch_first(block, fmt, block.items + 24 * item)
     while item < block.num_items:
-        _attend_item(block, fmt, scratch, block.items + 24 * item)
-        item = simd.take_ticket(pointer, ITEM)
+        following = simd.take_ticket(pointer, ITEM)
+        _attend_item(block, fmt, scratch, block.items + 24 * item, block.items + 24 * min(following, block.num_items))
+        item = following
 
 
 @njit
-def _attend_item(block, fmt, scratch, item):
+def _attend_item(block, fmt, scratch, item, following):
     sequence, first_row, num_rows = simd.read_i32(item), simd.read_i32(item + 4), simd.read_i32(item + 8)
     first, first_head, num_heads = simd.read_i32(item + 12), simd.read_i32(item + 16), simd.read_i32(item + 20)
     row_bytes = 4 * (-(-block.dims // LANES) * LANES)
@@ -158,6 +161,8 @@ def _attend_item(block, fmt, scratch, item):
     for page in range(max(0, first - block.window + 1) // block.block_size, last_page + 1, step):
         for ahead in range(page + step, min(page + 2 * step, last_page + 1)):
             _prefetch(block, fmt, simd.read_i32(table + 4 * ahead), first_head, num_heads)
+        if page + step > last_page and following < block.items + 24 * block.num_items:
+            _prefetch_first(block, fmt, following)
         for head in range(num_heads):
             for r in range(0, per_head, MAX_ROWS):
                 m = head * per_head + r
@@ -199,6 +204,17 @@ def _start_row(block, fmt, row, head, query, sums):
 
 
 @njit
+def _prefetch_first(block, fmt, item):
+    """The first tile of an item."""
+    table = block.tables + simd.read_i32(item) * block.table
+    first, rows = simd.read_i32(item + 12), simd.read_i32(item + 8)
+    page = max(0, first - block.window + 1) // block.block_size
+    last = min(page + max(1, TILE // block.block_size) - 1, (first + rows - 1) // block.block_size)
+    for ahead in range(page, last + 1):
+        _prefetch(block, fmt, simd.read_i32(table + 4 * ahead), simd.read_i32(item + 16), simd.read_i32(item + 20))
+
+
+@njit
 def _prefetch(block, fmt, page, first_head, num_heads):
     """Pages are scattered: the processor cannot guess the next one."""
     start = block.kv + page * block.page + first_head * block.head
@@ -209,9 +225,7 @@ def _prefetch(block, fmt, page, first_head, num_heads):
 
 
 @njit
-def _attend_tile(
-    block, fmt, table, head_offset, tile, first, r, rows, query, sums, maxima, totals, scores
-):
+def _attend_tile(block, fmt, table, head_offset, tile, first, r, rows, query, sums, maxima, totals, scores):
     """Rows r to r + rows of a KV head, rows of one position side by side, against the pages from `table` on."""
     size = block.block_size
     step = max(1, TILE // size)
@@ -225,7 +239,9 @@ def _attend_tile(
     for i in range(rows):
         position = first + (r + i) // block.group - tile
         low = min(seen, max(0, position - block.window + 1))
-        keep = _soften(scores + i * score_bytes, low, max(low, min(seen, position + 1)), seen, maxima + 4 * i, totals + 4 * i)
+        keep = _soften(
+            scores + i * score_bytes, low, max(low, min(seen, position + 1)), seen, maxima + 4 * i, totals + 4 * i
+        )
         for d in range(0, row_bytes, 4 * LANES):
             place = sums + i * row_bytes + d
             simd.store(place, simd.mul(keep, simd.load(place)))

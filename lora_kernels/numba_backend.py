@@ -9,12 +9,11 @@ from torch import Tensor
 
 from lora_kernels import numba_attention, numba_lora
 from lora_kernels.backend import AttentionBatch
-from lora_kernels.formats import BF16, F16, F32
+from lora_kernels.formats import FORMATS
 from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.numba_pointwise import NumbaPointwise
 from lora_kernels.openmp import Kernel, Team
 from lora_kernels.segments import SegmentPlan
-
-FORMATS = {torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 
 
 class NumbaBackend:
@@ -22,22 +21,17 @@ class NumbaBackend:
 
     def __init__(self) -> None:
         self._team = Team()
+        self.pointwise = NumbaPointwise(self._team)
         self.name = "numba" if self._team.is_parallel else "numba, one thread"
         self._kernels: dict[tuple[Any, torch.dtype], Kernel] = {}
         self._batch: AttentionBatch | None = None
-        self._slots: tuple[Tensor, Tensor] | None = None
         self._attention_plans: dict[tuple[Any, ...], numba_attention.AttentionPlan] = {}
         self._lora_key: tuple[Any, ...] = ()
         self._lora: numba_lora.PreparedLora | None = None
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """See `Backend.write_kv`."""
-        self._remember(batch)
-        if self._slots is None:
-            block_size = kv.shape[2]
-            self._slots = (batch.kv_slots // block_size, batch.kv_slots % block_size)
-        kv[:, 0].index_put_(self._slots, key)
-        kv[:, 1].index_put_(self._slots, value)
+        self.pointwise.write_kv(kv, key, value, batch.kv_slots)
 
     def attention(
         self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
@@ -50,7 +44,11 @@ class NumbaBackend:
             plan = self._attention_plans[key] = numba_attention.plan_attention(query, kv, batch, scale, window)
         out = torch.empty(query.shape, dtype=query.dtype)
         block, size = plan.block, query.element_size()
-        block.query, block.query_row, block.query_head = query.data_ptr(), query.stride(0) * size, query.stride(1) * size
+        block.query, block.query_row, block.query_head = (
+            query.data_ptr(),
+            query.stride(0) * size,
+            query.stride(1) * size,
+        )
         block.out, block.kv = out.data_ptr(), kv.data_ptr()
         self._team.run(self._kernel(numba_attention, query.dtype), block, block.num_items)
         return out
@@ -80,5 +78,4 @@ class NumbaBackend:
         """Forgets what belongs to another batch. Identity is enough: a batch never changes."""
         if batch is not self._batch:
             self._batch = batch
-            self._slots = None
             self._attention_plans = {}

@@ -57,6 +57,15 @@ class Emit:
         one = self.builder.insert_element(ir.Constant(VEC, ir.Undefined), number, ir.Constant(I32, 0))
         return self.builder.shuffle_vector(one, ir.Constant(VEC, ir.Undefined), every(0, VEC_I32))
 
+    def splat_int(self, number: Any) -> Any:
+        one = self.builder.insert_element(ir.Constant(VEC_I32, ir.Undefined), number, ir.Constant(I32, 0))
+        return self.builder.shuffle_vector(one, ir.Constant(VEC_I32, ir.Undefined), every(0, VEC_I32))
+
+    def prefetch(self, address: Any) -> None:
+        """Asks for a cache line, into the second level."""
+        hints = (ir.Constant(I32, number) for number in (0, 2, 1))
+        self.call("llvm.prefetch.p0", ir.VoidType(), self.at(address, BYTE), *hints)
+
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         return self.call("llvm.fma.v16f32", VEC, a, b, c)
 
@@ -71,9 +80,7 @@ class Emit:
 
     def lanes_below(self, count: Any) -> Any:
         """The mask of the first `count` lanes."""
-        number = self.builder.trunc(count, I32)
-        one = self.builder.insert_element(ir.Constant(VEC_I32, ir.Undefined), number, ir.Constant(I32, 0))
-        counts = self.builder.shuffle_vector(one, ir.Constant(VEC_I32, ir.Undefined), every(0, VEC_I32))
+        counts = self.splat_int(self.builder.trunc(count, I32))
         return self.builder.icmp_signed("<", ir.Constant(VEC_I32, [*range(LANES)]), counts)
 
     def shuffle(self, a: Any, b: Any, lanes: list[int]) -> Any:
@@ -199,19 +206,20 @@ def first(typingctx, a):
 
 @intrinsic
 def exp(typingctx, a):
-    """e to the power of each lane, relative error below 1e-7; 0 below -87."""
+    """e to the power of each lane, relative error below 1e-7; 0 below -87, and as of 88 above it."""
 
     def codegen(context, builder, signature, args):
         emit = Emit(builder)
         low = builder.fcmp_ordered("<", args[0], every(-87.0, VEC))
         x = builder.select(low, every(-87.0, VEC), args[0])
+        x = builder.select(builder.fcmp_ordered(">", x, every(88.0, VEC)), every(88.0, VEC), x)
         whole = emit.call("llvm.rint.v16f32", VEC, builder.fmul(x, every(1.4426950408889634, VEC)))
         rest = emit.fma(whole, every(-0.693145751953125, VEC), x)
         rest = emit.fma(whole, every(-1.428606765330187e-06, VEC), rest)
         result = every(1 / 5040, VEC)
         for factor in (720, 120, 24, 6, 2, 1, 1):
             result = emit.fma(result, rest, every(1 / factor, VEC))
-        power = builder.shl(builder.fptosi(whole, VEC_I32), every(23, VEC_I32))
+        power = builder.shl(emit.call("llvm.fptosi.sat.v16i32.v16f32", VEC_I32, whole), every(23, VEC_I32))
         result = builder.bitcast(builder.add(builder.bitcast(result, VEC_I32), power), VEC)
         return builder.select(low, every(0.0, VEC), result)
 
@@ -257,8 +265,7 @@ def prefetch(typingctx, address):
     """Asks for a cache line, into the second level."""
 
     def codegen(context, builder, signature, args):
-        pointer = Emit(builder).at(args[0], BYTE)
-        Emit(builder).call("llvm.prefetch.p0", ir.VoidType(), pointer, *(ir.Constant(I32, n) for n in (0, 2, 1)))
+        Emit(builder).prefetch(args[0])
 
     return types.void(types.int64), codegen
 

@@ -129,8 +129,6 @@ def _attend(pointer, fmt):
     block = carray(pointer, 1)[0]
     scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
     item = simd.take_ticket(pointer, ITEM)
-    if item < block.num_items:
-        _prefetch_first(block, fmt, block.items + 24 * item)
     while item < block.num_items:
         following = simd.take_ticket(pointer, ITEM)
         _attend_item(block, fmt, scratch, block.items + 24 * item, block.items + 24 * min(following, block.num_items))
@@ -159,10 +157,13 @@ def _attend_item(block, fmt, scratch, item, following):
     last_page = (first + num_rows - 1) // block.block_size
     step = max(1, TILE // block.block_size)
     for page in range(max(0, first - block.window + 1) // block.block_size, last_page + 1, step):
-        for ahead in range(page + step, min(page + 2 * step, last_page + 1)):
-            _prefetch(block, fmt, simd.read_i32(table + 4 * ahead), first_head, num_heads)
-        if page + step > last_page and following < block.items + 24 * block.num_items:
-            _prefetch_first(block, fmt, following)
+        ahead_table, ahead_page, ahead_last, ahead_head = table, page + step, last_page, first_head
+        if ahead_page > last_page and following < block.items + 24 * block.num_items:
+            ahead_table = block.tables + simd.read_i32(following) * block.table
+            ahead_first, ahead_head = simd.read_i32(following + 12), simd.read_i32(following + 16)
+            ahead_page = max(0, ahead_first - block.window + 1) // block.block_size
+            ahead_last = (ahead_first + simd.read_i32(following + 8) - 1) // block.block_size
+        ahead_pages = max(0, min(step, ahead_last - ahead_page + 1))
         for head in range(num_heads):
             for r in range(0, per_head, MAX_ROWS):
                 m = head * per_head + r
@@ -180,6 +181,9 @@ def _attend_item(block, fmt, scratch, item, following):
                     maxima + 4 * m,
                     totals + 4 * m,
                     scores,
+                    ahead_table + 4 * ahead_page,
+                    0 if r else ahead_pages,
+                    (ahead_head + head) * block.head,
                 )
 
     for m in range(per_head * num_heads):
@@ -204,28 +208,20 @@ def _start_row(block, fmt, row, head, query, sums):
 
 
 @njit
-def _prefetch_first(block, fmt, item):
-    """The first tile of an item."""
-    table = block.tables + simd.read_i32(item) * block.table
-    first, rows = simd.read_i32(item + 12), simd.read_i32(item + 8)
-    page = max(0, first - block.window + 1) // block.block_size
-    last = min(page + max(1, TILE // block.block_size) - 1, (first + rows - 1) // block.block_size)
-    for ahead in range(page, last + 1):
-        _prefetch(block, fmt, simd.read_i32(table + 4 * ahead), simd.read_i32(item + 16), simd.read_i32(item + 20))
+def _prefetch(block, fmt, table, index, pages, offset):
+    """One head's K or V of a page of the next tile: pages are scattered, and the processor cannot guess the next one.
+
+    A little at a time: more than a core may have under way would make it wait.
+    """
+    if index < pages:
+        start = block.kv + simd.read_i32(table + 4 * index) * block.page + offset
+        for token in range(block.block_size):
+            for byte in range(0, block.dims * size_of(fmt), CACHE_LINE):
+                simd.prefetch(start + token * block.token + byte)
 
 
 @njit
-def _prefetch(block, fmt, page, first_head, num_heads):
-    """Pages are scattered: the processor cannot guess the next one."""
-    start = block.kv + page * block.page + first_head * block.head
-    for token in range(block.block_size):
-        for byte in range(0, num_heads * block.dims * size_of(fmt), CACHE_LINE):
-            simd.prefetch(start + token * block.token + byte)
-            simd.prefetch(start + block.side + token * block.token + byte)
-
-
-@njit
-def _attend_tile(block, fmt, table, head_offset, tile, first, r, rows, query, sums, maxima, totals, scores):
+def _attend_tile(block, fmt, table, head_offset, tile, first, r, rows, query, sums, maxima, totals, scores, ahead, ahead_pages, ahead_offset):
     """Rows r to r + rows of a KV head, rows of one position side by side, against the pages from `table` on."""
     size = block.block_size
     step = max(1, TILE // size)
@@ -233,6 +229,7 @@ def _attend_tile(block, fmt, table, head_offset, tile, first, r, rows, query, su
     score_bytes = 4 * (-(-step * size // LANES) * LANES)
     seen = min(step * size, first + (r + rows - 1) // block.group + 1 - tile)
     for t in range(0, seen, size):
+        _prefetch(block, fmt, ahead, t // size, ahead_pages, ahead_offset)
         key = block.kv + simd.read_i32(table + 4 * (t // size)) * block.page + head_offset
         count = min(size, seen - t)
         dot_rows(fmt, rows, query, row_bytes, key, block.token, count, block.dims, scores + 4 * t, score_bytes)
@@ -246,6 +243,7 @@ def _attend_tile(block, fmt, table, head_offset, tile, first, r, rows, query, su
             place = sums + i * row_bytes + d
             simd.store(place, simd.mul(keep, simd.load(place)))
     for t in range(0, seen, size):
+        _prefetch(block, fmt, ahead, t // size, ahead_pages, ahead_offset + block.side)
         value = block.kv + simd.read_i32(table + 4 * (t // size)) * block.page + head_offset + block.side
         count = min(size, seen - t)
         mix_rows(fmt, rows, scores + 4 * t, score_bytes, value, block.token, count, block.dims, sums, row_bytes)

@@ -1,4 +1,4 @@
-"""The one door to the kernels: a protocol of four calls.
+"""The one door to the kernels: a protocol of four calls, and three more for what lies between (pointwise.py).
 
 All tensors of one call live on one device. KV of a layer is a view of the arena, [num_pages, 2, block_size, kv_heads,
 head_dim] with 0 = K and 1 = V, strided across pages. Adapter rows are read from the same arena, flat: [num_elements].
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.pointwise import Pointwise
 from lora_kernels.segments import SegmentPlan
 
 
@@ -45,6 +46,7 @@ class Backend(Protocol):
     """What every backend can do. Implementations are stateless but for caches."""
 
     name: str
+    pointwise: Pointwise
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """Stores this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
@@ -13,12 +15,16 @@ from lora_kernels.torch_ops import TorchBackend
 
 
 def select_backend(device: torch.device) -> Backend:
-    """Triton on CUDA, vectorised torch everywhere else."""
+    """Triton on CUDA, numba on a CPU, and vectorised torch where there is no numba. Its `name` says which."""
+    # Imported here: a machine without CUDA may have no triton, and few platforms have neither numba.
     if device.type == "cuda":
-        # Imported here: a machine without CUDA may have no triton.
         from lora_kernels.triton_backend import TritonBackend
 
         return TritonBackend()
+    if device.type == "cpu" and find_spec("numba"):
+        from lora_kernels.numba_backend import NumbaBackend
+
+        return NumbaBackend()
     return TorchBackend()
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from lora_kernels import torch_attention, torch_lora, torch_stacked
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.pointwise import TorchPointwise
 from lora_kernels.segments import SegmentPlan
 
 PreparedLora = torch_lora.PreparedLora | torch_stacked.PreparedStack
@@ -21,6 +22,7 @@ class TorchBackend:
 
     def __init__(self, max_stacked_rank: int = torch_stacked.MAX_INNER) -> None:
         """`max_stacked_rank`: adapters are stacked up to these ranks together, and tiled beyond; 0 never stacks."""
+        self.pointwise = TorchPointwise()
         self._max_stacked_rank = max_stacked_rank
         self._batch: AttentionBatch | None = None
         self._slots: tuple[Tensor, Tensor] | None = None

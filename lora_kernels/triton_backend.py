@@ -10,6 +10,7 @@ from torch import Tensor
 from lora_kernels import triton_attention, triton_lora
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.pointwise import TorchPointwise
 from lora_kernels.segments import SegmentPlan
 
 
@@ -19,6 +20,7 @@ class TritonBackend:
     name = "triton"
 
     def __init__(self) -> None:
+        self.pointwise = TorchPointwise()
         self._batch: AttentionBatch | None = None
         self._tiles: dict[int, tuple[triton_attention.QueryTiles, ...]] = {}
         self._lora_key: tuple[Any, ...] = ()

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput
-from engine.model.layers import rms_norm, swiglu
 from engine.model.lora import LoraStep, ProjectionGroups, prepare_lora, projection_groups
-from engine.model.rope import Rotation, rotation
+from engine.model.rope import Angles, angles
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
 from lora_kernels.backend import AttentionBatch, Backend
@@ -43,7 +42,7 @@ class Layer:
 class Step:
     """What all layers of one step share."""
 
-    rotate: Rotation
+    angles: Angles
     attention: AttentionBatch
     arena: Arena
     backend: Backend
@@ -69,42 +68,45 @@ class Decoder:
             Logits [num_samples, vocab_size] of `batch.sample_rows`, in the model's dtype.
         """
         step = Step(
-            rotate=rotation(batch.positions, self.inv_freq, self.spec.rope.attention_factor),
+            angles=angles(batch.positions, self.inv_freq, self.spec.rope.attention_factor),
             attention=batch.attention,
             arena=arena,
             backend=backend,
             lora=prepare_lora(backend, arena.flat, arena.table, batch.segments),
         )
         x = F.embedding(batch.token_ids, self.embed)
+        pointwise, eps, delta = backend.pointwise, self.spec.rms_norm_eps, None
         for layer in self.layers:
             arena.copies.wait(layer.index)
-            x = x + self._attend(layer, rms_norm(x, layer.input_norm, self.spec.rms_norm_eps), step)
-            x = x + self._feed_forward(layer, rms_norm(x, layer.post_norm, self.spec.rms_norm_eps), step)
+            delta = self._attend(layer, pointwise.add_norm(x, delta, layer.input_norm, eps), step)
+            delta = self._feed_forward(layer, pointwise.add_norm(x, delta, layer.post_norm, eps), step)
         if not batch.sample_ids:
             return x.new_empty(0, self.spec.vocab_size)
-        return self.head(rms_norm(x[batch.sample_rows], self.norm, self.spec.rms_norm_eps))
+        rows = batch.sample_rows
+        return self.head(pointwise.add_norm(x[rows], None if delta is None else delta[rows], self.norm, eps))
 
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         qkv = step.lora.add(layer.qkv(x), x, layer.index, self.groups.qkv)
-        query, key, value = self._rotated_heads(layer, qkv, step.rotate)
+        query, key, value = self._rotated_heads(layer, qkv, step)
         kv = step.arena.kv(layer.index)
         step.backend.write_kv(kv, key, value, step.attention)
         out = step.backend.attention(query, kv, step.attention, self.spec.head_dim**-0.5, layer.window).flatten(1)
         return step.lora.add(layer.o(out), out, layer.index, self.groups.o)
 
-    def _rotated_heads(self, layer: Layer, qkv: Tensor, rotate: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+    def _rotated_heads(self, layer: Layer, qkv: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Query [num_rows, heads, head_dim], key and value [num_rows, kv_heads, head_dim]."""
         heads, kv_heads, eps = self.spec.heads, self.spec.kv_heads, self.spec.rms_norm_eps
         split = qkv.unflatten(1, (heads + 2 * kv_heads, self.spec.head_dim))
         query_key, value = split.split((heads + kv_heads, kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key = query_key.split((heads, kv_heads), dim=1)
-            query_key = torch.cat((rms_norm(query, layer.q_norm, eps), rms_norm(key, layer.k_norm, eps)), dim=1)
-        query, key = rotate(query_key).split((heads, kv_heads), dim=1)
+            query_key = torch.cat((_norm_heads(query, layer.q_norm, eps), _norm_heads(key, layer.k_norm, eps)), dim=1)
+        step.backend.pointwise.rotate(query_key, step.angles.cos, step.angles.sin)
+        query, key = query_key.split((heads, kv_heads), dim=1)
         return query, key, value
 
     def _feed_forward(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
-        inner = swiglu(step.lora.add(layer.gate_up(x), x, layer.index, self.groups.gate_up))
+        inner = step.backend.pointwise.swiglu(step.lora.add(layer.gate_up(x), x, layer.index, self.groups.gate_up))
         return step.lora.add(layer.down(inner), inner, layer.index, self.groups.down)
 
 
@@ -160,3 +162,8 @@ def _build_layer(spec: ModelSpec, index: int, get: WeightSource) -> Layer:
         gate_up=fused("mlp", ("gate", "up"), spec.mlp_bias),
         down=fused("mlp", ("down",), spec.mlp_bias),
     )
+
+
+def _norm_heads(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of each head: normalised in fp32, rounded to the dtype of `x`, then scaled, in that order."""
+    return F.rms_norm(x, (x.shape[-1],), None, eps) * weight

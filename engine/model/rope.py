@@ -97,24 +97,15 @@ _SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": 
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
-    """One step's angles, shared by all layers.
-
-    Attributes:
-        cos, sin: fp32 [num_rows, 1, head_dim]; the first half of `sin` is negated, so that the rotation of `x` is
-            `x * cos + roll(x, head_dim / 2) * sin`.
-    """
+class Angles:
+    """One step's rotation, shared by all layers: see `Pointwise.rotate`. cos, sin: fp32 [num_rows, 1, head_dim]."""
 
     cos: Tensor
     sin: Tensor
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Rotates [num_rows, heads, head_dim], pairing dimension i with i + head_dim / 2; keeps the dtype."""
-        return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin).to(x.dtype)
 
-
-def rotation(positions: Tensor, inv_freq: Tensor, attention_factor: float) -> Rotation:
-    """Angles of rows at `positions` (int [num_rows]) with `inv_freq` (fp32 [head_dim / 2])."""
-    angles = positions.to(torch.float32)[:, None, None] * inv_freq
-    cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
-    return Rotation(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))
+def angles(positions: Tensor, inv_freq: Tensor, attention_factor: float) -> Angles:
+    """Of rows at `positions` (int [num_rows]) with `inv_freq` (fp32 [head_dim / 2])."""
+    turns = positions.to(torch.float32)[:, None, None] * inv_freq
+    cos, sin = turns.cos() * attention_factor, turns.sin() * attention_factor
+    return Angles(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))

@@ -1,0 +1,81 @@
+"""The backend in numba: the CPU's, compiled on the user's machine without a compiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lora_kernels import numba_attention, numba_lora
+from lora_kernels.backend import AttentionBatch
+from lora_kernels.formats import FORMATS
+from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.numba_pointwise import NumbaPointwise
+from lora_kernels.openmp import Kernel, Team
+from lora_kernels.segments import SegmentPlan
+
+
+class NumbaBackend:
+    """`Backend` for CPU tensors. Keeps what it derived from the last batch and the last plan, to use in every layer."""
+
+    def __init__(self) -> None:
+        self._team = Team()
+        self.pointwise = NumbaPointwise(self._team)
+        self.name = "numba" if self._team.is_parallel else "numba, one thread"
+        self._kernels: dict[tuple[Any, torch.dtype], Kernel] = {}
+        self._batch: AttentionBatch | None = None
+        self._attention_plans: dict[tuple[Any, ...], numba_attention.AttentionPlan] = {}
+        self._lora_key: tuple[Any, ...] = ()
+        self._lora: numba_lora.PreparedLora | None = None
+
+    def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
+        """See `Backend.write_kv`."""
+        self.pointwise.write_kv(kv, key, value, batch.kv_slots)
+
+    def attention(
+        self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
+    ) -> Tensor:
+        """See `Backend.attention`."""
+        self._remember(batch)
+        key = (query.shape[1:], kv.stride(), scale, window)
+        plan = self._attention_plans.get(key)
+        if plan is None:
+            plan = self._attention_plans[key] = numba_attention.plan_attention(query, kv, batch, scale, window)
+        out = torch.empty(query.shape, dtype=query.dtype)
+        block, size = plan.block, query.element_size()
+        block.query, block.query_row, block.query_head = (
+            query.data_ptr(),
+            query.stride(0) * size,
+            query.stride(1) * size,
+        )
+        block.out, block.kv = out.data_ptr(), kv.data_ptr()
+        self._team.run(self._kernel(numba_attention, query.dtype), block, block.num_items)
+        return out
+
+    def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> numba_lora.PreparedLora | None:
+        """See `Backend.prepare_lora`."""
+        parts = (plan.rows, plan.slots, plan.starts, table.versions[plan.slots])
+        key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
+        if key != self._lora_key:
+            self._lora = numba_lora.prepare(arena, table, plan)
+            self._lora_key = key
+        return self._lora
+
+    def add_lora(
+        self, out: Tensor, x: Tensor, prepared: numba_lora.PreparedLora, layer: int, group: ProjectionGroup
+    ) -> None:
+        """See `Backend.add_lora`."""
+        prepared.add(out, x, layer, group, self._team, self._kernel(numba_lora, x.dtype))
+
+    def _kernel(self, module: Any, dtype: torch.dtype) -> Kernel:
+        key = (module, dtype)
+        if key not in self._kernels:
+            self._kernels[key] = module.make_kernel(FORMATS[dtype])
+        return self._kernels[key]
+
+    def _remember(self, batch: AttentionBatch) -> None:
+        """Forgets what belongs to another batch. Identity is enough: a batch never changes."""
+        if batch is not self._batch:
+            self._batch = batch
+            self._attention_plans = {}

@@ -1,0 +1,191 @@
+"""LoRA out of the arena's pages as they lie, at every adapter's real rank.
+
+An *item* is up to four rows of one adapter and one projection: shrink and expand in one go, so that nothing between
+them leaves the core. Each of an adapter's weights is read once for its four rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from numba import carray, float32, njit
+from torch import Tensor
+
+from lora_kernels import simd
+from lora_kernels.backend import ProjectionGroup
+from lora_kernels.formats import Format, load_as, size_of, store_as
+from lora_kernels.layout import ALIGN, MAX_RANK, MAX_TILES, RANK_TILE, LoraTable
+from lora_kernels.openmp import ITEM, THREAD, TICKETS, Kernel, Team
+from lora_kernels.products import MAX_ROWS, dot_rows, mix_rows
+from lora_kernels.segments import SegmentPlan
+from lora_kernels.simd import LANES
+
+CHUNK = 512
+"""Output columns at a time: their sums stay in the first cache."""
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+class Block(ctypes.Structure):
+    """Addresses, and strides in bytes.
+
+    `tiles`: int32 [num_tiles, 3], slot, first of `rows`, number of rows. `targets`: int64 [num_targets, 3], index in
+    the table, first output column, output columns. `ranks` and `offsets`: the layer's, in the table.
+    """
+
+    _fields_ = [
+        *TICKETS,
+        *((name, ctypes.c_int64) for name in ("num_items", "num_targets", "tiles", "targets", "rows")),
+        *((name, ctypes.c_int64) for name in ("x", "x_row", "out", "out_row", "arena", "in_features")),
+        *((name, ctypes.c_int64) for name in ("ranks", "ranks_slot", "offsets", "offsets_slot")),
+        *((name, ctypes.c_int64) for name in ("scratch", "scratch_bytes")),
+    ]
+
+
+def make_kernel(fmt: Format) -> Kernel:
+    def add(block):
+        _add(block, fmt)
+
+    return Kernel(add, Block)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """A projection group's argument block, what it points at, and which layers any of its adapters touches."""
+
+    block: Block
+    targets: Int64Array
+    scratch: Tensor
+    touched: tuple[bool, ...]
+
+
+@dataclass(slots=True)
+class PreparedLora:
+    """What every layer of a step shares. A group's part is made when the group is first met."""
+
+    arena: Tensor
+    table: LoraTable
+    rows: Int32Array
+    tiles: Int32Array
+    groups: dict[ProjectionGroup, GroupPlan] = field(default_factory=dict)
+
+    def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup, team: Team, kernel: Kernel) -> None:
+        """See `Backend.add_lora`."""
+        plan = self.groups.get(group) or self._plan(group)
+        if not plan.touched[layer]:
+            return
+        block, table = plan.block, self.table
+        size = x.element_size()
+        block.x, block.x_row = x.data_ptr(), x.stride(0) * size
+        block.out, block.out_row = out.data_ptr(), out.stride(0) * size
+        block.ranks = table.host_ranks.ctypes.data + layer * table.host_ranks.strides[1]
+        block.offsets = table.host_offsets.ctypes.data + layer * table.host_offsets.strides[1]
+        team.run(kernel, block, block.num_items)
+
+    def _plan(self, group: ProjectionGroup) -> GroupPlan:
+        columns = np.cumsum((0, *group.out_features[:-1]))
+        targets = np.stack([group.targets, columns, group.out_features], axis=1).astype(np.int64)
+        scratch = torch.empty(torch.get_num_threads(), _scratch_bytes(group.in_features), dtype=torch.uint8)
+        block = Block(
+            num_items=len(self.tiles) * len(targets),
+            num_targets=len(targets),
+            tiles=self.tiles.ctypes.data,
+            targets=targets.ctypes.data,
+            rows=self.rows.ctypes.data,
+            arena=self.arena.data_ptr(),
+            in_features=group.in_features,
+            ranks_slot=self.table.host_ranks.strides[0],
+            offsets_slot=self.table.host_offsets.strides[0],
+            scratch=scratch.data_ptr(),
+            scratch_bytes=scratch.shape[1],
+        )
+        slots = np.unique(self.tiles[:, 0])
+        touched = (self.table.host_ranks[slots][:, :, list(group.targets)] > 0).any(axis=(0, 2))
+        plan = self.groups[group] = GroupPlan(block, targets, scratch, tuple(touched.tolist()))
+        return plan
+
+
+def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
+    """See `Backend.prepare_lora`."""
+    if not plan.num_segments:
+        return None
+    return PreparedLora(arena, table, plan.rows, cut_tiles(plan))
+
+
+def cut_tiles(plan: SegmentPlan) -> Int32Array:
+    """int32 [num_tiles, 3]: slot, first of the plan's rows, number of rows."""
+    counts = -(-plan.lengths // MAX_ROWS)
+    segment = np.repeat(np.arange(plan.num_segments), counts)
+    within = (np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)) * MAX_ROWS
+    rows = np.minimum(MAX_ROWS, plan.lengths[segment] - within)
+    return np.stack([plan.slots[segment], plan.starts[segment] + within, rows], axis=1).astype(np.int32)
+
+
+def _scratch_bytes(in_features: int) -> int:
+    """Of every row: its input, its shrunk product, a chunk of its output."""
+    return 4 * MAX_ROWS * (-(-in_features // LANES) * LANES + MAX_RANK + CHUNK)
+
+
+@njit
+def _add(pointer, fmt):
+    block = carray(pointer, 1)[0]
+    scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
+    item = simd.take_ticket(pointer, ITEM)
+    while item < block.num_items:
+        tile = block.tiles + 12 * (item // block.num_targets)
+        target = block.targets + 24 * (item % block.num_targets)
+        rank = simd.read_i32(block.ranks + simd.read_i32(tile) * block.ranks_slot + 4 * simd.read_i64(target))
+        if rank > 0:
+            _add_item(block, fmt, scratch, tile, target, rank)
+        item = simd.take_ticket(pointer, ITEM)
+
+
+@njit
+def _add_item(block, fmt, scratch, tile, target, rank):
+    slot, num_rows = simd.read_i32(tile), simd.read_i32(tile + 8)
+    rows = block.rows + 4 * simd.read_i32(tile + 4)
+    columns, features = simd.read_i64(target + 8), simd.read_i64(target + 16)
+    offsets = block.offsets + slot * block.offsets_slot + simd.read_i64(target) * 8 * MAX_TILES
+    width, size = block.in_features, size_of(fmt)
+    x_bytes = 4 * (-(-width // LANES) * LANES)
+    shrunk = scratch + MAX_ROWS * x_bytes
+    shrunk_bytes = 4 * MAX_RANK
+    sums = shrunk + MAX_ROWS * shrunk_bytes
+    for r in range(num_rows):
+        source = block.x + simd.read_i32(rows + 4 * r) * block.x_row
+        for i in range(0, width, LANES):
+            simd.store(scratch + r * x_bytes + 4 * i, load_as(fmt, source + size * i, width - i))
+    for first in range(0, rank, RANK_TILE):
+        a = block.arena + simd.read_i32(offsets + 4 * (first // RANK_TILE)) * ALIGN * size
+        count = min(RANK_TILE, rank - first)
+        dot_rows(fmt, num_rows, scratch, x_bytes, a, width * size, count, width, shrunk + 4 * first, shrunk_bytes)
+    for chunk in range(0, features, CHUNK):
+        count = min(CHUNK, features - chunk)
+        _load_sums(block, fmt, rows, num_rows, columns + chunk, count, sums)
+        for first in range(0, rank, RANK_TILE):
+            b = block.arena + simd.read_i32(offsets + 4 * (MAX_TILES + first // RANK_TILE)) * ALIGN * size
+            b += chunk * size
+            tall = min(RANK_TILE, rank - first)
+            mix_rows(fmt, num_rows, shrunk + 4 * first, shrunk_bytes, b, features * size, tall, count, sums, 4 * CHUNK)
+        _store_sums(block, fmt, rows, num_rows, columns + chunk, count, sums)
+
+
+@njit
+def _load_sums(block, fmt, rows, num_rows, column, count, sums):
+    for r in range(num_rows):
+        source = block.out + simd.read_i32(rows + 4 * r) * block.out_row + column * size_of(fmt)
+        for i in range(0, count, LANES):
+            simd.store(sums + 4 * (r * CHUNK + i), load_as(fmt, source + size_of(fmt) * i, count - i))
+
+
+@njit
+def _store_sums(block, fmt, rows, num_rows, column, count, sums):
+    for r in range(num_rows):
+        to = block.out + simd.read_i32(rows + 4 * r) * block.out_row + column * size_of(fmt)
+        for i in range(0, count, LANES):
+            store_as(fmt, to + size_of(fmt) * i, simd.load(sums + 4 * (r * CHUNK + i)), count - i)

@@ -1,0 +1,53 @@
+"""What a decoder does between its products, row by row: a protocol of three calls, and its form in torch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Pointwise(Protocol):
+    """Every result is rounded where Hugging Face's models round it, so that both say the same."""
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """Adds `delta` to `x` in place, and returns the RMSNorm of the sum.
+
+        Normalised in fp32, rounded to the dtype of `x`, then scaled, in that order.
+
+        Args:
+            x, delta: [num_rows, width].
+            weight: [width].
+        """
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Turns `x` [num_rows, heads, head_dim] in place, pairing dimension i with i + head_dim / 2.
+
+        Args:
+            cos, sin: fp32 [num_rows, 1, head_dim]; the first half of `sin` is negated, so that the result is
+                `x * cos + roll(x, head_dim / 2) * sin`.
+        """
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up, with `gate_up` [num_rows, 2 * width] holding gate and up side by side."""
+
+
+class TorchPointwise:
+    """`Pointwise` on any device."""
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """See `Pointwise.add_norm`."""
+        if delta is not None:
+            x += delta
+        return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """See `Pointwise.rotate`."""
+        x.copy_(torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin))
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """See `Pointwise.swiglu`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)

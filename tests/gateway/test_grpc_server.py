@@ -161,20 +161,18 @@ async def test_watching_adapters(api):
 
 
 async def test_a_watch_ends_with_its_client_or_the_server(api):
-    server = GrpcServer(api.house.gateway, keys(), grace_seconds=600)
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        left, stays = (
-            AdapterAdminStub(channel).Watch(pb.WatchAdaptersRequest(), metadata=as_key("admin")) for _ in "ab"
-        )
+    server, address = GrpcServer(api.house.gateway, keys(), grace_seconds=600), "127.0.0.1:{}"
+    async with server as port, grpc.aio.insecure_channel(address.format(port)) as channel:
+        admin, request = AdapterAdminStub(channel), pb.WatchAdaptersRequest()
+        left, stays = (admin.Watch(request, metadata=as_key("admin")) for _ in range(2))
         for watch in (left, stays):
             assert len((await watch.read()).adapters) == 2
-        assert watching(api) == 2
+        await until(lambda: watching(api) == 2)
         left.cancel()
         await until(lambda: watching(api) == 1)
         await asyncio.wait_for(server.stop(), 30)
         assert await stays.read() is grpc.aio.EOF
-    assert not watching(api)
+    await until(lambda: not watching(api))
 
 
 def watching(api) -> int:

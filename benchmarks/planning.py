@@ -1,9 +1,9 @@
 """What planning a step costs, against what runs, what waits and what is known: `python -m benchmarks.planning`.
 
-The core alone, no model: sequences of both lanes, 32 tenants and their adapters are brought into the state by the engine
-itself, then the same plan is made again and again. Steady decoding is the common step; the other column is a step in
-which everybody waiting is looked at because there is room for some of them. Host memory holds half of the adapters and
-fetches never end, so that with thousands of them many requests wait for adapters that are nowhere.
+The core alone, no model: sequences of both lanes, 32 tenants and their adapters are brought into the state by the
+engine itself, then the same plan is made again and again. Steady decoding is the common step; the other column is a
+step in which everybody waiting is looked at because there is room for some of them. Host memory holds half of the
+adapters and fetches never end, so that with thousands of them many requests wait for adapters that are nowhere.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _engine(slots: int, waiting: int, adapters: int, started: int) -> Engine:
     while len(engine.state.running) < started or any(s.num_remaining > 1 for s in engine.state.running.values()):
         engine.step()
     engine.state.ledger.model = _taught(engine.state)
-    executor.fetch = lambda plan: None
+    executor.report = lambda command: None
     for number in range(started, started + waiting):
         engine.inbox.put(Submit(_request(number, adapters, Lane.BATCH)))
     apply_commands(engine.state, engine.inbox.drain())

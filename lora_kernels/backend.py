@@ -46,7 +46,10 @@ class Backend(Protocol):
     """What every backend can do. Implementations are stateless but for caches."""
 
     name: str
-    pointwise: Pointwise
+
+    @property
+    def pointwise(self) -> Pointwise:
+        """What a decoder does between its products."""
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """Stores this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""

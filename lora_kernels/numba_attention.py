@@ -49,8 +49,16 @@ class Block(ctypes.Structure):
 
 
 def make_kernel(fmt: Format) -> Kernel:
-    def attend(block):
-        _attend(block, fmt)
+    def attend(pointer):
+        block = carray(pointer, 1)[0]
+        scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
+        item = simd.take_ticket(pointer, ITEM)
+        while item < block.num_items:
+            following = simd.take_ticket(pointer, ITEM)
+            _attend_item(
+                block, fmt, scratch, block.items + 24 * item, block.items + 24 * min(following, block.num_items)
+            )
+            item = following
 
     return Kernel(attend, Block)
 
@@ -125,18 +133,8 @@ def _scratch_bytes(rows: int, dims: int, block_size: int) -> int:
 
 
 @njit
-def _attend(pointer, fmt):
-    block = carray(pointer, 1)[0]
-    scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
-    item = simd.take_ticket(pointer, ITEM)
-    while item < block.num_items:
-        following = simd.take_ticket(pointer, ITEM)
-        _attend_item(block, fmt, scratch, block.items + 24 * item, block.items + 24 * min(following, block.num_items))
-        item = following
-
-
-@njit
 def _attend_item(block, fmt, scratch, item, following):
+    simd.stay_apart()
     sequence, first_row, num_rows = simd.read_i32(item), simd.read_i32(item + 4), simd.read_i32(item + 8)
     first, first_head, num_heads = simd.read_i32(item + 12), simd.read_i32(item + 16), simd.read_i32(item + 20)
     row_bytes = 4 * (-(-block.dims // LANES) * LANES)
@@ -221,8 +219,26 @@ def _prefetch(block, fmt, table, index, pages, offset):
 
 
 @njit
-def _attend_tile(block, fmt, table, head_offset, tile, first, r, rows, query, sums, maxima, totals, scores, ahead, ahead_pages, ahead_offset):
+def _attend_tile(
+    block,
+    fmt,
+    table,
+    head_offset,
+    tile,
+    first,
+    r,
+    rows,
+    query,
+    sums,
+    maxima,
+    totals,
+    scores,
+    ahead,
+    ahead_pages,
+    ahead_offset,
+):
     """Rows r to r + rows of a KV head, rows of one position side by side, against the pages from `table` on."""
+    simd.stay_apart()
     size = block.block_size
     step = max(1, TILE // size)
     row_bytes = 4 * (-(-block.dims // LANES) * LANES)
@@ -252,6 +268,7 @@ def _attend_tile(block, fmt, table, head_offset, tile, first, r, rows, query, su
 @njit
 def _soften(scores, low, high, stop, maximum, total):
     """One row's scores [stop] become weights, 0 outside [low, high); returns the factor of what was summed before."""
+    simd.stay_apart()
     for t in range(low):
         simd.write_f32(scores + 4 * t, NEVER)
     for t in range(high, -(-stop // LANES) * LANES):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lora_kernels import numba_attention, numba_lora
+from lora_kernels import numba_attention, numba_lora, numba_pointwise
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.formats import FORMATS
 from lora_kernels.layout import LoraTable, ProjectionGroup
@@ -29,6 +31,15 @@ class NumbaBackend:
         self._lora_key: tuple[Any, ...] = ()
         self._lora: numba_lora.PreparedLora | None = None
 
+    def compile(self, dtype: torch.dtype, on_kernel: Callable[[int, int], None]) -> None:
+        """Compiles every kernel for a dtype now instead of at its first call."""
+        compilers = [partial(self._kernel, module, dtype) for module in (numba_attention, numba_lora)]
+        compilers += [partial(self.pointwise.kernel, name, dtype) for name in numba_pointwise.MAKERS]
+        for done, compiler in enumerate(compilers):
+            on_kernel(done, len(compilers))
+            compiler()
+        on_kernel(len(compilers), len(compilers))
+
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """See `Backend.write_kv`."""
         self.pointwise.write_kv(kv, key, value, batch.kv_slots)
@@ -38,25 +49,22 @@ class NumbaBackend:
     ) -> Tensor:
         """See `Backend.attention`."""
         self._remember(batch)
+        query = query if query.stride(2) == 1 else query.contiguous()
         key = (query.shape[1:], kv.stride(), scale, window)
         plan = self._attention_plans.get(key)
         if plan is None:
             plan = self._attention_plans[key] = numba_attention.plan_attention(query, kv, batch, scale, window)
         out = torch.empty(query.shape, dtype=query.dtype)
         block, size = plan.block, query.element_size()
-        block.query, block.query_row, block.query_head = (
-            query.data_ptr(),
-            query.stride(0) * size,
-            query.stride(1) * size,
-        )
-        block.out, block.kv = out.data_ptr(), kv.data_ptr()
+        block.query, block.out, block.kv = query.data_ptr(), out.data_ptr(), kv.data_ptr()
+        block.query_row, block.query_head = query.stride(0) * size, query.stride(1) * size
         self._team.run(self._kernel(numba_attention, query.dtype), block, block.num_items)
         return out
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> numba_lora.PreparedLora | None:
         """See `Backend.prepare_lora`."""
         parts = (plan.rows, plan.slots, plan.starts, table.versions[plan.slots])
-        key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
+        key = (table, arena.data_ptr(), torch.get_num_threads(), *(part.tobytes() for part in parts))
         if key != self._lora_key:
             self._lora = numba_lora.prepare(arena, table, plan)
             self._lora_key = key

@@ -23,7 +23,7 @@ from torch import Tensor
 from lora_kernels import simd
 from lora_kernels.formats import BF16, emit_store
 from lora_kernels.openmp import ITEM, TICKETS, Kernel, Team
-from lora_kernels.simd import I32, I64, LANES, VEC, VEC_I32, Emit, every
+from lora_kernels.simd import I32, I64, LANES, VEC, Emit
 
 PANEL_VECTORS, TILE_ROWS = 3, 8
 """24 sums, three weights and an input: 28 of AVX-512's 32 registers."""
@@ -107,8 +107,32 @@ def _pack(weight: Tensor) -> Tensor:
 
 @cache
 def _kernel() -> Kernel:
-    def multiply(block):
-        _multiply(block)
+    def multiply(pointer):
+        block = carray(pointer, 1)[0]
+        panel_bytes = PAIR_BYTES * block.pairs
+        tiles = (block.rows + TILE_ROWS - 1) // TILE_ROWS
+        panel = simd.take_ticket(pointer, ITEM)
+        while panel < block.panels:
+            following = simd.take_ticket(pointer, ITEM)
+            w = block.w + panel * panel_bytes
+            ahead = block.w + min(following, block.panels - 1) * panel_bytes
+            start = 0
+            for tile in range(tiles):
+                stop = block.rows * (tile + 1) // tiles
+                _tile(
+                    stop - start,
+                    block.x + start * block.x_row,
+                    block.x_row,
+                    w,
+                    block.pairs,
+                    block.bias + 4 * PANEL * panel,
+                    block.out + start * block.out_row + 2 * PANEL * panel,
+                    block.out_row,
+                    block.features - PANEL * panel,
+                    w if tile else ahead,
+                )
+                start = stop
+            panel = following
 
     return Kernel(multiply, Block)
 
@@ -158,6 +182,7 @@ _tile_5, _tile_6, _tile_7, _tile_8 = (_make_tile(rows) for rows in (5, 6, 7, 8))
 
 @njit
 def _tile(rows, x, x_row, w, pairs, bias, out, out_row, count, ahead):
+    simd.stay_apart()
     if rows == 8:
         _tile_8(x, x_row, w, pairs, bias, out, out_row, count, ahead)
     elif rows == 7:
@@ -174,33 +199,3 @@ def _tile(rows, x, x_row, w, pairs, bias, out, out_row, count, ahead):
         _tile_2(x, x_row, w, pairs, bias, out, out_row, count, ahead)
     else:
         _tile_1(x, x_row, w, pairs, bias, out, out_row, count, ahead)
-
-
-@njit
-def _multiply(pointer):
-    """An item is a panel. Rows are cut into tiles as even as can be."""
-    block = carray(pointer, 1)[0]
-    panel_bytes = PAIR_BYTES * block.pairs
-    tiles = (block.rows + TILE_ROWS - 1) // TILE_ROWS
-    panel = simd.take_ticket(pointer, ITEM)
-    while panel < block.panels:
-        following = simd.take_ticket(pointer, ITEM)
-        w = block.w + panel * panel_bytes
-        ahead = block.w + min(following, block.panels - 1) * panel_bytes
-        start = 0
-        for tile in range(tiles):
-            stop = block.rows * (tile + 1) // tiles
-            _tile(
-                stop - start,
-                block.x + start * block.x_row,
-                block.x_row,
-                w,
-                block.pairs,
-                block.bias + 4 * PANEL * panel,
-                block.out + start * block.out_row + 2 * PANEL * panel,
-                block.out_row,
-                block.features - PANEL * panel,
-                w if tile else ahead,
-            )
-            start = stop
-        panel = following

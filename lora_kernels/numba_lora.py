@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba import carray, float32, njit
+from numba import carray, njit
 from torch import Tensor
 
 from lora_kernels import simd
@@ -48,8 +48,17 @@ class Block(ctypes.Structure):
 
 
 def make_kernel(fmt: Format) -> Kernel:
-    def add(block):
-        _add(block, fmt)
+    def add(pointer):
+        block = carray(pointer, 1)[0]
+        scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
+        item = simd.take_ticket(pointer, ITEM)
+        while item < block.num_items:
+            tile = block.tiles + 12 * (item // block.num_targets)
+            target = block.targets + 24 * (item % block.num_targets)
+            rank = simd.read_i32(block.ranks + simd.read_i32(tile) * block.ranks_slot + 4 * simd.read_i64(target))
+            if rank > 0:
+                _add_item(block, fmt, scratch, tile, target, rank)
+            item = simd.take_ticket(pointer, ITEM)
 
     return Kernel(add, Block)
 
@@ -105,8 +114,8 @@ class PreparedLora:
             scratch_bytes=scratch.shape[1],
         )
         slots = np.unique(self.tiles[:, 0])
-        touched = (self.table.host_ranks[slots][:, :, list(group.targets)] > 0).any(axis=(0, 2))
-        plan = self.groups[group] = GroupPlan(block, targets, scratch, tuple(touched.tolist()))
+        touched = np.any(self.table.host_ranks[slots][:, :, list(group.targets)] > 0, axis=(0, 2)).tolist()
+        plan = self.groups[group] = GroupPlan(block, targets, scratch, tuple(touched))
         return plan
 
 
@@ -132,21 +141,8 @@ def _scratch_bytes(in_features: int) -> int:
 
 
 @njit
-def _add(pointer, fmt):
-    block = carray(pointer, 1)[0]
-    scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
-    item = simd.take_ticket(pointer, ITEM)
-    while item < block.num_items:
-        tile = block.tiles + 12 * (item // block.num_targets)
-        target = block.targets + 24 * (item % block.num_targets)
-        rank = simd.read_i32(block.ranks + simd.read_i32(tile) * block.ranks_slot + 4 * simd.read_i64(target))
-        if rank > 0:
-            _add_item(block, fmt, scratch, tile, target, rank)
-        item = simd.take_ticket(pointer, ITEM)
-
-
-@njit
 def _add_item(block, fmt, scratch, tile, target, rank):
+    simd.stay_apart()
     slot, num_rows = simd.read_i32(tile), simd.read_i32(tile + 8)
     rows = block.rows + 4 * simd.read_i32(tile + 4)
     columns, features = simd.read_i64(target + 8), simd.read_i64(target + 16)

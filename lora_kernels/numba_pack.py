@@ -1,8 +1,8 @@
 """Adapters into kernel layout, straight from the bytes of their file.
 
 One call without the interpreter's lock. The same in torch is ten thousand small operations, and a decode step, which
-is as many, then waits for the lock before each of its own: measured, one adapter of rank 16 packed beside it cost a step
-53 ms of 43.
+is as many, then waits for the lock before each of its own: measured, one adapter of rank 16 packed beside it cost a
+step 53 ms of 43.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SIGNATURES = [
 
 
 @numba.njit(SIGNATURES, nogil=True, cache=True, error_model="numpy")
-def _pack(source, tiles, scales, out, from_bf16, to_bf16):  # noqa: ANN001, ANN202
+def _pack(source, tiles, scales, out, from_bf16, to_bf16):
     row = np.empty(tiles[:, 4].max(), np.float32)
     bits = row.view(np.uint32)
     for tile in range(len(tiles)):

@@ -57,7 +57,10 @@ class NumbaPointwise:
         self._kernels: dict[tuple[str, torch.dtype], Kernel] = {}
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """See `Pointwise.add_norm`. `x` and `delta` are contiguous."""
+        """See `Pointwise.add_norm`. Raises ValueError unless `x` is contiguous."""
+        if not x.is_contiguous():
+            raise ValueError(f"rows of strides {x.stride()} cannot be added to in place")
+        delta = None if delta is None else delta.contiguous()
         rows, width = x.shape
         out = torch.empty_like(x)
         block = NormBlock(
@@ -68,9 +71,11 @@ class NumbaPointwise:
         return out
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """See `Pointwise.rotate`. `cos` and `sin` are contiguous."""
+        """See `Pointwise.rotate`. Raises ValueError unless heads are contiguous, and `cos` and `sin`."""
         rows, heads, dims = x.shape
-        row, head, _ = x.stride()
+        row, head, one = x.stride()
+        if one != 1 or not (cos.is_contiguous() and sin.is_contiguous()):
+            raise ValueError(f"heads of strides {x.stride()} cannot be turned in place")
         size = x.element_size()
         block = RotateBlock(
             0, 0, rows, _item_rows(heads * dims), x.data_ptr(), row * size, head * size, heads, dims, cos.data_ptr(),
@@ -79,7 +84,8 @@ class NumbaPointwise:
         self._run("rotate", x.dtype, block)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
-        """See `Pointwise.swiglu`. `gate_up` is contiguous."""
+        """See `Pointwise.swiglu`."""
+        gate_up = gate_up.contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, width)
         self._run(
@@ -90,7 +96,8 @@ class NumbaPointwise:
         return out
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """See `Backend.write_kv`. The heads of a row lie side by side."""
+        """See `Backend.write_kv`."""
+        key, value = _side_by_side(key), _side_by_side(value)
         size = kv.element_size()
         page, side, token = (stride * size for stride in kv.stride()[:3])
         width = key.shape[1] * key.shape[2]
@@ -100,11 +107,19 @@ class NumbaPointwise:
         )  # fmt: skip
         self._run("write", kv.dtype, block)
 
+    def kernel(self, name: str, dtype: torch.dtype) -> Kernel:
+        """One of `MAKERS`, compiled when first asked for."""
+        if (name, dtype) not in self._kernels:
+            self._kernels[name, dtype] = MAKERS[name](FORMATS[dtype])
+        return self._kernels[name, dtype]
+
     def _run(self, name: str, dtype: torch.dtype, block: ctypes.Structure) -> None:
-        kernel = self._kernels.get((name, dtype))
-        if kernel is None:
-            kernel = self._kernels[name, dtype] = MAKERS[name](FORMATS[dtype])
-        self._team.run(kernel, block, -(-block.rows // block.item_rows))
+        self._team.run(self.kernel(name, dtype), block, -(-block.rows // block.item_rows))
+
+
+def _side_by_side(heads: Tensor) -> Tensor:
+    """[num_rows, heads, head_dim] with the heads of a row side by side; rows may be apart."""
+    return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
 
 
 def _item_rows(width: int) -> int:
@@ -112,48 +127,77 @@ def _item_rows(width: int) -> int:
 
 
 def _make_norm(fmt: Format) -> Kernel:
-    def norm(block):
-        _norm(block, fmt)
+    def norm(pointer):
+        block = carray(pointer, 1)[0]
+        row_bytes = block.width * size_of(fmt)
+        start = simd.take_ticket(pointer, ITEM) * block.item_rows
+        while start < block.rows:
+            for row in range(start, min(start + block.item_rows, block.rows)):
+                delta = block.delta + row * row_bytes if block.delta else 0
+                _norm_row(
+                    fmt,
+                    block.x + row * row_bytes,
+                    delta,
+                    block.weight,
+                    block.out + row * row_bytes,
+                    block.width,
+                    block.eps,
+                )
+            start = simd.take_ticket(pointer, ITEM) * block.item_rows
 
     return Kernel(norm, NormBlock)
 
 
 def _make_rotate(fmt: Format) -> Kernel:
-    def rotate(block):
-        _rotate(block, fmt)
+    def rotate(pointer):
+        block = carray(pointer, 1)[0]
+        start = simd.take_ticket(pointer, ITEM) * block.item_rows
+        while start < block.rows:
+            for row in range(start, min(start + block.item_rows, block.rows)):
+                for head in range(block.heads):
+                    x = block.x + row * block.row + head * block.head
+                    _rotate_head(
+                        fmt, x, block.cos + 4 * row * block.dims, block.sin + 4 * row * block.dims, block.dims // 2
+                    )
+            start = simd.take_ticket(pointer, ITEM) * block.item_rows
 
     return Kernel(rotate, RotateBlock)
 
 
 def _make_swiglu(fmt: Format) -> Kernel:
-    def swiglu(block):
-        _swiglu(block, fmt)
+    def swiglu(pointer):
+        block = carray(pointer, 1)[0]
+        row_bytes = block.width * size_of(fmt)
+        start = simd.take_ticket(pointer, ITEM) * block.item_rows
+        while start < block.rows:
+            for row in range(start, min(start + block.item_rows, block.rows)):
+                gate = block.gate_up + 2 * row * row_bytes
+                _swiglu_row(fmt, gate, gate + row_bytes, block.out + row * row_bytes, block.width)
+            start = simd.take_ticket(pointer, ITEM) * block.item_rows
 
     return Kernel(swiglu, SwigluBlock)
 
 
 def _make_write(fmt: Format) -> Kernel:
-    def write(block):
-        _write(block, fmt)
+    def write(pointer):
+        block = carray(pointer, 1)[0]
+        size = size_of(fmt)
+        start = simd.take_ticket(pointer, ITEM) * block.item_rows
+        while start < block.rows:
+            for row in range(start, min(start + block.item_rows, block.rows)):
+                slot = simd.read_i64(block.slots + 8 * row)
+                to = block.kv + slot // block.block_size * block.page + slot % block.block_size * block.token
+                for i in range(0, block.width, LANES):
+                    left = block.width - i
+                    store_as(fmt, to + size * i, load_as(fmt, block.key + row * block.key_row + size * i, left), left)
+                    value = load_as(fmt, block.value + row * block.value_row + size * i, left)
+                    store_as(fmt, to + block.side + size * i, value, left)
+            start = simd.take_ticket(pointer, ITEM) * block.item_rows
 
     return Kernel(write, WriteBlock)
 
 
 MAKERS = {"norm": _make_norm, "rotate": _make_rotate, "swiglu": _make_swiglu, "write": _make_write}
-
-
-@njit
-def _norm(pointer, fmt):
-    block = carray(pointer, 1)[0]
-    row_bytes = block.width * size_of(fmt)
-    start = simd.take_ticket(pointer, ITEM) * block.item_rows
-    while start < block.rows:
-        for row in range(start, min(start + block.item_rows, block.rows)):
-            delta = block.delta + row * row_bytes if block.delta else 0
-            _norm_row(
-                fmt, block.x + row * row_bytes, delta, block.weight, block.out + row * row_bytes, block.width, block.eps
-            )
-        start = simd.take_ticket(pointer, ITEM) * block.item_rows
 
 
 @njit
@@ -173,20 +217,6 @@ def _norm_row(fmt, x, delta, weight, out, width, eps):
 
 
 @njit
-def _rotate(pointer, fmt):
-    block = carray(pointer, 1)[0]
-    start = simd.take_ticket(pointer, ITEM) * block.item_rows
-    while start < block.rows:
-        for row in range(start, min(start + block.item_rows, block.rows)):
-            for head in range(block.heads):
-                x = block.x + row * block.row + head * block.head
-                _rotate_head(
-                    fmt, x, block.cos + 4 * row * block.dims, block.sin + 4 * row * block.dims, block.dims // 2
-                )
-        start = simd.take_ticket(pointer, ITEM) * block.item_rows
-
-
-@njit
 def _rotate_head(fmt, x, cos, sin, half):
     size = size_of(fmt)
     for i in range(0, half, LANES):
@@ -198,18 +228,6 @@ def _rotate_head(fmt, x, cos, sin, half):
 
 
 @njit
-def _swiglu(pointer, fmt):
-    block = carray(pointer, 1)[0]
-    row_bytes = block.width * size_of(fmt)
-    start = simd.take_ticket(pointer, ITEM) * block.item_rows
-    while start < block.rows:
-        for row in range(start, min(start + block.item_rows, block.rows)):
-            gate = block.gate_up + 2 * row * row_bytes
-            _swiglu_row(fmt, gate, gate + row_bytes, block.out + row * row_bytes, block.width)
-        start = simd.take_ticket(pointer, ITEM) * block.item_rows
-
-
-@njit
 def _swiglu_row(fmt, gate, up, out, width):
     size, one = size_of(fmt), simd.splat(float32(1))
     for i in range(0, width, LANES):
@@ -217,20 +235,3 @@ def _swiglu_row(fmt, gate, up, out, width):
         shrink = simd.exp(simd.mul(part, simd.splat(float32(-1))))
         silu = rounded(fmt, simd.div(part, simd.add(one, shrink)))
         store_as(fmt, out + size * i, simd.mul(silu, load_as(fmt, up + size * i, width - i)), width - i)
-
-
-@njit
-def _write(pointer, fmt):
-    block = carray(pointer, 1)[0]
-    size = size_of(fmt)
-    start = simd.take_ticket(pointer, ITEM) * block.item_rows
-    while start < block.rows:
-        for row in range(start, min(start + block.item_rows, block.rows)):
-            slot = simd.read_i64(block.slots + 8 * row)
-            to = block.kv + slot // block.block_size * block.page + slot % block.block_size * block.token
-            for i in range(0, block.width, LANES):
-                left = block.width - i
-                store_as(fmt, to + size * i, load_as(fmt, block.key + row * block.key_row + size * i, left), left)
-                value = load_as(fmt, block.value + row * block.value_row + size * i, left)
-                store_as(fmt, to + block.side + size * i, value, left)
-        start = simd.take_ticket(pointer, ITEM) * block.item_rows

@@ -62,13 +62,14 @@ def _compile(function: Callable[[Any], None], signature: Any) -> Any:
     numba looks at a function's own file when it asks whether what it kept is still true, and never at what the function
     calls: beside the sources it is kept by the hash of all of them.
     """
-    before, folder = numba.config.CACHE_DIR, HERE / "__pycache__"
+    config: Any = numba.config
+    before, folder = config.CACHE_DIR, HERE / "__pycache__"
     if os.access(HERE, os.W_OK):
-        numba.config.CACHE_DIR = str(folder / f"kernels-{_hash_sources()}")
+        config.CACHE_DIR = str(folder / f"kernels-{_hash_sources()}")
     try:
         return numba.cfunc(signature, cache=True, error_model="numpy")(function)
     finally:
-        numba.config.CACHE_DIR = before
+        config.CACHE_DIR = before
 
 
 def _hash_sources() -> str:

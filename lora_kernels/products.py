@@ -15,7 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from lora_kernels.formats import emit_load
-from lora_kernels.simd import F32, I64, LANES, VEC, Emit, every
+from lora_kernels.simd import F32, I64, LANES, VEC, Emit, every, stay_apart
 
 MAX_ROWS = 4
 """Four rows of four vectors are sixteen sums, which leave AVX-512 room for the operands."""
@@ -114,6 +114,7 @@ def dot_rows(fmt, rows, x, x_bytes, w, w_bytes, count, width, out, out_bytes):
     x is fp32 [rows, width], rows `x_bytes` apart and zero up to a multiple of 16; w is [count, width] in `fmt`; out is
     fp32 [rows, count rounded up to 4], of which what is beyond `count` is meaningless.
     """
+    stay_apart()
     if rows == 1:
         _dots_1(fmt, x, x_bytes, w, w_bytes, count, width, out, out_bytes)
     elif rows == 2:
@@ -130,6 +131,7 @@ def mix_rows(fmt, rows, p, p_bytes, w, w_bytes, count, width, out, out_bytes):
 
     p is fp32 [rows, count]; w is [count, width] in `fmt`; out is fp32 [rows, width rounded up to 16].
     """
+    stay_apart()
     if rows == 1:
         _mix_1(fmt, p, p_bytes, w, w_bytes, count, width, out, out_bytes)
     elif rows == 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
@@ -14,8 +15,15 @@ from lora_kernels.segments import SegmentPlan
 from lora_kernels.torch_ops import TorchBackend
 
 
-def select_backend(device: torch.device) -> Backend:
-    """Triton on CUDA, numba on a CPU, and vectorised torch where there is no numba. Its `name` says which."""
+def select_backend(
+    device: torch.device, dtype: torch.dtype, on_kernel: Callable[[int, int], None] = lambda *_: None
+) -> Backend:
+    """Triton on CUDA, numba on a CPU, and vectorised torch where there is no numba. Its `name` says which.
+
+    Args:
+        dtype: the model's.
+        on_kernel: told how many of how many kernels are compiled, where that is done now: about ten seconds, once.
+    """
     # Imported here: a machine without CUDA may have no triton, and few platforms have neither numba.
     if device.type == "cuda":
         from lora_kernels.triton_backend import TritonBackend
@@ -24,7 +32,9 @@ def select_backend(device: torch.device) -> Backend:
     if device.type == "cpu" and find_spec("numba"):
         from lora_kernels.numba_backend import NumbaBackend
 
-        return NumbaBackend()
+        backend = NumbaBackend()
+        backend.compile(dtype, on_kernel)
+        return backend
     return TorchBackend()
 
 

@@ -279,3 +279,13 @@ def take_ticket(typingctx, block, index):
         return builder.atomic_rmw("add", place, ir.Constant(I64, 1), "monotonic")
 
     return types.int64(block, types.int64), codegen
+
+
+@intrinsic
+def stay_apart(typingctx):
+    """Keeps the function that says it out of its callers, who would each optimise it again: seconds of compiling."""
+
+    def codegen(context, builder, signature, args):
+        builder.function.attributes.add("noinline")
+
+    return types.void(), codegen

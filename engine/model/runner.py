@@ -59,7 +59,9 @@ class ModelRunner:
         self.block_size = config.block_size
         self.max_model_len = _max_model_len(config, self.spec)
         self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}")
-        self.backend = select_backend(self.device)
+        self.backend = select_backend(
+            self.device, self.dtype, lambda done, total: progress("compiling kernels", done, total)
+        )
         source = open_weights(folder, self.spec, config.load_format, config.seed, self.device)
         self._decoder = build_decoder(
             self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, self.spec.layers)

@@ -1,9 +1,17 @@
-"""The numba backend against the reference."""
+"""The numba backend against the reference, and against torch where it only has to be the same."""
+
+import dataclasses
 
 import pytest
-from backend_checks import CHECKS
+import torch
+from backend_checks import CHECKS, run_attention, run_lora
+from kernel_cases import attention_case, lora_case
 
+from lora_kernels import select
 from lora_kernels.numba_backend import NumbaBackend
+from lora_kernels.pointwise import TorchPointwise
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(scope="module")
@@ -11,6 +19,94 @@ def backend():
     return NumbaBackend()
 
 
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("name", CHECKS)
 def test_backend(backend, name):
     CHECKS[name](backend)
+
+
+def test_one_thread_computes_what_a_team_does(backend, two_threads):
+    case = attention_case([(1, 33), (20, 27), (1, 2), (3, 3), (1, 16)])
+    lora = lora_case([8, 17, 3], [0, 1, 2, 2, 1, 1, 1, 1, 1])
+    out, x = lora.inputs(lora.shape.groups[0])
+    together = run_attention(backend, case), run_lora(backend, lora, out, x, 0, lora.shape.groups[0])
+    torch.set_num_threads(1)
+    alone = run_attention(backend, case), run_lora(backend, lora, out, x, 0, lora.shape.groups[0])
+    assert all(map(torch.equal, together, alone))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoding_row_keeps_its_bits_among_others(backend, dtype):
+    crowd = attention_case([(1, 200)] * 12 + [(5, 9)], dtype=dtype)
+    among = run_attention(backend, crowd)
+    batch = dataclasses.replace(
+        crowd.batch,
+        query_starts=torch.tensor([0, 1], dtype=torch.int32),
+        context_lens=crowd.batch.context_lens[3:4],
+        block_tables=crowd.batch.block_tables[3:4],
+        num_decodes=1,
+        max_query=1,
+        host_query_starts=(0, 1),
+        host_context_lens=(200,),
+    )
+    assert torch.equal(backend.attention(crowd.query[3:4], crowd.kv, batch, crowd.scale), among[3:4])
+
+
+def test_a_lora_row_keeps_its_bits_among_others(backend):
+    slots = [0, 1, 0, 0, 1, 0, 0, 2]
+    crowd, alone = (lora_case([8, 33, 3], rows, dtype=torch.bfloat16) for rows in (slots, [0]))
+    for group in crowd.shape.groups:
+        out, x = crowd.inputs(group)
+        among = run_lora(backend, crowd, out, x, 1, group)
+        assert torch.equal(run_lora(backend, alone, out[3:4], x[3:4], 1, group), among[3:4])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [64, 49])
+def test_norm_is_torchs(backend, dtype, width):
+    x, delta, weight = (torch.randn(7, width).to(dtype) for _ in range(3))
+    theirs, plain = x.clone(), TorchPointwise()
+    for step in (delta, None):
+        expected = plain.add_norm(theirs, step, weight[0], 1e-5)
+        torch.testing.assert_close(backend.pointwise.add_norm(x, step, weight[0], 1e-5), expected)
+        assert torch.equal(x, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotation_is_torchs(backend, dtype):
+    angles = torch.randn(5, 1, 40)
+    cos, sin = (torch.cat((part, part), -1) for part in (angles.cos(), angles.sin()))
+    fused = torch.randn(5, 6, 80).to(dtype)
+    ours, theirs = fused[:, 1:4], fused[:, 1:4].clone()
+    backend.pointwise.rotate(ours, cos, sin)
+    TorchPointwise().rotate(theirs, cos, sin)
+    torch.testing.assert_close(ours, theirs)
+    assert not torch.equal(theirs, torch.zeros_like(theirs))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_swiglu_is_torchs(backend, dtype):
+    gate_up = torch.randn(9, 2 * 49).to(dtype) * 4
+    gate_up[0, :5] = torch.tensor([-200.0, 200.0, 0.0, -88.0, 88.0])
+    gate_up[1, 0] = float("nan")
+    expected = TorchPointwise().swiglu(gate_up)
+    torch.testing.assert_close(backend.pointwise.swiglu(gate_up), expected, equal_nan=True)
+
+
+def test_without_numba_torch_answers(monkeypatch):
+    monkeypatch.setattr(select, "find_spec", lambda name: None)
+    assert select.select_backend(torch.device("cpu"), torch.float32).name == "torch"
+
+
+def test_kernels_are_compiled_before_they_are_needed():
+    told = []
+    backend = select.select_backend(torch.device("cpu"), torch.float32, lambda *news: told.append(news))
+    assert backend.name.startswith("numba")
+    assert told == [(done, 6) for done in range(7)]

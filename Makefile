@@ -15,7 +15,7 @@ REACHABLE = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU
 CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
-.PHONY: help setup setup-dev serve test lint format bench bench-lanes bench-planning proto clean
+.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-lanes bench-many-adapters bench-planning proto clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -64,6 +64,12 @@ bench: setup-dev  ## Throughput and latency of base and adapters, beside Hugging
 
 bench-lanes: setup-dev  ## Chats beside a saturating batch, and beside vLLM where LORALANE_VLLM_PYTHON names one
 	$(BIN)/python -m benchmarks.lanes $(ARGS)
+
+bench-adapters: setup-dev  ## What 1, 8 and 64 adapters cost, resident and not, beside vLLM as above
+	$(BIN)/python -m benchmarks.adapters $(ARGS)
+
+bench-many-adapters: setup-dev  ## 2,000 adapters of ranks 4 to 64 behind one engine (13 GB of scratch space)
+	$(BIN)/python -m benchmarks.many_adapters $(ARGS)
 
 bench-planning: setup-dev  ## What planning a step costs, against what runs and what waits
 	$(BIN)/python -m benchmarks.planning $(ARGS)

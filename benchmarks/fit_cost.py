@@ -79,8 +79,8 @@ class Bench:
         self.ranks: dict[AdapterId, int] = {}
         self.next_page: PageId = 1
         for rank in RANKS:
-            for folder in write_adapters(model, scratch / str(rank), ADAPTERS_PER_RANK, rank).values():
-                host = self.runner.load_host(str(folder))
+            for folder in write_adapters(model, scratch / str(rank), [rank] * ADAPTERS_PER_RANK).values():
+                host = self.runner.load_host(str(folder), lambda _: True)
                 self.ranks[host.id] = rank
                 load = AdapterLoad(host.id, self._pages(host.num_pages))
                 self.runner.execute(StepPlan(loads=(load,)))
@@ -183,6 +183,7 @@ def describe(name: str, bench: Bench, samples: Sequence[Sample], threads: int) -
             "max_model_len": bench.runner.max_model_len,
             "token_budget": MAX_TOKENS,
             "max_resident_adapters": 1024,
+            "host_adapter_bytes": 2 * 2**30,
         },
         "cost": cost,
         "fit": errors,

@@ -55,7 +55,23 @@ def loralane(model: Path, scratch: Path, cpus: frozenset[int], extra: Mapping[st
     return Peer("loralane", Command(words, f"http://127.0.0.1:{port}", "/ready", cpus=cpus), KEY)
 
 
-def vllm(python: Path, model: Path, cpus: frozenset[int]) -> Peer:
+@dataclass(frozen=True, slots=True)
+class VllmAdapters:
+    """What vLLM needs to be told of adapters before it starts."""
+
+    folders: Mapping[str, Path]
+    slots: int
+    """Adapters on the device at a time; the others are in host memory."""
+    max_rank: int
+
+    @property
+    def words(self) -> list[str]:
+        words = ["--enable-lora", "--max-loras", str(self.slots), "--max-lora-rank", str(self.max_rank)]
+        words += ["--max-cpu-loras", str(len(self.folders)), "--lora-modules"]
+        return words + [f"{name}={folder}" for name, folder in self.folders.items()]
+
+
+def vllm(python: Path, model: Path, cpus: frozenset[int], adapters: VllmAdapters | None = None) -> Peer:
     """vLLM with its priority scheduler, run as its makers advise for a CPU.
 
     Raises:
@@ -66,6 +82,7 @@ def vllm(python: Path, model: Path, cpus: frozenset[int]) -> Peer:
     words += ["--served-model-name", MODEL, "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(port)]
     words += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_SEQS)]
     words += ["--scheduling-policy", "priority", "--no-enable-prefix-caching"]
+    words += adapters.words if adapters else []
     env = {
         "LD_PRELOAD": ":".join(_preloads(python)),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(cpu) for cpu in sorted(cpus)),

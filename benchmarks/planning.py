@@ -1,8 +1,9 @@
-"""What planning a step costs, against what runs and what waits: `python -m benchmarks.planning`.
+"""What planning a step costs, against what runs, what waits and what is known: `python -m benchmarks.planning`.
 
-The core alone, no model: sequences of both lanes, 32 tenants and 64 adapters are brought into the state by the engine
-itself, then the same plan is made again and again. Steady decoding is the common step; the other column is a step in
-which everybody waiting is looked at because there is room for some of them.
+The core alone, no model: sequences of both lanes, 32 tenants and their adapters are brought into the state by the
+engine itself, then the same plan is made again and again. Steady decoding is the common step; the other column is a
+step in which everybody waiting is looked at because there is room for some of them. Host memory holds half of the
+adapters and fetches never end, so that with thousands of them many requests wait for adapters that are nowhere.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ from engine.core.config import CoreConfig, Scheduling
 from engine.core.plan import plan_step
 from engine.core.state import EngineState
 from engine.core.step_time import StepFeatures, StepTimeModel
-from engine.core.types import AddAdapter, Lane, Request, SamplingParams, Submit
+from engine.core.types import AdapterFetched, AddAdapter, Lane, Request, SamplingParams, Submit
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 
-TENANTS, ADAPTERS, RANK = 32, 64, 16
+TENANTS, RANK, ADAPTER_PAGES = 32, 16, 2
 PROMPT, OUTPUT = 64, 512
-DEFAULTS = [(256, 0), (256, 1_000), (256, 10_000), (256, 100_000), (64, 10_000), (512, 10_000), (1024, 10_000)]
+DEFAULTS = [
+    *((256, waiting, 64) for waiting in (0, 1_000, 10_000, 100_000)),
+    *((running, 10_000, 64) for running in (64, 512, 1024)),
+    *((256, waiting, adapters) for adapters in (2_000, 20_000) for waiting in (0, 10_000)),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class Cost:
 
     running: int
     waiting: int
+    adapters: int
     decoding: float
     """Median plan while every slot is taken."""
     starting: float
@@ -46,37 +52,46 @@ class Cost:
     p99: float
 
 
-def measure(running: int, waiting: int, repeat: int) -> Cost:
-    full, some = _engine(running, waiting, running), _engine(running, waiting, running - running // 16)
+def measure(running: int, waiting: int, adapters: int, repeat: int) -> Cost:
+    full, some = (_engine(running, waiting, adapters, started) for started in (running, running - running // 16))
     decoding, starting = (list(_time_plans(engine, repeat)) for engine in (full, some))
     p50s = (float(np.median(times)) for times in (decoding, starting))
-    return Cost(running, waiting, next(p50s), next(p50s), float(np.percentile(decoding, 99)))
+    return Cost(running, waiting, adapters, next(p50s), next(p50s), float(np.percentile(decoding, 99)))
 
 
-def _engine(slots: int, waiting: int, started: int) -> Engine:
+def _engine(slots: int, waiting: int, adapters: int, started: int) -> Engine:
     """An engine with `started` sequences decoding, a quarter of them interactive, and a batch backlog in its queue."""
-    pages = (slots + 8) * (PROMPT + OUTPUT) // 16 + ADAPTERS * 2
+    pages = (slots + 8) * (PROMPT + OUTPUT) // 16 + slots * ADAPTER_PAGES
     everybody = Scheduling(itl_stretch=1e6, ttft_stretch=1e6, yield_stretch=1e6, yield_bound_s=1e6, probe_every=1 << 30)
     config = CoreConfig(
-        num_pages=pages, max_seqs=slots, token_budget=slots * PROMPT, max_waiting=1 << 20, scheduling=everybody
+        num_pages=pages,
+        max_seqs=slots,
+        token_budget=slots * PROMPT,
+        max_waiting=1 << 20,
+        host_adapter_bytes=max(adapters // 2, slots),
+        max_resident_adapters=slots,
+        scheduling=everybody,
     )
-    engine = Engine(EngineState.create(config), FakeExecutor())
-    for number in range(ADAPTERS):
-        engine.inbox.put(AddAdapter(f"adapter-{number}", 2, RANK))
+    executor = FakeExecutor()
+    engine = Engine(EngineState.create(config), executor)
+    for number in range(adapters):
+        engine.inbox.put(AddAdapter(f"adapter-{number}", ADAPTER_PAGES, RANK, num_bytes=1, is_read=True))
+        engine.inbox.put(AdapterFetched(f"adapter-{number}", 0.05))
     for number in range(started):
-        engine.inbox.put(Submit(_request(number, Lane.BATCH if number % 4 else Lane.INTERACTIVE)))
+        engine.inbox.put(Submit(_request(number, adapters, Lane.BATCH if number % 4 else Lane.INTERACTIVE)))
     while len(engine.state.running) < started or any(s.num_remaining > 1 for s in engine.state.running.values()):
         engine.step()
     engine.state.ledger.model = _taught(engine.state)
+    executor.report = lambda command: None
     for number in range(started, started + waiting):
-        engine.inbox.put(Submit(_request(number, Lane.BATCH)))
+        engine.inbox.put(Submit(_request(number, adapters, Lane.BATCH)))
     apply_commands(engine.state, engine.inbox.drain())
     return engine
 
 
-def _request(number: int, lane: Lane) -> Request:
+def _request(number: int, adapters: int, lane: Lane) -> Request:
     prompt = tuple(range(number * 7, number * 7 + PROMPT - number % 16))  # pages fill up at different steps
-    adapter = f"adapter-{number % ADAPTERS}" if number % 2 else None
+    adapter = f"adapter-{number * 7 % adapters}" if number % 2 else None
     params = SamplingParams(OUTPUT, ignore_eos=True)
     return Request(f"r{number}", prompt, params, adapter, lane, tenant=f"t{number % TENANTS}", arrival=0.0)
 
@@ -102,11 +117,11 @@ def _time_plans(engine: Engine, repeat: int) -> Iterator[float]:
 
 def report(costs: list[Cost]) -> Table:
     table = Table(title="Planning a step, ms")
-    for name in ("running", "waiting", "decoding p50", "decoding p99", "starting a sixteenth p50"):
+    for name in ("running", "waiting", "adapters", "decoding p50", "decoding p99", "starting a sixteenth p50"):
         table.add_column(name, justify="right")
     for cost in costs:
         figures = (f"{value:.2f}" for value in (cost.decoding, cost.p99, cost.starting))
-        table.add_row(f"{cost.running:,}", f"{cost.waiting:,}", *figures)
+        table.add_row(f"{cost.running:,}", f"{cost.waiting:,}", f"{cost.adapters:,}", *figures)
     return table
 
 

@@ -98,7 +98,7 @@ def latency_table(rows: Sequence[tuple[str, Measured]]) -> Table:
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
     model = prepare_model("embedded", arguments.data_dir, console)
-    adapters = write_adapters(model, scratch / "adapters", arguments.adapters)
+    adapters = write_adapters(model, scratch / "adapters", [8] * arguments.adapters)
     few = f"{arguments.adapters} adapters"
     with serving(model, adapters, scratch, scratch / "server.log") as url, Progress(console=console) as progress:
         base_name = model.name.lower()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -29,15 +29,25 @@ def requests(models: Sequence[str], count: int, seed: int = 0) -> list[Item]:
     return [item(index) for index in range(count)]
 
 
-def write_adapters(model_dir: Path, out: Path, count: int, rank: int = 8, seed: int = 0) -> dict[str, Path]:
-    """Random PEFT adapters on all seven projections of a Llama-family model; name -> folder."""
+def write_adapters(
+    model_dir: Path,
+    out: Path,
+    ranks: Sequence[int],
+    seed: int = 0,
+    on_written: Callable[[], None] = lambda: None,
+) -> dict[str, Path]:
+    """One random PEFT adapter a rank, on all seven projections of a Llama-family model; name -> folder. Folders that
+    are there already are taken to be from an earlier run."""
     config = json.loads((model_dir / "config.json").read_text())
     generator = torch.Generator().manual_seed(seed)
-    folders = {f"a{index:03}": out / f"a{index:03}" for index in range(count)}
-    for folder in folders.values():
-        folder.mkdir(parents=True)
-        save_file(_tensors(config, rank, generator), folder / "adapter_model.safetensors")
-        (folder / "adapter_config.json").write_text(json.dumps(_adapter_config(rank)))
+    folders = {}
+    for index, rank in enumerate(ranks):
+        folder = folders[f"a{index:04}"] = out / f"a{index:04}-{rank}"
+        if not (folder / "adapter_config.json").is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(_tensors(config, rank, generator), folder / "adapter_model.safetensors")
+            (folder / "adapter_config.json").write_text(json.dumps(_adapter_config(rank)))
+        on_written()
     return folders
 
 

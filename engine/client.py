@@ -24,7 +24,7 @@ LOAD_SECONDS = 300.0
 """Reading an adapter of a large model from a slow disk takes minutes."""
 UNLOAD_MARGIN_SECONDS = 30.0
 """For aborting and freeing what is left when the drain time is over."""
-REJECTIONS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNKNOWN)
+REJECTIONS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNKNOWN)
 """UNKNOWN is an exception that nobody foresaw, while this adapter was read; the engine lives on."""
 
 
@@ -59,6 +59,14 @@ class EngineApi(Protocol):
 
     async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
         """Number of requests aborted because they outlived the drain time. Raises EngineUnavailable."""
+
+    async def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
+        """Keeps an adapter on the device, once it is there, or no longer.
+
+        Raises:
+            AdapterRejected: there is no such adapter, or pinned it would leave too little room for others.
+            EngineUnavailable.
+        """
 
     async def stats(self, *, check: bool = False) -> pb.EngineStats:
         """`check`: with the integrity check, which holds up the steps while it looks at every page.
@@ -149,6 +157,15 @@ class EngineClient:
         try:
             return (await self._stub.UnloadAdapter(request, timeout=drain_seconds + UNLOAD_MARGIN_SECONDS)).aborted
         except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
+        request = pb.PinAdapterRequest(adapter=adapter, pinned=pinned)
+        try:
+            await self._stub.PinAdapter(request, timeout=STATS_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in REJECTIONS:
+                raise AdapterRejected(error.details() or "") from error
             raise EngineUnavailable(error.details() or "") from error
 
     async def stats(self, *, check: bool = False) -> pb.EngineStats:

@@ -42,8 +42,16 @@ class EngineConfig:
     token_budget: int = 256
     """Tokens computed a step, over all sequences."""
     max_resident_adapters: int = 1024
+    min_kv_pages: int = 0
+    """Pages that adapters may never take."""
+    max_adapter_pages: int = 0
+    """Pages that adapters may take at most; 0: all but min_kv_pages."""
+    adapter_half_life_s: float = 300.0
+    """A start counts half as much for keeping an adapter when it is so long ago."""
     host_adapter_gb: float = 2.0
-    """Bound on packed adapters in host memory, in GiB."""
+    """Bound on packed adapters in host memory, in GiB; those beyond it are read from disk when they are wanted."""
+    fetch_threads: int = 2
+    """Threads that read adapters from disk and pack them."""
     swap_gb: float = 1.0
     """Host memory for the KV of preempted sequences, in GiB, of at most a quarter of what is free; 0: none."""
     prefix_caching: bool = True
@@ -61,12 +69,15 @@ class EngineConfig:
         for name, allowed in (("dtype", DTYPES), ("device", DEVICES), ("load_format", LOAD_FORMATS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"engine.{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
-        for name in ("block_size", "max_seqs", "token_budget", "max_resident_adapters"):
+        for name in ("block_size", "max_seqs", "token_budget", "max_resident_adapters", "fetch_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"engine.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("memory_gb", "num_pages", "max_model_len", "host_adapter_gb", "swap_gb", "threads"):
+        sizes = ("memory_gb", "num_pages", "max_model_len", "host_adapter_gb", "swap_gb", "threads")
+        for name in (*sizes, "min_kv_pages", "max_adapter_pages"):
             if not 0 <= getattr(self, name) < inf:
                 raise ValueError(f"engine.{name} must be finite and not negative, not {getattr(self, name)}")
+        if not 0 < self.adapter_half_life_s < inf:
+            raise ValueError(f"engine.adapter_half_life_s must be positive, not {self.adapter_half_life_s}")
         if self.token_budget < self.max_seqs:
             raise ValueError(f"engine.token_budget ({self.token_budget}) must be at least max_seqs ({self.max_seqs})")
 

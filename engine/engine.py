@@ -9,11 +9,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
-from engine.core.commit import absorb, apply_commands, commit
+from engine.core.commit import abort_users, absorb, apply_commands, commit
+from engine.core.commit_adapters import add_adapter, pin_adapter
 from engine.core.plan import plan_step
 from engine.core.policy import Policy, make_policy
 from engine.core.state import EngineState
-from engine.core.types import Abort, AdapterId, AddAdapter, Command, DropAdapter, TokenEvent
+from engine.core.types import AdapterId, AddAdapter, Command, DropAdapter, TokenEvent
 from engine.executor.base import Executor, HostAdapter
 
 T = TypeVar("T")
@@ -49,6 +50,11 @@ class Inbox:
             self._questions.append(question)
         self._arrived.set()
 
+    @property
+    def is_closed(self) -> bool:
+        """Takes no questions any more."""
+        return self._closed
+
     def wake(self) -> None:
         self._arrived.set()
 
@@ -74,6 +80,29 @@ class Inbox:
         return self.drain_questions()
 
 
+class Folders:
+    """Which folders are being read, and who waits for his turn with each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._turns: dict[str, tuple[threading.Lock, int]] = {}
+        """With how many have or want it."""
+
+    @contextmanager
+    def one_at_a_time(self, path: str) -> Iterator[None]:
+        with self._lock:
+            turn, wanted = self._turns.get(path, (threading.Lock(), 0))
+            self._turns[path] = turn, wanted + 1
+        try:
+            with turn:
+                yield
+        finally:
+            with self._lock:
+                turn, wanted = self._turns.pop(path)
+                if wanted > 1:
+                    self._turns[path] = turn, wanted - 1
+
+
 class Engine:
     """Runs requests to their end. `step` and `run` belong to one thread; everything else may be called from any."""
 
@@ -91,8 +120,10 @@ class Engine:
         self.inbox = Inbox()
         self.step_seconds = 0.0
         self._stopping = False
-        self._host_lock = threading.Lock()
-        """Held while the core and the executor's host memory learn or forget an adapter: they must agree on it."""
+        self._loop = threading.Lock()
+        """Held while `run` has the state to itself."""
+        self._folders = Folders()
+        executor.connect(self.inbox.put)
 
     def step(self) -> list[TokenEvent]:
         """One iteration over all running sequences; returns what became of every request it moved."""
@@ -104,6 +135,10 @@ class Engine:
 
     def run(self, deliver: Callable[[list[TokenEvent]], None]) -> None:
         """Steps while there is work and sleeps while there is none, until `stop`."""
+        with self._loop:
+            self._run(deliver)
+
+    def _run(self, deliver: Callable[[list[TokenEvent]], None]) -> None:
         try:
             while not self._stopping:
                 if not self.state.has_work:
@@ -122,7 +157,7 @@ class Engine:
 
     @property
     def _is_stuck(self) -> bool:
-        """The last step had nothing to do, though requests wait: for a batch to be gathered."""
+        """The last step had nothing to do, though requests wait: for a batch to be gathered, or for a fetch."""
         return bool(self.state.counters.steps) and self.state.in_flight.is_empty
 
     @contextmanager
@@ -140,12 +175,19 @@ class Engine:
         self.inbox.wake()
 
     def inspect(self, question: Callable[[EngineState], T], timeout: float = 30.0) -> T:
-        """The answer to a question put to the state between two steps, after every command put before it.
+        """The answer to a question put to the state between two steps, after every command put before it. While nobody
+        runs the loop, whoever asks looks for himself.
 
         Raises:
             TimeoutError: no step ended within `timeout` seconds.
             EngineStopped: and none will.
         """
+        if not self.inbox.is_closed and self._loop.acquire(blocking=False):
+            try:
+                apply_commands(self.state, self.inbox.drain())
+                return question(self.state)
+            finally:
+                self._loop.release()
         answer: Future[T] = Future()
 
         def settle() -> None:
@@ -158,11 +200,19 @@ class Engine:
         return answer.result(timeout)
 
     def load_adapter(self, path: str) -> HostAdapter:
-        """Makes an adapter usable by requests submitted from now on. Raises ValueError with the reason if it is not."""
-        with self._host_lock:
-            host = self.executor.load_host(path)
-            self.inbox.put(AddAdapter(host.id, host.num_pages, host.rank))
-        return host
+        """Makes an adapter usable by requests submitted from now on. The same folder is read by one caller at a time,
+        different ones side by side. Raises ValueError with the reason if it is not usable."""
+        with self._folders.one_at_a_time(path):
+            return self.executor.load_host(path, lambda host: self._claim(path, host))
+
+    def _claim(self, path: str, host: HostAdapter) -> bool:
+        command = AddAdapter(host.id, host.num_pages, host.rank, host.num_bytes, path, is_read=True)
+        return self.inspect(lambda state: add_adapter(state, command))
+
+    def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
+        """Keeps an adapter on the device, once it is there, or no longer. Raises ValueError with the reason if it does
+        not fit beside what else must."""
+        self.inspect(lambda state: pin_adapter(state, adapter, pinned))
 
     def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
         """Lets requests of an adapter end, aborts those still there after `drain_seconds`, and frees every tier.
@@ -174,24 +224,18 @@ class Engine:
         """
         self.inbox.put(DropAdapter(adapter))
         deadline = time.monotonic() + drain_seconds
-        while (users := self.inspect(lambda state: _outgoing(state, adapter))) and time.monotonic() < deadline:
+        while self.inspect(lambda state: _has_users(state, adapter)) and time.monotonic() < deadline:
             time.sleep(0.01)
-        for request_id in users:
-            self.inbox.put(Abort(request_id))
+        aborted = self.inspect(lambda state: abort_users(state, adapter))
         while self.inspect(lambda state: _is_closing(state, adapter)):
             time.sleep(0.002)
-        with self._host_lock:
-            if self.inspect(lambda state: adapter not in state.adapters):
-                self.executor.drop_host(adapter)
-        return len(users)
+        return aborted
 
 
 def _is_closing(state: EngineState, adapter: AdapterId) -> bool:
     return adapter in state.adapters and state.adapters[adapter].closing
 
 
-def _outgoing(state: EngineState, adapter: AdapterId) -> list[str]:
+def _has_users(state: EngineState, adapter: AdapterId) -> bool:
     """Requests that an adapter on its way out waits for."""
-    if not _is_closing(state, adapter):
-        return []
-    return [seq.id for seq in state.sequences.values() if seq.request.adapter == adapter]
+    return _is_closing(state, adapter) and state.adapters[adapter].live > 0

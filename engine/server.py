@@ -34,6 +34,7 @@ log = structlog.get_logger("engine")
 
 MAX_MESSAGE_BYTES = 64 << 20
 """A prompt of a million token ids is 5 MB."""
+GIB = 2**30
 SAVE_EVERY_S = 60.0
 SERVER_THREADS = 32
 """One a connected gateway, and some for adapter loads and questions."""
@@ -76,6 +77,10 @@ def core_config(
         max_model_len=min(max_model_len, (num_pages - 1) * config.block_size),
         token_budget=config.token_budget,
         max_resident_adapters=config.max_resident_adapters,
+        min_kv_pages=config.min_kv_pages,
+        max_adapter_pages=config.max_adapter_pages,
+        adapter_half_life_s=config.adapter_half_life_s,
+        host_adapter_bytes=int(config.host_adapter_gb * GIB),
         eos_token_ids=eos_token_ids,
         prefix_caching=config.prefix_caching,
         host_pages=host_pages,

@@ -84,6 +84,15 @@ class EngineService(pb_grpc.EngineServicer):
     ) -> pb.UnloadAdapterResponse:
         return pb.UnloadAdapterResponse(aborted=self._engine.unload_adapter(request.adapter, request.drain_seconds))
 
+    def PinAdapter(  # noqa: N802
+        self, request: pb.PinAdapterRequest, context: grpc.ServicerContext
+    ) -> pb.PinAdapterResponse:
+        try:
+            self._engine.pin_adapter(request.adapter, request.pinned)
+        except ValueError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return pb.PinAdapterResponse()
+
     def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext) -> pb.EngineStats:  # noqa: N802
         engine = self._engine
         return engine.inspect(lambda state: snapshot(state, engine.step_seconds, engine.clock(), check=request.check))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.core.adapters import Adapter
+from engine.core.adapters import Adapter, HostCopy
 from engine.core.check import leftovers, violations
 from engine.core.report import LaneReport, TenantReport, lane_reports, tenant_reports
 from engine.core.state import EngineState
@@ -16,6 +16,13 @@ from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
 
 LANES = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
+
+HOST_STATES = {
+    HostCopy.ABSENT: "disk",
+    HostCopy.FETCHING: "fetching",
+    HostCopy.CANCELLED: "fetching",
+    HostCopy.PRESENT: "host",
+}
 
 Figures = dict[str, Any]
 """Fields of EngineStats."""
@@ -31,9 +38,10 @@ def snapshot(state: EngineState, step_seconds: float, now: float, *, check: bool
     return pb.EngineStats(
         lanes=map(_lane, lane_reports(state, now)),
         tenants=map(_tenant, tenant_reports(state)),
-        adapters=map(_adapter, state.adapters.values()),
+        adapters=[_adapter(adapter, now) for adapter in state.adapters.values()],
         **_pages(state),
         **_counters(state),
+        **_adapter_memory(state),
         **_preemptions(state),
         **_step_model(state),
         **_batch(state),
@@ -71,14 +79,33 @@ def _tenant(report: TenantReport) -> pb.TenantStats:
     )
 
 
-def _adapter(adapter: Adapter) -> pb.AdapterStats:
+def _adapter(adapter: Adapter, now: float) -> pb.AdapterStats:
     return pb.AdapterStats(
         adapter=adapter.id,
-        state=adapter.residency.value,
+        state="resident" if adapter.is_resident else HOST_STATES[adapter.host],
         pages=len(adapter.pages),
         running=adapter.running,
         waiting=adapter.live - adapter.running,
+        rank=adapter.rank,
+        bytes=adapter.num_bytes,
+        hits=adapter.hits,
+        loads=adapter.loads,
+        fetches=adapter.fetches,
+        last_load_seconds=adapter.load_seconds,
+        last_fetch_seconds=adapter.fetch_seconds,
+        idle_seconds=None if adapter.last_used is None else max(0.0, now - adapter.last_used),
+        pinned=adapter.pinned,
     )
+
+
+def _adapter_memory(state: EngineState) -> Figures:
+    counters = state.counters
+    names = ("fetches", "fetch_failures", "fetch_seconds", "load_seconds", "host_evictions")
+    return {
+        "adapter_host_total_bytes": state.config.host_adapter_bytes,
+        "adapter_host_used_bytes": state.tiers.held.host_bytes,
+        **{f"adapter_{name}": getattr(counters, f"adapter_{name}") for name in names},
+    }
 
 
 def _pages(state: EngineState) -> Figures:

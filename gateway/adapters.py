@@ -1,54 +1,33 @@
-"""Which adapters are served, under which names, and in which version."""
+"""Which adapters are served, under which names, and in which version: what operators change and requests ask.
+
+The registry is in Redis, shared by every gateway of a base model; here is one gateway's door to it. A change is written
+there first, if nobody else has changed the same name, and binds when it comes back with the registry's log, here as on
+every other gateway. So there is one order of changes, and one way for them to take effect.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Collection, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 
 import structlog
 
-from engine.client import AdapterRejected, EngineApi, EngineUnavailable
+from engine.client import EngineApi, EngineUnavailable
 from engine.core.types import AdapterId
-from engine.pb import engine_pb2 as pb
+from gateway.adapter_log import AdapterLog
+from gateway.adapter_mirror import AdapterMirror, Sources
+from gateway.adapter_record import AdapterRecord, new_record
+from gateway.adapter_status import AdapterStatus, statuses_of
+from gateway.adapter_store import AdapterStore, StoreAway, conflict
+from gateway.adapter_versions import AdapterVersions
+from gateway.core.adapter_names import check_name, tenant_list, with_alias, without_alias
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found, unavailable
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,127}")
-"""No colon: `base:adapter` is how a request may spell it."""
-
 log = structlog.get_logger("adapters")
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterRecord:
-    """One adapter being served."""
-
-    name: str
-    path: Path
-    version: AdapterId
-    """Content hash: reloading a name with other files gives another version."""
-    rank: int
-    """The largest of its modules."""
-    target_modules: tuple[str, ...]
-    pages: int
-    bytes: int
-    loaded: bool = True
-    """False after an engine restart that could not read it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterStatus:
-    """A record and what the engine says about it now."""
-
-    record: AdapterRecord
-    tier: str
-    """disk, host, loading, or resident."""
-    running: int = 0
-    waiting: int = 0
 
 
 class AdapterRegistry:
@@ -57,159 +36,265 @@ class AdapterRegistry:
     def __init__(
         self,
         engine: EngineApi,
-        roots: Collection[Path],
+        store: AdapterStore,
+        sources: Sources,
         *,
         reserved: Collection[str] = (),
         drain_seconds: float = 30.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """
         Args:
-            roots: folders below which adapters may lie; nothing else is ever read.
             reserved: names an adapter cannot have, those of the base model.
-            drain_seconds: how long running requests may go on after an unload.
+            drain_seconds: how long requests may go on with a version that is replaced or unloaded.
+            clock: Unix time.
         """
         self._engine = engine
-        self._roots = tuple(root.resolve() for root in roots)
+        self._store = store
+        self._sources = sources
         self._reserved = frozenset(reserved)
-        self._drain_seconds = drain_seconds
-        self._records: dict[str, AdapterRecord] = {}
+        self._clock = clock
+        self._versions = AdapterVersions(engine)
+        self._mirror = AdapterMirror(self._versions, sources, drain_seconds)
+        self._log = AdapterLog(store, self._mirror)
         self._changing: set[str] = set()
-        self._background: set[asyncio.Task[int]] = set()
+        self._draining: dict[str, asyncio.Task[int]] = {}
 
     @property
     def records(self) -> Mapping[str, AdapterRecord]:
-        """By name."""
-        return MappingProxyType(self._records)
+        """What the registry says, by name."""
+        return MappingProxyType(self._mirror.records)
 
-    async def load(self, name: str, path: str, *, replace: bool = False) -> AdapterRecord:
-        """Serves the adapter at `path` (absolute, or relative to a root) under `name`.
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Alias to name."""
+        return MappingProxyType(self._mirror.aliases)
 
-        A replaced version finishes its running requests in the background.
+    @property
+    def tenants(self) -> Mapping[str, Collection[str]]:
+        """Names that are for some tenants alone, and for which."""
+        return MappingProxyType(self._mirror.tenants)
 
-        Raises:
-            ApiError: INVALID_REQUEST, the name, the path or the adapter is not acceptable; ADAPTER_EXISTS, the name is
-                taken and `replace` is off; ADAPTER_CONFLICT, another change of this name is going on;
-                ENGINE_UNAVAILABLE.
-        """
-        self._check_name(name)
-        folder = self._confine(path)
-        with self._change(name):
-            previous = self._records.get(name)
-            if previous is not None and not replace:
-                raise ApiError(Fault.ADAPTER_EXISTS, f"the adapter {name!r} is already loaded", "lora_name")
-            record = _record(name, folder, await self._read(folder))
-            self._records[name] = record
-            if previous is not None:
-                self._spawn(self._release(previous.version, self._drain_seconds))
-        return record
+    @property
+    def names(self) -> Mapping[AdapterId, list[str]]:
+        """Every name that a version in use goes by."""
+        return self._mirror.names()
 
-    async def unload(self, name: str, drain_seconds: float | None = None) -> int:
-        """Takes no new requests from now on; returns the number of requests aborted after the drain time.
+    @property
+    def next_change(self) -> asyncio.Event:
+        """Set when the registry changes next."""
+        return self._log.next_change
 
-        Raises:
-            ApiError: MODEL_NOT_FOUND, ADAPTER_CONFLICT.
-        """
-        with self._change(name):
-            record = self._records.pop(name, None)
-            if record is None:
-                raise model_not_found(name)
-            return await self._release(record.version, self._drain_seconds if drain_seconds is None else drain_seconds)
-
-    async def statuses(self) -> list[AdapterStatus]:
-        """In order of names. Without an engine everything is on disk."""
-        try:
-            stats = {adapter.adapter: adapter for adapter in (await self._engine.stats()).adapters}
-        except EngineUnavailable:
-            stats = {}
-        return [_status(record, stats.get(record.version)) for _, record in sorted(self._records.items())]
-
-    async def reload_all(self) -> None:
-        """Gives a restarted engine its adapters back. One that cannot be read any more stays listed, not loaded."""
-        for record in tuple(self._records.values()):
-            try:
-                reloaded = _record(record.name, record.path, await self._engine.load_adapter(str(record.path)))
-            except AdapterRejected as error:
-                log.error("adapter_lost", adapter=record.name, path=str(record.path), reason=str(error))
-                reloaded = _unloaded(record)
-            except EngineUnavailable as error:
-                log.warning("adapter_reload_interrupted", reason=str(error))
-                return
-            if self._records.get(record.name) is record:
-                self._records[record.name] = reloaded
-            elif reloaded.loaded:  # unloaded or replaced meanwhile
-                await self._release(reloaded.version, 0.0)
+    async def start(self) -> None:
+        """Reads the registry and follows it from now on."""
+        await self._log.start()
 
     async def close(self) -> None:
-        """Waits for replaced versions to be gone."""
-        await asyncio.gather(*self._background)
+        await self._log.close()
+        await self._mirror.close()
 
-    def _check_name(self, name: str) -> None:
-        if not NAME.fullmatch(name):
-            message = (
-                "lora_name must be 1 to 128 letters, digits, '_', '.', '-' or '/', beginning with a letter or digit"
-            )
-            raise invalid_request(message, "lora_name")
-        if name in self._reserved:
-            raise invalid_request(f"{name!r} is the name of the base model", "lora_name")
+    async def settle(self) -> None:
+        """Waits until versions that were replaced or removed are gone from the engine."""
+        await self._mirror.settle()
 
-    def _confine(self, path: str) -> Path:
-        """The real folder, after symbolic links, which has to lie below a root."""
-        with suppress(OSError, ValueError, RuntimeError):  # too long a name, a null byte, a loop of links
-            for root in self._roots:
-                folder = (root / path).resolve()
-                if folder.is_relative_to(root) and (folder.is_dir() or Path(path).is_absolute()):
-                    return folder
-        raise invalid_request(f"{path!r} is not a folder below a configured adapter root", "lora_path")
+    def pick(self, name: str) -> AdapterRecord:
+        """What serves a request under this name now. Hold its version with `using`, before anything is awaited.
+
+        Raises:
+            ApiError: MODEL_NOT_FOUND; ENGINE_UNAVAILABLE, this gateway's engine does not have it.
+        """
+        record = self._known(name)
+        hold = self._mirror.served.get(name)
+        if hold is None:
+            reason = self._mirror.errors.get(name, "it is being loaded")
+            raise unavailable(Fault.ENGINE_UNAVAILABLE, f"the adapter {name!r} is not available: {reason}")
+        return record if hold.version == record.version else replace(record, version=hold.version)
+
+    def using(self, version: AdapterId | None) -> AbstractContextManager[None]:
+        """For the life of a request: while it lasts its version stays, unless the drain time is over."""
+        return self._versions.using(version)
+
+    async def load(
+        self, name: str, source: str, *, replace: bool = False, tenants: Collection[str] = ()
+    ) -> AdapterRecord:
+        """Serves the adapter that `source` leads to under `name`, to `tenants` alone if any are named.
+
+        A replaced version finishes its running requests in the background; aliases and pins stay, and so do tenants
+        where none are named.
+
+        Raises:
+            ApiError: INVALID_REQUEST, the name, the source or the adapter is not acceptable; ADAPTER_EXISTS, the name
+                is taken and `replace` is off; ADAPTER_CONFLICT, another change of this name is going on or was faster;
+                REGISTRY_UNAVAILABLE; ENGINE_UNAVAILABLE.
+        """
+        check_name(name, self._reserved, "lora_name")
+        allowed = tenant_list(tenants)
+        with self._change(name):
+            previous = self.records.get(name)
+            if previous is not None and not replace:
+                raise ApiError(Fault.ADAPTER_EXISTS, f"the adapter {name!r} is already loaded", "lora_name")
+            return await self._load(name, source, previous, allowed)
+
+    async def reload(self, name: str) -> bool:
+        """Reads the same source again; True: there was something new, which new requests get from now on.
+
+        Raises:
+            ApiError: MODEL_NOT_FOUND, and as `load`.
+        """
+        with self._change(name):
+            previous = self._known(name)
+            return await self._load(name, previous.source, previous) is not previous
+
+    async def unload(self, name: str, drain_seconds: float | None = None) -> int:
+        """Takes no new requests from now on; returns how many were aborted here after the drain time.
+
+        Asked again while requests still drain, it waits for the same end.
+
+        Raises:
+            ApiError: MODEL_NOT_FOUND, ADAPTER_CONFLICT, REGISTRY_UNAVAILABLE.
+        """
+        if name not in self.records and name in self._draining:
+            return await asyncio.shield(self._draining[name])
+        with self._change(name):
+            record, served = self._known(name), self._mirror.served.get(name)
+            hold = self._versions.hold(served.version) if served else None  # so that its drain is this call's
+            try:
+                await self._log.remove(record, drain_seconds)
+            finally:
+                draining = self._mirror.leave(name, hold, drain_seconds) if hold else None
+        return 0 if draining is None else await self._drained(name, draining)
+
+    async def pin(self, name: str, pinned: bool) -> AdapterRecord:
+        """Keeps an adapter on the device once it is there, or lets it go when there is need. Raises ApiError."""
+        return await self._amend(name, lambda record: replace(record, pinned=pinned))
+
+    async def alias(self, name: str, alias: str, *, remove: bool = False) -> AdapterRecord:
+        """Gives an adapter another name, or takes it away.
+
+        Raises:
+            ApiError: INVALID_REQUEST, no name for an adapter or too many of them; ADAPTER_CONFLICT, the alias is taken;
+                MODEL_NOT_FOUND, no such adapter, or no such alias of it to remove; REGISTRY_UNAVAILABLE.
+        """
+        check_name(alias, self._reserved, "alias")
+        change = without_alias if remove else with_alias
+        return await self._amend(name, lambda record: replace(record, aliases=change(record.aliases, alias)))
+
+    async def allow(self, name: str, tenants: Collection[str]) -> AdapterRecord:
+        """Keeps an adapter for some tenants; for none: gives it to every tenant whose configuration lets it.
+
+        Raises ApiError: INVALID_REQUEST, and as `unload`.
+        """
+        allowed = tenant_list(tenants)
+        return await self._amend(name, lambda record: replace(record, tenants=allowed))
+
+    async def seed(self, name: str, source: str) -> None:
+        """Serves what the configuration names. Where it has named the same before, operators' changes since stand.
+
+        Raises:
+            ApiError: as `load`.
+        """
+        check_name(name, self._reserved, "lora_name")
+        try:
+            if await self._store.seed(name) != source:
+                await self._load(name, source, self.records.get(name), seed=source)
+        except StoreAway:
+            if name not in self.records:
+                async with self._content(name, source, None) as found:
+                    self._log.keep(found)
+        record = self.records.get(name)
+        if record and record.source == source and name not in self._mirror.served:
+            raise invalid_request(self._mirror.errors.get(name, "the engine does not have it"), "lora_path")
+
+    async def restore(self) -> None:
+        """Gives a new engine the adapters. What was changed on disk meanwhile becomes the version the name has."""
+        self._mirror.restart()
+        for record in tuple(self.records.values()):
+            try:
+                await self._restore(record)
+            except ApiError as error:
+                self._mirror.note(record.name, error)
+                if error.fault is Fault.ENGINE_UNAVAILABLE:
+                    return
+                self._mirror.follow(record.name)
+
+    async def statuses(self) -> list[AdapterStatus]:
+        """In order of names, from one question to the engine. Without an engine everything is on disk."""
+        try:
+            adapters = (await self._engine.stats()).adapters
+        except EngineUnavailable:
+            adapters = ()
+        served = {name: hold.version for name, hold in self._mirror.served.items()}
+        return statuses_of(self._mirror.records, served, self._mirror.errors, adapters)
+
+    async def status(self, name: str) -> AdapterStatus:
+        """Raises ApiError: MODEL_NOT_FOUND."""
+        found = [status for status in await self.statuses() if status.name == name]
+        if not found:
+            raise model_not_found(name)
+        return found[0]
+
+    async def _load(
+        self,
+        name: str,
+        source: str,
+        previous: AdapterRecord | None,
+        tenants: tuple[str, ...] = (),
+        seed: str = "",
+    ) -> AdapterRecord:
+        """The record as it is afterwards: `previous` itself where nothing is new."""
+        async with self._content(name, source, previous) as record:
+            record = replace(record, tenants=tenants) if tenants else record
+            if previous and not seed and record == replace(previous, updated=record.updated):
+                if not self._mirror.is_current(previous):
+                    self._mirror.put(previous)
+                return previous
+            await self._log.put(record, previous, seed=seed)
+        return self.records.get(name, record)
+
+    @asynccontextmanager
+    async def _content(self, name: str, source: str, previous: AdapterRecord | None) -> AsyncIterator[AdapterRecord]:
+        """The record that `name` would have with what `source` holds now, which the engine holds meanwhile."""
+        folder, now = await self._sources.fetch(source), self._clock()
+        async with self._versions.loaded(folder) as info:
+            base = replace(previous, source=source) if previous else new_record(name, source, now)
+            yield base.with_content(str(folder), info, now)
+
+    async def _amend(self, name: str, change: Callable[[AdapterRecord], AdapterRecord]) -> AdapterRecord:
+        with self._change(name):
+            previous = self._known(name)
+            record = change(previous)
+            if record != previous:
+                await self._log.put(replace(record, updated=self._clock()), previous)
+            return self._known(name)
+
+    async def _restore(self, record: AdapterRecord) -> None:
+        try:
+            await self._mirror.bring(record)
+        except ApiError as error:
+            if error.fault is Fault.ENGINE_UNAVAILABLE or self.records.get(record.name) is not record:
+                raise
+            log.warning("adapter_changed_on_disk", adapter=record.name, reason=error.message)
+            await self._load(record.name, record.source, record)
+
+    async def _drained(self, name: str, draining: asyncio.Task[int]) -> int:
+        self._draining[name] = draining
+        try:
+            return await asyncio.shield(draining)
+        finally:
+            if self._draining.get(name) is draining:
+                del self._draining[name]
+
+    def _known(self, name: str) -> AdapterRecord:
+        if name not in self.records:
+            raise model_not_found(name)
+        return self.records[name]
 
     @contextmanager
     def _change(self, name: str) -> Iterator[None]:
         if name in self._changing:
-            message = f"the adapter {name!r} is being loaded or unloaded by another request"
-            raise ApiError(Fault.ADAPTER_CONFLICT, message, "lora_name")
+            raise conflict(f"the adapter {name!r} is being changed by another request")
         self._changing.add(name)
         try:
             yield
         finally:
             self._changing.discard(name)
-
-    async def _read(self, folder: Path) -> pb.AdapterInfo:
-        try:
-            return await self._engine.load_adapter(str(folder))
-        except AdapterRejected as error:
-            raise invalid_request(f"the adapter cannot be served: {error}", "lora_path") from error
-        except EngineUnavailable as error:
-            raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not available") from error
-
-    async def _release(self, version: AdapterId, drain_seconds: float) -> int:
-        """Frees a version in the engine, unless some name still serves it."""
-        if self._serving(version):
-            return 0
-        try:
-            aborted = await self._engine.unload_adapter(version, drain_seconds)
-        except EngineUnavailable:
-            return 0  # an engine that is gone holds nothing, and `reload_all` will not bring this one back
-        if record := self._serving(version):  # loaded under another name just before the engine let it go
-            await self._read(record.path)
-        return aborted
-
-    def _serving(self, version: AdapterId) -> AdapterRecord | None:
-        return next((record for record in self._records.values() if record.version == version), None)
-
-    def _spawn(self, work: Coroutine[None, None, int]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-
-def _record(name: str, path: Path, info: pb.AdapterInfo) -> AdapterRecord:
-    return AdapterRecord(name, path, info.adapter, info.rank, tuple(info.target_modules), info.pages, info.bytes)
-
-
-def _unloaded(record: AdapterRecord) -> AdapterRecord:
-    return replace(record, loaded=False)
-
-
-def _status(record: AdapterRecord, stats: pb.AdapterStats | None) -> AdapterStatus:
-    if stats is None:
-        return AdapterStatus(record, "disk")
-    return AdapterStatus(record, stats.state, stats.running, stats.waiting)

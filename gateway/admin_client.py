@@ -1,12 +1,11 @@
-"""AdapterAdmin from a terminal: a thin synchronous client and its table."""
+"""AdapterAdmin from a terminal: a thin synchronous client."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from types import TracebackType
 
 import grpc
-from rich.table import Table
 
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb import adapters_pb2_grpc as pb_grpc
@@ -16,7 +15,7 @@ class AdminClient:
     """A context manager around one channel. Calls raise grpc.RpcError."""
 
     def __init__(self, target: str, key: str) -> None:
-        self._channel = grpc.insecure_channel(target)
+        self._channel = grpc.insecure_channel(target, options=[("grpc.max_receive_message_length", -1)])
         self._stub = pb_grpc.AdapterAdminStub(self._channel)
         self._metadata = (("authorization", f"Bearer {key}"),)
 
@@ -28,29 +27,26 @@ class AdminClient:
     ) -> None:
         self._channel.close()
 
-    def list(self) -> Iterable[pb.Adapter]:
+    def list(self) -> Sequence[pb.Adapter]:
         return self._stub.List(pb.ListAdaptersRequest(), metadata=self._metadata).adapters
 
-    def load(self, name: str, path: str, *, replace: bool) -> pb.Adapter:
-        return self._stub.Load(pb.LoadAdapterRequest(name=name, path=path, replace=replace), metadata=self._metadata)
+    def load(self, name: str, path: str, *, replace: bool, tenants: Sequence[str] = ()) -> pb.Adapter:
+        request = pb.LoadAdapterRequest(name=name, path=path, replace=replace, tenants=tenants)
+        return self._stub.Load(request, metadata=self._metadata)
+
+    def reload(self, name: str) -> pb.ReloadAdapterResponse:
+        return self._stub.Reload(pb.ReloadAdapterRequest(name=name), metadata=self._metadata)
 
     def unload(self, name: str, drain_seconds: float) -> int:
         request = pb.UnloadAdapterRequest(name=name, drain_seconds=drain_seconds)
         return self._stub.Unload(request, metadata=self._metadata).aborted
 
+    def pin(self, name: str, *, pinned: bool) -> pb.Adapter:
+        return self._stub.Pin(pb.PinAdapterRequest(name=name, pinned=pinned), metadata=self._metadata)
 
-def adapter_table(adapters: Iterable[pb.Adapter]) -> Table:
-    table = Table("name", "version", "tier", "rank", "targets", "MB", "pages", "running", "waiting", box=None)
-    for adapter in adapters:
-        table.add_row(
-            adapter.name,
-            adapter.version[:12],
-            adapter.tier,
-            str(adapter.rank),
-            ",".join(target.removesuffix("_proj") for target in adapter.target_modules),
-            f"{adapter.bytes / 1e6:.1f}",
-            str(adapter.pages),
-            str(adapter.running),
-            str(adapter.waiting),
-        )
-    return table
+    def alias(self, name: str, alias: str, *, remove: bool) -> pb.Adapter:
+        request = pb.AliasAdapterRequest(name=name, alias=alias, remove=remove)
+        return self._stub.Alias(request, metadata=self._metadata)
+
+    def allow(self, name: str, tenants: Sequence[str]) -> pb.Adapter:
+        return self._stub.Allow(pb.AllowTenantsRequest(name=name, tenants=tenants), metadata=self._metadata)

@@ -23,6 +23,8 @@ from starlette.types import ASGIApp
 
 from engine.client import EngineClient
 from engine.core.types import Lane
+from gateway.adapter_sources import AdapterSources
+from gateway.adapter_store import RedisAdapterStore
 from gateway.adapters import AdapterRegistry
 from gateway.banner import Banner
 from gateway.config import Config
@@ -114,7 +116,9 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             fake=launch.fake_engine,
         )
         await stack.enter_async_context(supervisor)
-        engine, adapters = await _connect(stack, supervisor, config)
+        sources = AdapterSources(config.adapters, config.adapters.cache or launch.data_dir / "fetched")
+        stack.callback(sources.close)
+        engine, adapters = await _connect(stack, supervisor, redis, config, sources)
         tokenizer = await asyncio.to_thread(Tokenizer.load, launch.model_dir)
         await _wait_for_engine(engine, supervisor, console)
         await _preload(adapters, config, console)
@@ -141,15 +145,20 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
 
 
 async def _connect(
-    stack: AsyncExitStack, supervisor: EngineSupervisor, config: Config
+    stack: AsyncExitStack, supervisor: EngineSupervisor, redis: Redis, config: Config, sources: AdapterSources
 ) -> tuple[EngineClient, AdapterRegistry]:
-    """A client that gives a restarted engine its adapters back before it counts as ready."""
+    """A client that gives an engine the registry's adapters before it counts as ready."""
     engine = EngineClient(supervisor.address, load_seconds=config.adapters.load_timeout_s)
-    roots = [*config.adapters.roots, *config.adapters.preload.values()]
+    base = model_name(config)
     adapters = AdapterRegistry(
-        engine, roots, reserved=(model_name(config),), drain_seconds=config.adapters.drain_seconds
+        engine,
+        RedisAdapterStore(redis, base, config.redis.key_prefix),
+        sources,
+        reserved=(base,),
+        drain_seconds=config.adapters.drain_seconds,
     )
-    engine.on_connect = adapters.reload_all
+    await adapters.start()
+    engine.on_connect = adapters.restore
     await engine.start()
     stack.push_async_callback(engine.close)
     stack.push_async_callback(adapters.close)
@@ -197,7 +206,7 @@ async def _preload(adapters: AdapterRegistry, config: Config, console: Console) 
         for number, (name, path) in enumerate(config.adapters.preload.items(), 1):
             status.update(f"loading adapters: {number} of {len(config.adapters.preload)}, {name}")
             try:
-                await adapters.load(name, str(path))
+                await adapters.seed(name, str(path))
             except ApiError as error:
                 raise StartError(f"adapter {name}: {error.message}") from error
 

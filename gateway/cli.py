@@ -6,38 +6,31 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from engine.config import DTYPES, LOAD_FORMATS
 from engine.paths import default_data_dir
+from gateway.adapters_command import app as adapters_app
 from gateway.bench.command import app as bench_app
 from gateway.config import Config, load_config
 from gateway.config_file import ConfigError
 from gateway.simulate_command import simulate
 
-if TYPE_CHECKING:
-    from gateway.admin_client import AdminClient
-
 app = typer.Typer(
     help="A multi-LoRA, priority-lane serving gateway.", no_args_is_help=True, rich_markup_mode="markdown"
 )
-adapters_app = typer.Typer(help="See and change which adapters a running gateway serves.", no_args_is_help=True)
 app.add_typer(adapters_app, name="adapters")
 app.add_typer(bench_app, name="bench")
 
 console = Console(stderr=True)
 
 ServerUrl = Annotated[str, typer.Option("--url", help="Base URL of the gateway.")]
-GrpcTarget = Annotated[str, typer.Option("--target", help="gRPC address of the gateway.")]
-AdminKey = Annotated[str, typer.Option("--key", envvar="LORALANE_ADMIN_KEY", help="Admin key.")]
 UserKey = Annotated[str, typer.Option("--key", envvar="LORALANE_API_KEY", help="API key.")]
 
 
@@ -94,43 +87,6 @@ def chat(
         ChatClient(url, key, model, system).run(Console())
     except ChatError as error:
         _fail(str(error))
-
-
-@adapters_app.command("ls")
-def adapters_ls(target: GrpcTarget = "127.0.0.1:50051", key: AdminKey = "sk-demo-admin") -> None:
-    """List adapters: tier, rank, size and who uses them."""
-    from gateway.admin_client import adapter_table
-
-    with _admin(target, key) as client:
-        Console().print(adapter_table(client.list()))
-
-
-@adapters_app.command("load")
-def adapters_load(
-    name: Annotated[str, typer.Argument(help="Name to serve it under.")],
-    path: Annotated[str, typer.Argument(help="PEFT folder, below a root of the gateway.")],
-    replace_loaded: Annotated[bool, typer.Option("--replace", help="Replace the version served now.")] = False,
-    target: GrpcTarget = "127.0.0.1:50051",
-    key: AdminKey = "sk-demo-admin",
-) -> None:
-    """Load an adapter while serving: `loralane adapters load support ./loras/support`."""
-    folder = str(Path(path).resolve()) if Path(path).is_dir() else path
-    with _admin(target, key) as client:
-        adapter = client.load(name, folder, replace=replace_loaded)
-    console.print(f"[green]{name}[/green] serves {adapter.version} (rank {adapter.rank}, {adapter.bytes / 1e6:.1f} MB)")
-
-
-@adapters_app.command("unload")
-def adapters_unload(
-    name: Annotated[str, typer.Argument(help="Adapter to take out of service.")],
-    drain: Annotated[float, typer.Option(help="Seconds running requests may go on; 0: the gateway's default.")] = 0.0,
-    target: GrpcTarget = "127.0.0.1:50051",
-    key: AdminKey = "sk-demo-admin",
-) -> None:
-    """Unload an adapter: running requests may end first."""
-    with _admin(target, key) as client:
-        aborted = client.unload(name, drain)
-    console.print(f"[green]{name}[/green] is unloaded; {aborted} requests were aborted")
 
 
 def _run(config: Config, data_dir: Path) -> None:
@@ -200,20 +156,6 @@ def root(
     _: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
     """A multi-LoRA, priority-lane serving gateway."""
-
-
-@contextmanager
-def _admin(target: str, key: str) -> Iterator[AdminClient]:
-    """An admin client whose errors are told in a line."""
-    from grpc import RpcError
-
-    from gateway.admin_client import AdminClient
-
-    try:
-        with AdminClient(target, key) as client:
-            yield client
-    except RpcError as error:
-        _fail(f"{target}: {error.details()}")
 
 
 def _fail(message: str) -> NoReturn:

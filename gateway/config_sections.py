@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,10 @@ from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Policy
+
+URL_PREFIX = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://[A-Za-z0-9][A-Za-z0-9_./-]*/")
+LOCAL_SCHEMES = frozenset(("file", "local"))
+WEB_SCHEMES = frozenset(("http", "https", "ftp", "webdav", "webhdfs"))
 
 
 def _port(value: int) -> None:
@@ -27,6 +32,16 @@ def _positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise ValueError(f"{name} must be positive, not {value}")
+
+
+def _url_prefix(value: str) -> None:
+    found = URL_PREFIX.fullmatch(value)
+    if not found:
+        raise ValueError(f"urls must be like s3://bucket/folder/, with the slash at the end, not {value!r}")
+    if found["scheme"] in LOCAL_SCHEMES:
+        raise ValueError(f"urls cannot hold {value!r}: name the folder in roots")
+    if found["scheme"] in WEB_SCHEMES:
+        raise ValueError(f"urls cannot hold {value!r}: a web server can redirect to anywhere; use an object store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +64,23 @@ class AdaptersConfig:
     """How long an unloaded adapter's requests may go on before they are aborted."""
     load_timeout_s: float = 300.0
     """How long the engine may take to read an adapter."""
+    hub: tuple[str, ...] = ()
+    """Patterns of Hugging Face ids, such as `acme/*`, that may be fetched from the hub; none: it is never asked."""
+    urls: tuple[str, ...] = ()
+    """Beginnings of fsspec URLs, such as `s3://bucket/adapters/`, below which adapters may be fetched."""
+    cache: Path | None = None
+    """Folder for what is fetched; None: in the data directory."""
+    fetch_timeout_s: float = 600.0
+    """How long one adapter may take to be fetched."""
+    max_fetch_gb: float = 8.0
+    """Size of one fetched adapter, in GiB: rank 256 on every projection of an 8B model has 2.5 in bf16."""
 
     def __post_init__(self) -> None:
         _at_least(0, drain_seconds=self.drain_seconds)
-        _positive(load_timeout_s=self.load_timeout_s)
+        _positive(load_timeout_s=self.load_timeout_s, fetch_timeout_s=self.fetch_timeout_s)
+        _positive(max_fetch_gb=self.max_fetch_gb)
+        for url in self.urls:
+            _url_prefix(url)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -37,15 +37,23 @@ COUNTERS = {
     "generated_tokens": "Tokens sampled.",
     "adapter_loads": "Adapters copied to the device.",
     "adapter_evictions": "Adapters dropped from the device.",
+    "adapter_fetches": "Adapters read from disk into host memory.",
+    "adapter_fetch_failures": "Reads from disk that ended without an adapter.",
+    "adapter_host_evictions": "Adapters dropped from host memory.",
     "pages_saved": "Pages of KV copied to the host.",
     "pages_restored": "Pages of KV copied back from the host.",
 }
 GAUGES = {
+    "adapter_host_total_bytes": "What packed adapters may take in host memory.",
+    "adapter_host_used_bytes": "What they take.",
     "step_error_median": "Of recent steps: |actual / predicted - 1|.",
     "step_margin": "Predictions are multiplied by this before they are relied on.",
     "batch_urgency": "Need of batch deadlines over what batch work has been getting; from 1 on they are in danger.",
     "batch_share": "Share of recent device time that batch work had while there was any; 1 without.",
 }
+TIERS = ("disk", "fetching", "host", "loading", "resident")
+MOVES = {"host": "adapter_fetch_seconds", "device": "adapter_load_seconds"}
+"""Tier an adapter is brought to, and how long that has taken over all."""
 LANE_GAUGES = {
     "requests_running": ("Running in the engine.", "running"),
     "requests_waiting": ("Waiting in the engine.", "waiting"),
@@ -65,11 +73,11 @@ TENANT_GAUGES = {
 class EngineMetrics(Collector):
     """One picture of an engine, collected once."""
 
-    def __init__(self, stats: pb.EngineStats | None, names: Mapping[str, str], limiter_mode: str) -> None:
+    def __init__(self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_mode: str) -> None:
         """
         Args:
             stats: None while there is no engine.
-            names: adapter version -> name.
+            names: adapter version -> every name it goes by.
         """
         self._stats = stats
         self._names = names
@@ -86,6 +94,7 @@ class EngineMetrics(Collector):
             yield from _tenant_metrics(self._stats.tenants)
             yield from _plain_metrics(self._stats)
             yield _preemptions(self._stats)
+            yield from _adapter_metrics(self._stats)
             yield from _vllm_metrics(self._stats)
             yield _lora_info(self._stats, self._names)
 
@@ -145,6 +154,20 @@ def _preemptions(stats: pb.EngineStats) -> Metric:
     return family
 
 
+def _adapter_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
+    known = GaugeMetricFamily("loralane_adapters", "Versions the engine knows, by where they are.", labels=["tier"])
+    counts = Counter(adapter.state for adapter in stats.adapters)
+    for tier in TIERS:
+        known.add_metric([tier], counts[tier])
+    yield known
+    seconds = CounterMetricFamily(
+        "loralane_adapter_load_seconds", "Spent bringing adapters to a tier: from disk, from the host.", labels=["tier"]
+    )
+    for tier, field in MOVES.items():
+        seconds.add_metric([tier], getattr(stats, field))
+    yield seconds
+
+
 def _vllm_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
     """Under the names that dashboards and autoscalers made for vLLM read."""
     usage = stats.kv_pages / stats.total_pages if stats.total_pages else 0.0
@@ -153,15 +176,21 @@ def _vllm_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
     yield _gauge("vllm:kv_cache_usage_perc", "Share of the pool that holds KV in use, 0 to 1.", usage)
 
 
-def _lora_info(stats: pb.EngineStats, names: Mapping[str, str]) -> Metric:
-    """What cluster routers read to send a request to where its adapter is. The value is a Unix time, as vLLM has it."""
-    adapters = [(names.get(adapter.adapter, adapter.adapter), adapter) for adapter in stats.adapters]
-    running = ",".join(sorted(name for name, adapter in adapters if adapter.running))
-    waiting = ",".join(sorted(name for name, adapter in adapters if adapter.waiting))
-    labels = {"max_lora": str(len(adapters)), "running_lora_adapters": running, "waiting_lora_adapters": waiting}
+def _lora_info(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Metric:
+    """What cluster routers read to send a request to where its adapter is. The value is a Unix time, as vLLM has it.
+
+    An engine counts by version: one with several names is told under each of them.
+    """
+    running = _names((adapter.adapter for adapter in stats.adapters if adapter.running), names)
+    waiting = _names((adapter.adapter for adapter in stats.adapters if adapter.waiting), names)
+    labels = {"max_lora": str(len(stats.adapters)), "running_lora_adapters": running, "waiting_lora_adapters": waiting}
     info = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use and waited for.", labels=list(labels))
     info.add_metric(list(labels.values()), time.time())
     return info
+
+
+def _names(versions: Iterable[str], names: Mapping[str, Sequence[str]]) -> str:
+    return ",".join(sorted({name for version in versions for name in names.get(version, ())}))
 
 
 def _lane(stats: pb.LaneStats | pb.TenantStats) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 
-from gateway.adapters import AdapterRegistry, AdapterStatus
+from gateway.adapter_watch import Difference, watch
+from gateway.adapters import AdapterRegistry
 from gateway.core.errors import forbidden, invalid_request
 from gateway.core.tenants import KeyRing, Principal
 from gateway.grpc_calls import Call, answer
@@ -18,6 +20,9 @@ from gateway.pb import adapters_pb2 as pb
 from gateway.pb import adapters_pb2_grpc as pb_grpc
 
 MAX_DRAIN_SECONDS = 86_400.0
+MIN_WATCH_SECONDS = 0.1
+MAX_WATCH_SECONDS = 60.0
+DEFAULT_WATCH_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -29,21 +34,54 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         self._adapters = adapters
         self._keys = keys
         self._changes: set[asyncio.Task[Any]] = set()
+        self._closing = asyncio.Event()
 
     async def Load(  # noqa: N802
         self, request: pb.LoadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> pb.Adapter:
-        return await answer(context, self._keys, partial(self._load, request))
+        return await self._administer(context, partial(self._load, request))
+
+    async def Reload(  # noqa: N802
+        self, request: pb.ReloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ReloadAdapterResponse:
+        return await self._administer(context, partial(self._reload, request))
 
     async def Unload(  # noqa: N802
         self, request: pb.UnloadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> pb.UnloadAdapterResponse:
-        return await answer(context, self._keys, partial(self._unload, request))
+        return await self._administer(context, partial(self._unload, request))
+
+    async def Pin(  # noqa: N802
+        self, request: pb.PinAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.Adapter:
+        change = partial(self._adapters.pin, request.name, request.pinned)
+        return await self._administer(context, partial(self._changed, request.name, change))
+
+    async def Alias(  # noqa: N802
+        self, request: pb.AliasAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.Adapter:
+        change = partial(self._adapters.alias, request.name, request.alias, remove=request.remove)
+        return await self._administer(context, partial(self._changed, request.name, change))
+
+    async def Allow(  # noqa: N802
+        self, request: pb.AllowTenantsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.Adapter:
+        change = partial(self._adapters.allow, request.name, tuple(request.tenants))
+        return await self._administer(context, partial(self._changed, request.name, change))
 
     async def List(  # noqa: N802
         self, request: pb.ListAdaptersRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListAdaptersResponse:
-        return await answer(context, self._keys, self._list)
+        return await self._administer(context, self._list)
+
+    async def Watch(  # noqa: N802
+        self, request: pb.WatchAdaptersRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        await answer(context, self._keys, partial(self._watch, request))
+
+    def stop_watching(self) -> None:
+        """Ends every Watch: they would go on for as long as their callers stay."""
+        self._closing.set()
 
     async def close(self) -> None:
         """Ends changes under way."""
@@ -51,24 +89,47 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
             change.cancel()
         await asyncio.gather(*self._changes, return_exceptions=True)
 
-    async def _load(self, request: pb.LoadAdapterRequest, call: Call, principal: Principal) -> pb.Adapter:
-        _check_admin(principal)
-        record = await self._finish(self._adapters.load(request.name, request.path, replace=request.replace))
-        statuses = {status.record.name: status for status in await self._adapters.statuses()}
-        return adapter_to_pb(statuses.get(record.name, AdapterStatus(record, "disk")))
+    async def _administer(self, context: grpc.aio.ServicerContext, work: Callable[[], Awaitable[T]]) -> T:
+        async def admitted(call: Call, principal: Principal) -> T:
+            _check_admin(principal)
+            return await work()
 
-    async def _unload(
-        self, request: pb.UnloadAdapterRequest, call: Call, principal: Principal
-    ) -> pb.UnloadAdapterResponse:
-        _check_admin(principal)
+        return await answer(context, self._keys, admitted)
+
+    async def _load(self, request: pb.LoadAdapterRequest) -> pb.Adapter:
+        load = partial(
+            self._adapters.load, request.name, request.path, replace=request.replace, tenants=tuple(request.tenants)
+        )
+        return await self._changed(request.name, load)
+
+    async def _reload(self, request: pb.ReloadAdapterRequest) -> pb.ReloadAdapterResponse:
+        changed = await self._finish(self._adapters.reload(request.name))
+        adapter = adapter_to_pb(await self._adapters.status(request.name))
+        return pb.ReloadAdapterResponse(adapter=adapter, changed=changed)
+
+    async def _unload(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
         if not 0 <= request.drain_seconds <= MAX_DRAIN_SECONDS:
             raise invalid_request(f"drain_seconds must be from 0 to {MAX_DRAIN_SECONDS:g}", "drain_seconds")
         aborted = await self._finish(self._adapters.unload(request.name, request.drain_seconds or None))
         return pb.UnloadAdapterResponse(aborted=aborted)
 
-    async def _list(self, call: Call, principal: Principal) -> pb.ListAdaptersResponse:
-        _check_admin(principal)
+    async def _list(self) -> pb.ListAdaptersResponse:
         return pb.ListAdaptersResponse(adapters=map(adapter_to_pb, await self._adapters.statuses()))
+
+    async def _watch(self, request: pb.WatchAdaptersRequest, call: Call, principal: Principal) -> None:
+        _check_admin(principal)
+        seconds = request.interval_seconds or DEFAULT_WATCH_SECONDS
+        if not MIN_WATCH_SECONDS <= seconds <= MAX_WATCH_SECONDS:
+            bounds = f"from {MIN_WATCH_SECONDS:g} to {MAX_WATCH_SECONDS:g}"
+            raise invalid_request(f"interval_seconds must be {bounds}", "interval_seconds")
+        await call.open()
+        async with aclosing(watch(self._adapters, seconds, self._closing)) as differences:
+            async for difference in differences:
+                await call.send(_difference_to_pb(difference))
+
+    async def _changed(self, name: str, change: Callable[[], Coroutine[Any, Any, Any]]) -> pb.Adapter:
+        await self._finish(change())
+        return adapter_to_pb(await self._adapters.status(name))
 
     async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(change)
@@ -80,3 +141,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
 def _check_admin(principal: Principal) -> None:
     if not principal.is_admin:
         raise forbidden()
+
+
+def _difference_to_pb(difference: Difference) -> pb.WatchAdaptersResponse:
+    return pb.WatchAdaptersResponse(adapters=map(adapter_to_pb, difference.adapters), removed=difference.removed)

@@ -73,6 +73,7 @@ class GrpcServer:
     async def stop(self) -> None:
         """Takes no more calls, lets running ones end for a while, then cancels them."""
         self._health.stop_serving()
+        self._admin.stop_watching()
         await self._server.stop(self._grace_seconds)
         await self._admin.close()
 

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from engine.core.types import Lane, SamplingParams, TokenLogprobs
-from gateway.adapters import AdapterStatus
+from gateway.adapter_status import STATUS_FIELDS, AdapterStatus
 from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.generation import Admitted, Chat, Finish, GenerateRequest, GenerationChunk, PromptInput, Usage
@@ -99,19 +99,8 @@ def usage_metadata(usage: Usage) -> dict[str, str]:
 
 
 def adapter_to_pb(status: AdapterStatus) -> adapters_pb2.Adapter:
-    record = status.record
-    return adapters_pb2.Adapter(
-        name=record.name,
-        version=record.version,
-        path=str(record.path),
-        rank=record.rank,
-        target_modules=record.target_modules,
-        tier=status.tier,
-        pages=record.pages,
-        bytes=record.bytes,
-        running=status.running,
-        waiting=status.waiting,
-    )
+    """The message has the same fields, by the same names."""
+    return adapters_pb2.Adapter(**{name: getattr(status, name) for name in STATUS_FIELDS})
 
 
 def _plain(value: Any) -> Any:

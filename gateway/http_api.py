@@ -11,14 +11,15 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.client import EngineUnavailable
-from gateway.core.errors import ApiError, Fault, forbidden, invalid_request, unavailable
+from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import KeyRing, Principal
 from gateway.generation import GenerateRequest
+from gateway.http_admin import AdminApi
 from gateway.http_edge import Edge, on_api_error, on_http_exception, read_body, request_id
 from gateway.http_stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
@@ -30,10 +31,8 @@ from gateway.openai_schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    LoadAdapterRequest,
     Sampled,
     TokenizeRequest,
-    UnloadAdapterRequest,
     parse,
 )
 from gateway.request_log import RequestLog
@@ -80,6 +79,7 @@ class HttpApi:
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
         self._started = int(time.time())
+        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes)
 
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]
@@ -90,9 +90,7 @@ class HttpApi:
             Route("/v1/models/{name:path}", self.model, methods=get),
             Route("/tokenize", self.tokenize, methods=post),
             Route("/detokenize", self.detokenize, methods=post),
-            Route("/v1/load_lora_adapter", self.load_adapter, methods=post),
-            Route("/v1/unload_lora_adapter", self.unload_adapter, methods=post),
-            Route("/admin/v1/check", self.check, methods=get),
+            *self._admin.routes(),
             Route("/health", self.health, methods=get),
             Route("/ready", self.ready, methods=get),
             Route("/version", self.version, methods=get),
@@ -153,25 +151,6 @@ class HttpApi:
         self._gateway.intake.check_ids(body.tokens, "tokens")
         return json_response({"prompt": self._gateway.tokenizer.decode(body.tokens, skip_special=False)})
 
-    async def load_adapter(self, request: Request) -> Response:
-        body = await self._read_admin(request, LoadAdapterRequest)
-        await self._gateway.adapters.load(body.lora_name, body.lora_path, replace=bool(body.load_inplace))
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
-
-    async def unload_adapter(self, request: Request) -> Response:
-        body = await self._read_admin(request, UnloadAdapterRequest)
-        await self._gateway.adapters.unload(body.lora_name)
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
-
-    async def check(self, request: Request) -> Response:
-        """The engine's integrity check: it holds up the engine's steps while it looks at every page."""
-        self._authenticate_admin(request)
-        try:
-            stats = await self._gateway.engine.stats(check=True)
-        except EngineUnavailable as error:
-            raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not available") from error
-        return json_response({"violations": list(stats.violations)})
-
     async def health(self, request: Request) -> Response:
         """The process is alive."""
         return json_response({"status": "ok"})
@@ -192,7 +171,7 @@ class HttpApi:
             stats = await self._gateway.engine.stats() if self._gateway.engine.ready else None
         except EngineUnavailable:
             stats = None
-        names = {record.version: name for name, record in self._gateway.adapters.records.items()}
+        names = self._gateway.adapters.names
         return Response(self._metrics.render(stats, names, self._gateway.limiter.mode), media_type=CONTENT_TYPE)
 
     def _generation(
@@ -215,14 +194,16 @@ class HttpApi:
         return [text for text in texts for _ in range(generate.n)]
 
     def _model(self, card: ModelCard) -> Json:
-        base = self._gateway.base_name
+        """An alias's root is the adapter it leads to, an adapter's root the base."""
+        base, adapter = self._gateway.base_name, card.adapter
+        is_alias = adapter is not None and card.name in adapter.aliases
         return {
             "id": card.name,
             "object": "model",
-            "created": self._started,
+            "created": int(adapter.created) if adapter else self._started,
             "owned_by": "loralane",
-            "root": base,
-            "parent": base if card.adapter else None,
+            "root": adapter.name if adapter and is_alias else base,
+            "parent": base if adapter else None,
             "max_model_len": self._gateway.engine.info.max_model_len,
         }
 
@@ -235,14 +216,6 @@ class HttpApi:
         """Who asks, and what. A stranger's body is not even read."""
         principal = self._authenticate(request)
         return principal, parse(await read_body(request, self._max_body_bytes), kind)
-
-    async def _read_admin(self, request: Request, kind: type[Body]) -> Body:
-        self._authenticate_admin(request)
-        return parse(await read_body(request, self._max_body_bytes), kind)
-
-    def _authenticate_admin(self, request: Request) -> None:
-        if not self._authenticate(request).is_admin:
-            raise forbidden("this needs an administrator's key")
 
     def _authenticate(self, request: Request) -> Principal:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")

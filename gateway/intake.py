@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.client import EngineApi
-from engine.core.types import Lane, Request, SamplingParams
-from gateway.adapters import AdapterRecord, AdapterRegistry
+from engine.core.types import AdapterId, Lane, Request, SamplingParams
+from gateway.adapter_record import AdapterRecord
+from gateway.adapters import AdapterRegistry
 from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable
 from gateway.core.routing import Catalog, ModelQuery, resolve
 from gateway.core.tenants import Tenant
@@ -26,7 +27,7 @@ class ModelCard:
 
     name: str
     adapter: AdapterRecord | None = None
-    """None: the base."""
+    """None: the base. An alias has another name than its adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class Job:
     params: tuple[SamplingParams, ...]
     """One for each prompt."""
     seed: int
+
+    @property
+    def version(self) -> AdapterId | None:
+        """Of the adapter; None: the base."""
+        return self.adapter.version if self.adapter else None
 
     @property
     def num_answers(self) -> int:
@@ -72,7 +78,7 @@ class Job:
             id=f"{record_id}-{index}",
             prompt=self.prompts[prompt_index],
             params=replace(self.params[prompt_index], seed=(self.seed + number) % 2**SEED_BITS),
-            adapter=self.adapter.version if self.adapter else None,
+            adapter=self.version,
             lane=self.lane,
             priority=self.request.priority,
             tenant=self.tenant.name,
@@ -92,29 +98,26 @@ class Intake:
         tokenizer: Tokenizer,
         adapters: AdapterRegistry,
         base_names: tuple[str, ...],
-        aliases: Mapping[str, str],
         settings: ServiceSettings,
     ) -> None:
-        """
-        Args:
-            base_names: what the base model is called, the canonical name first.
-            aliases: other names of adapters.
-        """
+        """`base_names`: what the base model is called, the canonical name first."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._adapters = adapters
         self._base_names = base_names
-        self._aliases = aliases
         self._settings = settings
 
     def models(self, tenant: Tenant) -> list[ModelCard]:
-        """What a tenant may name, the base first."""
-        adapters = [record for name, record in sorted(self._adapters.records.items()) if tenant.may_use(name)]
-        return [ModelCard(self._base_names[0]), *(ModelCard(record.name, record) for record in adapters)]
+        """What a tenant may name, the base first, aliases after all adapters."""
+        catalog, records = self._catalog(), self._adapters.records
+        names = [*sorted(records), *sorted(catalog.aliases)]
+        targets = [(name, catalog.aliases.get(name, name)) for name in names]
+        cards = [ModelCard(name, records[target]) for name, target in targets if catalog.permits(tenant, target)]
+        return [ModelCard(self._base_names[0]), *cards]
 
     def resolve(self, tenant: Tenant, query: ModelQuery) -> AdapterRecord | None:
-        """The adapter that serves this; None: the base. Raises ApiError: MODEL_NOT_FOUND, INVALID_REQUEST."""
-        name = resolve(query, Catalog(self._base_names, self._adapters.records, self._aliases), tenant)
+        """The adapter that a request names; None: the base. Raises ApiError: MODEL_NOT_FOUND, INVALID_REQUEST."""
+        name = resolve(query, self._catalog(), tenant)
         return None if name is None else self._adapters.records[name]
 
     def fingerprint(self, adapter: AdapterRecord | None) -> str:
@@ -134,27 +137,31 @@ class Intake:
         return ids
 
     async def understand(self, tenant: Tenant, request: GenerateRequest, lane: Lane) -> Job:
-        """
+        """What to do, with the version that its adapter has at the end of this, not at its beginning.
+
         Raises:
             ApiError: INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND, ENGINE_UNAVAILABLE.
         """
         if not self._engine.ready:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
         adapter = self.resolve(tenant, request.model)
-        if adapter is not None and not adapter.loaded:
-            raise unavailable(Fault.ENGINE_UNAVAILABLE, f"the adapter {adapter.name!r} could not be loaded again")
         self._check(request)
         prompts = tuple([await self.encode(prompt) for prompt in request.inputs])
         pairs = zip(request.inputs, prompts, strict=True)
         params = tuple(self._fit(request, prompt, len(ids)) for prompt, ids in pairs)
         seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed
-        return Job(request, tenant, adapter, lane, prompts, params, seed)
+        picked = None if adapter is None else self._adapters.pick(adapter.name)
+        return Job(request, tenant, picked, lane, prompts, params, seed)
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError: INVALID_REQUEST."""
         vocab_size = self._engine.info.vocab_size
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             raise invalid_request(f"token ids in {param} must be from 0 to {vocab_size - 1}", param)
+
+    def _catalog(self) -> Catalog:
+        adapters = self._adapters
+        return Catalog(self._base_names, adapters.records, adapters.aliases, adapters.tenants)
 
     def _check(self, request: GenerateRequest) -> None:
         sampling, settings = request.sampling, self._settings

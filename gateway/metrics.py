@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -53,12 +53,12 @@ class Metrics:
         self._count_tokens(record, lane)
         self._count_decision(record)
 
-    def render(self, stats: pb.EngineStats | None, names: Mapping[str, str], limiter_mode: str) -> bytes:
+    def render(self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_mode: str) -> bytes:
         """The text of /metrics.
 
         Args:
             stats: None while there is no engine.
-            names: adapter version -> name.
+            names: adapter version -> every name it goes by.
         """
         snapshot = CollectorRegistry()
         snapshot.register(EngineMetrics(stats, names, limiter_mode))

@@ -180,6 +180,28 @@ class UnloadAdapterRequest(Struct, kw_only=True):
     lora_name: str
 
 
+class NativeLoadRequest(Struct, kw_only=True):
+    """Body of POST /admin/v1/adapters."""
+
+    name: str
+    source: str
+    replace: bool = False
+    tenants: list[str] = []
+
+
+class AliasRequest(Struct, kw_only=True):
+    """Body of /admin/v1/adapters/NAME/aliases."""
+
+    alias: str
+    remove: bool = False
+
+
+class AllowRequest(Struct, kw_only=True):
+    """Body of /admin/v1/adapters/NAME/tenants. None named: every tenant whose configuration lets it."""
+
+    tenants: list[str]
+
+
 Body = TypeVar("Body", bound=Struct)
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)

@@ -54,23 +54,18 @@ class Gateway:
         limiter: Limiter,
         *,
         base_names: tuple[str, ...],
-        aliases: Mapping[str, str] = MappingProxyType({}),
         settings: ServiceSettings | None = None,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        Args:
-            base_names: what the base model is called, the canonical name first.
-            aliases: other names of adapters.
-        """
+        """`base_names`: what the base model is called, the canonical name first."""
         self._settings = settings or ServiceSettings()
         self.engine = engine
         self.tokenizer = tokenizer
         self.adapters = adapters
         self.limiter = limiter
         self.base_name = base_names[0]
-        self.intake = Intake(engine, tokenizer, adapters, base_names, aliases, self._settings)
+        self.intake = Intake(engine, tokenizer, adapters, base_names, self._settings)
         self._in_lane: Counter[Lane] = Counter()
         self._observers = observers
         self._clock = clock
@@ -101,12 +96,13 @@ class Gateway:
         with self._tracked(principal, request) as record:
             async with deadline(self._settings, record.lane, request.deadline) as timer:
                 job = await self._understand(principal, request, record)
-                async with (
-                    self._reserved(job, record) as grant,
-                    aclosing(self._run(job, record, timer)) as chunks,
-                    aclosing(_resume(await anext(chunks), chunks)) as all_chunks,
-                ):
-                    yield Generation(self._admitted(job, grant, record), all_chunks)
+                with self.adapters.using(job.version):
+                    async with (
+                        self._reserved(job, record) as grant,
+                        aclosing(self._run(job, record, timer)) as chunks,
+                        aclosing(_resume(await anext(chunks), chunks)) as all_chunks,
+                    ):
+                        yield Generation(self._admitted(job, grant, record), all_chunks)
 
     async def close(self) -> None:
         """Waits for settlements under way."""

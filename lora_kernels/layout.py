@@ -3,13 +3,15 @@
 An adapter is a set of *blocks*: for every layer and projection it touches, an A block (`rank` rows of `in_features`)
 and a B block (`rank` rows of `out_features`; B is stored transposed, and the LoRA scale is folded into it). Blocks are
 cut into *tiles* of at most `RANK_TILE` rows; a tile never straddles two pages, so each is one contiguous run of memory
-reached by one table entry. Ranks are real: nothing is padded to a maximum.
+reached by one table entry. Ranks are real: nothing is padded to a maximum. A projection whose base output the adapter
+scales (DoRA) has one tile more, before the others: see dora.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,8 @@ MAX_TILES = MAX_RANK // RANK_TILE
 ALIGN = 8
 """Offsets are multiples of 8 elements (16 bytes in bf16), and are stored divided by it: int32 spans any arena."""
 SIDE_A, SIDE_B = 0, 1
+SCALE_ROWS = 2
+"""Rows of a scale tile, `out_features` wide: what the base output is multiplied by, less one; and what is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +51,29 @@ class AdapterLayout:
         ranks: int32 [layers, targets]. 0 where the adapter does not touch the projection.
         offsets: int64 [layers, targets, 2, MAX_TILES]. Element offset of each tile in the adapter's blob
             [num_pages * page_elems], on side A or B; 0 where there is no tile.
+        scales: int64 [layers, targets]. Element offset of the projection's scale tile; -1 where there is none.
         num_pages: pages of the blob.
     """
 
     ranks: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
+    scales: npt.NDArray[np.int64]
     num_pages: int
 
 
-def plan_layout(ranks: npt.NDArray[np.int32], widths: npt.NDArray[np.int32], page_elems: int) -> AdapterLayout:
+def plan_layout(
+    ranks: npt.NDArray[np.int32],
+    widths: npt.NDArray[np.int32],
+    page_elems: int,
+    scaled: npt.NDArray[np.bool_] | None = None,
+) -> AdapterLayout:
     """Places every tile, in the order the layers are computed, starting a new page when a tile does not fit.
 
     Args:
         ranks: int32 [layers, targets], each 0 to MAX_RANK.
         widths: int32 [targets, 2]. (in_features, out_features) of each projection.
         page_elems: elements of one page.
+        scaled: bool [layers, targets]. Projections that have a scale tile; None: no one.
 
     Raises:
         ValueError: one tile is larger than a page, or a rank is out of range.
@@ -70,19 +82,34 @@ def plan_layout(ranks: npt.NDArray[np.int32], widths: npt.NDArray[np.int32], pag
     if len(wrong):
         raise ValueError(f"ranks must be 0 to {MAX_RANK}, not {int(wrong[0])}")
     offsets = np.zeros((*ranks.shape, 2, MAX_TILES), dtype=np.int64)
-    cursor = 0
+    scales = np.full(ranks.shape, -1, dtype=np.int64)
+    cursor = _Cursor(page_elems)
     for layer, target in np.argwhere(ranks > 0):
+        if scaled is not None and scaled[layer, target]:
+            scales[layer, target] = cursor.place(SCALE_ROWS * int(widths[target, SIDE_B]))
         for side in (SIDE_A, SIDE_B):
             for tile in range(-(-int(ranks[layer, target]) // RANK_TILE)):
                 rows = min(RANK_TILE, int(ranks[layer, target]) - tile * RANK_TILE)
-                size = -(-rows * int(widths[target, side]) // ALIGN) * ALIGN
-                if size > page_elems:
-                    raise ValueError(f"a LoRA tile of {size} elements does not fit a page of {page_elems}")
-                if cursor % page_elems + size > page_elems:
-                    cursor = -(-cursor // page_elems) * page_elems
-                offsets[layer, target, side, tile] = cursor
-                cursor += size
-    return AdapterLayout(ranks=ranks, offsets=offsets, num_pages=-(-cursor // page_elems))
+                offsets[layer, target, side, tile] = cursor.place(rows * int(widths[target, side]))
+    return AdapterLayout(ranks, offsets, scales, num_pages=-(-cursor.end // page_elems))
+
+
+class _Cursor:
+    """Hands out room for one tile after the other."""
+
+    def __init__(self, page_elems: int) -> None:
+        self._page_elems = page_elems
+        self.end = 0
+
+    def place(self, elements: int) -> int:
+        """Offset of a tile of so many elements, on this page or, if it does not fit, at the start of the next."""
+        size = -(-elements // ALIGN) * ALIGN
+        if size > self._page_elems:
+            raise ValueError(f"a LoRA tile of {size} elements does not fit a page of {self._page_elems}")
+        if self.end % self._page_elems + size > self._page_elems:
+            self.end = -(-self.end // self._page_elems) * self._page_elems
+        self.end += size
+        return self.end - size
 
 
 def pack_adapter(
@@ -90,11 +117,13 @@ def pack_adapter(
     blocks: Mapping[tuple[int, int], tuple[torch.Tensor, torch.Tensor]],
     page_elems: int,
     dtype: torch.dtype,
+    scales: Mapping[tuple[int, int], torch.Tensor] = MappingProxyType({}),
 ) -> torch.Tensor:
     """Writes an adapter's blocks into one contiguous blob in kernel layout.
 
     Args:
         blocks: (layer, target) -> (A [rank, in_features], B [out_features, rank] with the scale already folded in).
+        scales: (layer, target) -> scale tile [SCALE_ROWS, out_features].
 
     Returns:
         [num_pages, page_elems], zero between tiles.
@@ -105,6 +134,9 @@ def pack_adapter(
             for tile, part in enumerate(rows.split(RANK_TILE)):
                 start = int(layout.offsets[layer, target, side, tile])
                 blob[start : start + part.numel()] = part.reshape(-1).to(dtype)
+    for (layer, target), rows in scales.items():
+        start = int(layout.scales[layer, target])
+        blob[start : start + rows.numel()] = rows.reshape(-1).to(dtype)
     return blob.view(layout.num_pages, page_elems)
 
 
@@ -114,6 +146,7 @@ class LoraTable:
     Attributes:
         ranks: int32 [max_slots, layers, targets], host and device copies.
         offsets: int32 [max_slots, layers, targets, 2, MAX_TILES]. Element offset in the arena, divided by ALIGN.
+        scales: int32 [max_slots, layers, targets]. The same of scale tiles; 0, which is zeros, where there is none.
         versions: int64 [max_slots], host only. Grows with every change of a slot, so that what was derived from it
             can tell that it is stale.
     """
@@ -124,26 +157,35 @@ class LoraTable:
         self.page_elems = page_elems
         self.host_ranks = np.zeros((max_slots, layers, targets), dtype=np.int32)
         self.host_offsets = np.zeros((max_slots, layers, targets, 2, MAX_TILES), dtype=np.int32)
+        self.host_scales = np.zeros((max_slots, layers, targets), dtype=np.int32)
         self.versions = np.zeros(max_slots, dtype=np.int64)
         self.ranks = torch.from_numpy(self.host_ranks).to(device)
         self.offsets = torch.from_numpy(self.host_offsets).to(device)
+        self.scales = torch.from_numpy(self.host_scales).to(device)
 
     def set(self, slot: int, layout: AdapterLayout, pages: tuple[int, ...]) -> None:
         """Points a slot at the pages its blob was copied into (`pages[i]` holds page i of the blob)."""
-        page, within = np.divmod(layout.offsets, self.page_elems)
-        absolute = np.asarray(pages or (0,), dtype=np.int64)[page] * self.page_elems + within
         present = layout.ranks[:, :, None, None] > RANK_TILE * np.arange(MAX_TILES)
         self.host_ranks[slot] = layout.ranks
-        self.host_offsets[slot] = np.where(present, absolute // ALIGN, 0)
+        self.host_offsets[slot] = np.where(present, self._in_arena(layout.offsets, pages), 0)
+        self.host_scales[slot] = np.where(layout.scales >= 0, self._in_arena(layout.scales, pages), 0)
         self._upload(slot)
+
+    def _in_arena(self, offsets: npt.NDArray[np.int64], pages: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        """Element offsets in a blob as those in the arena, divided by ALIGN."""
+        page, within = np.divmod(offsets, self.page_elems)
+        absolute = np.asarray(pages or (0,), dtype=np.int64)[page] * self.page_elems + within
+        return np.asarray(absolute // ALIGN)
 
     def clear(self, slot: int) -> None:
         """Makes a slot the identity (rank 0 everywhere)."""
         self.host_ranks[slot] = 0
         self.host_offsets[slot] = 0
+        self.host_scales[slot] = 0
         self._upload(slot)
 
     def _upload(self, slot: int) -> None:
         self.versions[slot] += 1
         self.ranks[slot].copy_(torch.from_numpy(self.host_ranks[slot]))
         self.offsets[slot].copy_(torch.from_numpy(self.host_offsets[slot]))
+        self.scales[slot].copy_(torch.from_numpy(self.host_scales[slot]))

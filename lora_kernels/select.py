@@ -1,4 +1,4 @@
-"""Who answers the calls of `Backend`, chosen once."""
+"""Who answers the calls of `Backend`, chosen once; and who scales base outputs where adapters ask for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
+from lora_kernels import dora
 from lora_kernels.backend import Backend
+from lora_kernels.layout import LoraTable
+from lora_kernels.segments import SegmentPlan
 from lora_kernels.torch_ops import TorchBackend
 
 
@@ -32,3 +36,12 @@ def select_backend(
         backend.compile(dtype, on_kernel)
         return backend
     return TorchBackend()
+
+
+def prepare_scales(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> dora.BaseScales | None:
+    """Once a step: how its DoRA adapters scale base outputs. None when there are none."""
+    if arena.is_cuda:
+        from lora_kernels import triton_dora
+
+        return triton_dora.prepare(arena, table, plan)
+    return dora.prepare(arena, table, plan)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from math import isfinite
 
+from engine.core.adapter_tiers import Held
+from engine.core.adapters import Adapter, HostCopy
+from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.core.types import ErrorCode, Lane, Refusal, Request, Sequence
 
@@ -16,7 +19,8 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
     """Why a request can never run; None if it can."""
     config, adapter = state.config, state.adapters.get(request.adapter or "")
     total = len(request.prompt) + request.params.max_tokens
-    pages = config.pages_for(total) + (adapter.num_pages if adapter else 0)
+    held = state.tiers.held
+    pages = config.pages_for(total) + held.pinned_pages + (adapter.num_pages if adapter and not adapter.pinned else 0)
     if request.id in state.sequences:
         return Refusal(ErrorCode.INVALID_REQUEST, f"request id {request.id} is already in use")
     if wrong := _out_of_range(request):
@@ -30,7 +34,58 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
     if pages > config.usable_pages:
         reason = f"{pages} pages needed, the pool has {config.usable_pages}; give the engine more memory"
         return Refusal(ErrorCode.CONTEXT_LENGTH_EXCEEDED, reason)
-    return None
+    return _out_of_reach(state, adapter, request.arrival) if adapter else None
+
+
+def _out_of_reach(state: EngineState, adapter: Adapter, now: float) -> Refusal | None:
+    """Why an adapter that is known cannot be had now."""
+    if not adapter.pinned and not _fits_beside(state.config, state.tiers.held, adapter.num_pages, 0):
+        reason = f"adapter {adapter.id} needs {adapter.num_pages} pages, and pinned adapters leave it fewer"
+        return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason)
+    if adapter.is_resident or adapter.host is not HostCopy.ABSENT or adapter.retry_at <= now:
+        return None
+    return fetch_failed(adapter, now)
+
+
+def _fits_beside(config: CoreConfig, held: Held, adapter_pages: int, kv_pages: int) -> bool:
+    """Whether a request can run beside the pinned adapters, with one more unless it needs none."""
+    pages, rows = held.pinned_pages + adapter_pages, held.pinned_rows + (adapter_pages > 0)
+    fits = rows <= config.max_resident_adapters and pages <= config.adapter_pages
+    return fits and pages + kv_pages <= config.usable_pages
+
+
+def fetch_failed(adapter: Adapter, now: float) -> Refusal:
+    """The last fetch of an adapter failed, and the next is not due."""
+    reason = f"adapter {adapter.id} cannot be read: {adapter.failure}"
+    return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason, max(0.0, adapter.retry_at - now))
+
+
+def misfit(config: CoreConfig, num_pages: int, num_bytes: int) -> str:
+    """Why no request could ever use an adapter of this size; empty if it fits."""
+    most, room = config.adapter_pages, config.host_adapter_bytes
+    if num_pages > most:
+        return f"the adapter needs {num_pages} pages, adapters may take {most}: give the engine more memory"
+    if num_bytes > room:
+        return (
+            f"the adapter needs {num_bytes / 2**20:.1f} MiB of host memory, {room / 2**20:.1f} MiB are there for all: "
+            "raise engine.host_adapter_gb"
+        )
+    return ""
+
+
+def unpinnable(state: EngineState, adapter: Adapter) -> str:
+    """Why an adapter cannot be pinned beside the pinned ones and what live requests need; empty if it can."""
+    config, held = state.config, state.tiers.held
+    held = held._replace(pinned_pages=held.pinned_pages + adapter.num_pages, pinned_rows=held.pinned_rows + 1)
+    if not _fits_beside(config, held, 0, 0):
+        return f"pinned adapters would take {held.pinned_pages} pages, and they may take {config.adapter_pages}"
+    for seq in state.sequences.values():
+        other = state.adapters.get(seq.request.adapter or "")
+        own = other.num_pages if other and other is not adapter and not other.pinned else 0
+        longest = config.pages_for(len(seq.request.prompt) + seq.request.params.max_tokens)
+        if not _fits_beside(config, held, own, longest):
+            return f"pinned adapters would take {held.pinned_pages} pages, too many for request {seq.id}; try later"
+    return ""
 
 
 def _out_of_range(request: Request) -> str:

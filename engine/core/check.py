@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from engine.core.adapters import Residency
+from engine.core.adapter_tiers import Held
+from engine.core.adapters import HostCopy
 from engine.core.pages import NULL_PAGE
 from engine.core.state import EngineState
 from engine.core.types import PageId
@@ -13,14 +14,22 @@ from engine.core.types import PageId
 
 def violations(state: EngineState) -> list[str]:
     """Everything that must hold and does not; an empty list is a healthy engine."""
-    return [*_pages(state), *_prefix(state), *_host(state), *_sequences(state), *_adapters(state)]
+    return [*_pages(state), *_prefix(state), *_host(state), *_sequences(state), *_adapters(state), *_tiers(state)]
 
 
 def leftovers(state: EngineState) -> list[str]:
-    """What an engine without requests still holds and should not: pages, pins, queue entries."""
+    """What an engine without requests still holds and should not: pages, users of adapters, queue entries, fetches
+    that nobody called off."""
     held = sum(1 for refs in state.pool.refs if refs) - sum(len(a.pages) for a in state.adapters.values())
-    pins = [a.id for a in state.adapters.values() if a.running or a.live]
-    found = {"pages": held, "sequences": len(state.sequences), "adapter pins": len(pins)}
+    used = [a.id for a in state.adapters.values() if a.running or a.live]
+    wanted = [name for name in state.tiers.fetching if state.adapters[name].host is HostCopy.FETCHING]
+    found = {
+        "pages": held,
+        "sequences": len(state.sequences),
+        "users of adapters": len(used),
+        "fetches": len(wanted),
+        "missing adapters": len(state.tiers.missing),
+    }
     return [f"{count} {what} left" for what, count in found.items() if count]
 
 
@@ -98,11 +107,36 @@ def _adapters(state: EngineState) -> Iterator[str]:
     for adapter in state.adapters.values():
         if (adapter.live, adapter.running) != (live[adapter.id], running[adapter.id]):
             yield f"adapter {adapter.id} counts {adapter.live} live and {adapter.running} running sequences"
-        if adapter.running and adapter.residency is not Residency.RESIDENT:
-            yield f"adapter {adapter.id} is used by a running sequence and is {adapter.residency.value}"
-        if bool(adapter.pages) != (adapter.residency is not Residency.HOST):
-            yield f"adapter {adapter.id} is {adapter.residency.value} with {len(adapter.pages)} pages"
-    if state.adapter_pages != sum(len(adapter.pages) for adapter in state.adapters.values()):
-        yield f"adapters are said to hold {state.adapter_pages} pages, and do not"
+        if adapter.running and not adapter.is_resident:
+            yield f"adapter {adapter.id} is used by a running sequence and not on the device"
+        if len(adapter.pages) not in (0, adapter.num_pages):
+            yield f"adapter {adapter.id} has {len(adapter.pages)} of {adapter.num_pages} pages"
     if unknown := {a for a in live if a is not None} - set(state.adapters):
         yield f"sequences use unknown adapters {sorted(unknown)}"
+
+
+def _tiers(state: EngineState) -> Iterator[str]:
+    """What is kept up as adapters change is what counting all of them gives, and within its bounds."""
+    config, tiers, adapters = state.config, state.tiers, state.adapters.values()
+    counted = Held(*map(sum, zip(Held(), *map(Held.by, adapters), strict=True)))
+    if tiers.held != counted:
+        yield f"adapters are said to hold {tiers.held}, and hold {counted}"
+    if counted.host_bytes > config.host_adapter_bytes:
+        yield f"adapters take {counted.host_bytes} bytes of host memory, of {config.host_adapter_bytes}"
+    if counted.pages > config.adapter_pages or counted.rows > config.max_resident_adapters:
+        yield f"{counted.rows} adapters take {counted.pages} pages, of {config.adapter_pages}"
+    if counted.pinned_pages > config.adapter_pages:
+        yield f"pinned adapters need {counted.pinned_pages} pages, of {config.adapter_pages}"
+    expected = {
+        "idle": sorted((a.worth_on_device, a.id) for a in adapters if a.pages and not (a.running or a.pinned)),
+        "hosted": sorted((a.worth_in_host, a.id) for a in adapters if a.host is HostCopy.PRESENT),
+    }
+    for name, order in expected.items():
+        if list(getattr(tiers, name)) != [adapter for _, adapter in order]:
+            yield f"{name} adapters are not in order of what they are worth"
+    if set(tiers.missing) != {a.id for a in adapters if a.is_missing}:
+        yield "adapters to be fetched are not the missing ones"
+    if not set(tiers.fetching) <= {a.id for a in adapters if a.host in (HostCopy.FETCHING, HostCopy.CANCELLED)}:
+        yield "an adapter is in host memory, or not wanted there, and still being fetched"
+    if set(tiers.closing) != {a.id for a in adapters if a.closing}:
+        yield "adapters on their way out are not those that were dropped"

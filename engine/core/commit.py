@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.core.adapters import Adapter, Residency
-from engine.core.admission import queue_full, refuse, turn_away
+from engine.core.admission import fetch_failed, queue_full, refuse, turn_away
+from engine.core.commit_adapters import (
+    add_adapter,
+    drop_adapter,
+    forget_closed,
+    move_adapters,
+    note_loads,
+    start_adapter,
+    take_answer,
+    use_adapter,
+)
 from engine.core.prefix import page_keys
 from engine.core.state import EngineState
 from engine.core.types import (
     Abort,
+    AdapterFetched,
     AdapterId,
-    AdapterLoad,
     AddAdapter,
     Admission,
     Command,
     DropAdapter,
+    FetchAnswer,
+    FetchCancelled,
+    FetchFailed,
     FinishReason,
     Lane,
     PageId,
@@ -47,10 +59,21 @@ def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
                         state, state.sequences[request_id], TokenEvent(request_id, finish_reason=FinishReason.ABORT)
                     )
             case AddAdapter():
-                _add_adapter(state, command)
+                add_adapter(state, command)
             case DropAdapter(adapter):
-                if adapter in state.adapters:
-                    state.adapters[adapter].closing = True
+                drop_adapter(state, adapter)
+            case AdapterFetched() | FetchFailed() | FetchCancelled():
+                _answer(state, command)
+
+
+def abort_users(state: EngineState, adapter: AdapterId) -> int:
+    """Ends every request of an adapter on its way out; returns how many there were."""
+    if adapter not in state.tiers.closing:
+        return 0
+    users = [seq for seq in state.sequences.values() if seq.request.adapter == adapter]
+    for seq in users:
+        _finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ABORT))
+    return len(users)
 
 
 def commit(state: EngineState, plan: StepPlan) -> None:
@@ -63,10 +86,7 @@ def commit(state: EngineState, plan: StepPlan) -> None:
     for page in plan.dropped_cache:
         state.prefix.drop(page)
         state.pool.reclaim([page])
-    for adapter_id in plan.evicted:
-        _evict(state, adapter_id)
-    for load in plan.loads:
-        _begin_load(state, load)
+    move_adapters(state, plan)
     for admission in plan.admitted:
         _admit(state, admission)
     state.counters.pages_restored += len(plan.restores)
@@ -74,7 +94,7 @@ def commit(state: EngineState, plan: StepPlan) -> None:
         _advance(state, chunk)
     state.released.clear()
     state.prefix.decay(plan.now - state.config.scheduling.hold_s, state.most_held)
-    _forget_closed(state)
+    forget_closed(state)
     state.counters.steps += 1
 
 
@@ -84,9 +104,7 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     wants_batch = bool(state.waiting.groups(Lane.BATCH)) or any(s.lane is Lane.BATCH for s in state.running.values())
     state.ledger.settle(state.in_flight, state.sequences, state.adapters, now, wants_batch)
     update_need(state, now)
-    for adapter_id in result.loaded:
-        adapter = state.adapters[adapter_id]
-        adapter.residency, adapter.last_used = Residency.RESIDENT, now
+    note_loads(state, state.in_flight.loads, result.load_seconds)
     for sample in result.sampled:
         seq = state.sequences.get(sample.request_id)
         if seq is not None:  # aborted while its step ran
@@ -115,8 +133,7 @@ def _submit(state: EngineState, request: Request) -> None:
     ledger.longest_prompt = max(ledger.longest_prompt, len(request.prompt))
     ledger.longest_output = max(ledger.longest_output, request.params.max_tokens)
     state.waiting.add(seq)
-    if request.adapter:
-        state.adapters[request.adapter].live += 1
+    use_adapter(state, seq, live=1)
     state.counters.prompt_tokens += len(request.prompt)
 
 
@@ -137,10 +154,11 @@ def _goal(asked: float | None, promised: float) -> float:
     return promised if asked is None else max(asked, promised * STRICTEST_GOAL)
 
 
-def _add_adapter(state: EngineState, command: AddAdapter) -> None:
-    """Adding one that is on its way out brings it back."""
-    known = state.adapters.setdefault(command.adapter, Adapter(command.adapter, command.num_pages, command.rank))
-    known.closing = False
+def _answer(state: EngineState, answer: FetchAnswer) -> None:
+    """Whoever waited for a fetch that failed is told why."""
+    for seq in take_answer(state, answer):
+        refusal = fetch_failed(state.adapters[answer.adapter], state.now)
+        _finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ERROR, refusal=refusal))
 
 
 def _note_saves(state: EngineState, plan: StepPlan) -> None:
@@ -165,29 +183,12 @@ def _stop_running(state: EngineState, seq: Sequence) -> None:
     state.prefix.break_promises(seq.page_keys, seq.id)
     _release_pages(state, seq.pages)
     seq.pages, seq.num_computed = [], 0
-    if seq.request.adapter:
-        state.adapters[seq.request.adapter].running -= 1
+    use_adapter(state, seq, running=-1)
 
 
 def _release_pages(state: EngineState, pages: list[PageId]) -> None:
     unreferenced = state.pool.release(pages)
     state.pool.reclaim(state.prefix.park(unreferenced, state.now))
-
-
-def _evict(state: EngineState, adapter_id: AdapterId) -> None:
-    adapter = state.adapters[adapter_id]
-    state.pool.reclaim(state.pool.release(adapter.pages))
-    state.adapter_pages -= len(adapter.pages)
-    adapter.pages, adapter.residency = (), Residency.HOST
-    state.counters.adapter_evictions += 1
-
-
-def _begin_load(state: EngineState, load: AdapterLoad) -> None:
-    adapter = state.adapters[load.adapter]
-    state.pool.acquire(load.pages)
-    state.adapter_pages += len(load.pages)
-    adapter.pages, adapter.residency, adapter.num_starts = load.pages, Residency.LOADING, 0
-    state.counters.adapter_loads += 1
 
 
 def _admit(state: EngineState, admission: Admission) -> None:
@@ -200,10 +201,7 @@ def _admit(state: EngineState, admission: Admission) -> None:
     _register(state, seq, 0)
     if state.config.prefix_caching:
         state.prefix.promise(seq.page_keys, seq.id)
-    if seq.request.adapter:
-        adapter = state.adapters[seq.request.adapter]
-        adapter.running += 1
-        adapter.num_starts += 1
+    start_adapter(state, seq, state.in_flight)
     if seq.num_preemptions:
         state.host.touch(seq.page_keys[: seq.num_saved])
         state.counters.recomputed_tokens += max(0, seq.num_lost - seq.num_computed)
@@ -278,12 +276,5 @@ def _finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
         _stop_waiting(state, seq)
     state.host.demote(seq.page_keys[: seq.num_saved])
     del state.sequences[seq.id]
-    if seq.request.adapter:
-        state.adapters[seq.request.adapter].live -= 1
+    use_adapter(state, seq, live=-1)
     state.outbox.append(event)
-
-
-def _forget_closed(state: EngineState) -> None:
-    for adapter in [a for a in state.adapters.values() if a.closing]:
-        if adapter.live == 0 and adapter.residency is Residency.HOST:
-            del state.adapters[adapter.id]

@@ -79,18 +79,21 @@ class Scheduling:
     """Of `dynamic`: how long the first request of a batch waits for others. Of `static`: 20 times this, so that the
     last requests of a run, too few for a batch, do not wait for ever."""
 
-    ttft_stretch: float = 1.05
+    ttft_stretch: float = 1.0
     """Batch work may lengthen a step that carries a prompt of a higher lane to at most this multiple of what it would
-    take without. Sharing a step is cheap for batch decodes (the weights are read once), so a little buys a lot."""
-    itl_stretch: float = 1.4
+    take without. Nothing by default: prompts that come in bursts sit out every step before theirs, and 1.05 in
+    simulation of an H100 made the p99 of their TTFT 1.15 times as long on the Mooncake trace, for the same batch
+    throughput."""
+    itl_stretch: float = 1.46
     """The same for a step that carries only decodes of a higher lane: below 1.5, the goal for its p99, with room for
     the steps in which it does not hold because a prompt was added."""
-    tail_share: float = 0.9
+    tail_share: float = 1.0
     """A step with interactive decodes only may in any case last this share of the 98th percentile of those they would
-    be in without batch work: prompts of others make that tail, and batch work below it makes it no longer. Measured on
-    two cores, where a decode takes 27 ms and the tail is 76: batch work kept 0.69 of its throughput with 0, which keeps
-    every step within its stretch, and 0.88 with 1."""
-    probe_every: int = 50
+    be in without batch work: prompts of others make that tail, and batch work below it makes it no longer. Less keeps
+    typical tokens faster and costs batch throughput: on two cores, where a decode takes 27 ms and the tail is 76, batch
+    work kept 0.69 of it with 0 (every step within its stretch), and 0.88 with 1; simulated with 2,000 adapters on an
+    H100, 0.58 with 0.4 and 0.90 with 1."""
+    probe_every: int = 100
     """One step in so many carries nothing beside its interactive work, so that it stays known what that takes without.
     Measured: never seen alone, a step of 6.5 ms was believed to take 11, and stretched to 16."""
     yield_stretch: float = 3.0
@@ -100,6 +103,13 @@ class Scheduling:
     """And never longer than this, however slow the device."""
     min_chunk: int = 16
     """Prompt tokens that an interactive prefill gets even when decodes are late, so that it cannot starve: a page."""
+    full_chunk: float = 5.0
+    """Beside batch work, a step with an interactive prompt may always last this multiple of one decode's, and beyond it
+    only as long as the tail may be: cut shorter, more than a fifth of a prompt's time would go into reading the weights
+    again."""
+    long_prompt_steps: float = 2.0
+    """A prompt that has more than so many full steps to go leaves half of each to others, and goes behind them: nobody
+    should sit out the 60 steps of 120,000 tokens."""
     batch_floor: float = 0.03
     """Share of device time over `floor_window_s` that batch work gets whatever the interactive lane would like, short
     of a predicted miss: 2 s a minute keeps its clients' connections and deadlines alive."""
@@ -165,6 +175,7 @@ class Scheduling:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
         _check(self, 1, "ttft_stretch", "itl_stretch", "yield_stretch", "min_chunk", "max_preemptions")
+        _check(self, 1, "full_chunk", "long_prompt_steps")
         _check(self, 1, "probe_every")
         _check(self, 1, "locality_window", "margin_floor", "margin_ceiling")
         _check(self, 0, *(item.name for item in fields(self) if item.type == "float"), "checkpoint_pages")
@@ -199,6 +210,24 @@ class CoreConfig:
     """Tokens computed a step, over all sequences: what the executor has memory for."""
     max_resident_adapters: int = 1024
     """Rows of the adapter indirection table; what truly bounds residency is pages."""
+    min_kv_pages: int = 0
+    """Pages that adapters may never take. With 0 both compete for all of them, which wastes none: idle adapters yield
+    to KV, and those in use bring sequences that end."""
+    max_adapter_pages: int = 0
+    """Pages that adapters may take at most; 0: all but `min_kv_pages`."""
+    host_adapter_bytes: int = 2 << 30
+    """Bound on packed adapters in host memory, those on their way there included."""
+    max_fetches: int = 4
+    """Adapters being read at a time: enough to keep a disk busy while others are packed. One is kept for the
+    interactive lane, so that a batch's fetches are never all in its way."""
+    prefetch_window: int = 32
+    """Waiting requests of a lane whose adapters are read ahead: as many as a default engine starts at once."""
+    adapter_half_life_s: float = 300.0
+    """A start counts half as much for keeping an adapter when it is so long ago: the pause after which people rarely
+    come back, as for `hold_s`."""
+    fetch_backoff_s: float = 1.0
+    """After a failed fetch, requests for the adapter are refused for so long, twice as long after each further one: a
+    folder that is gone rarely comes back within a second, and asking costs a thread and a disk."""
     max_waiting: int = 10_000
     """Requests in the waiting queue before new ones are refused, or take the place of one of a lower lane."""
     eos_token_ids: tuple[int, ...] = ()
@@ -210,7 +239,10 @@ class CoreConfig:
     def __post_init__(self) -> None:
         _check(self, 1, "block_size", "max_seqs", "max_model_len", "token_budget", "max_resident_adapters")
         _check(self, 1, "max_waiting")
-        _check(self, 0, "host_pages")
+        _check(self, 1, "max_fetches", "prefetch_window")
+        _check(self, 0, "host_pages", "min_kv_pages", "max_adapter_pages", "host_adapter_bytes", "fetch_backoff_s")
+        if not self.adapter_half_life_s > 0:
+            raise ValueError(f"adapter_half_life_s must be positive, not {self.adapter_half_life_s}")
         if self.num_pages < 2:
             raise ValueError(f"num_pages must be at least 2 (page 0 is the null page), not {self.num_pages}")
         if self.token_budget < self.max_seqs:
@@ -221,9 +253,20 @@ class CoreConfig:
         return self.num_pages - 1
 
     @property
+    def adapter_pages(self) -> int:
+        """Pages that adapters may take together."""
+        spare = max(0, self.usable_pages - self.min_kv_pages)
+        return min(self.max_adapter_pages or spare, spare)
+
+    @property
     def goals(self) -> tuple[LaneGoals, LaneGoals]:
         """By lane."""
         return self.interactive, self.batch
+
+    @property
+    def long_prompt(self) -> float:
+        """Tokens from which a prompt takes many steps."""
+        return self.scheduling.long_prompt_steps * self.token_budget
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens of KV."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
 
 from engine.core.adapter_budget import AdapterBudget
-from engine.core.adapters import Adapter, Residency
+from engine.core.adapters import Adapter
+from engine.core.clearing import Clearing
+from engine.core.fetch_budget import FetchBudget
 from engine.core.page_budget import PageBudget
 from engine.core.policy import Policy
 from engine.core.prefix import page_keys
+from engine.core.room import Room
 from engine.core.saves import Saves
 from engine.core.state import EngineState
 from engine.core.step_budget import StepBudget
 from engine.core.types import (
     AdapterId,
-    AdapterLoad,
     Admission,
     Cause,
     HostPageId,
@@ -27,6 +30,9 @@ from engine.core.types import (
     StepPlan,
 )
 
+MOST_PASSED_OVER = 256
+"""Of a lane, in one plan. Looking at each costs microseconds, and a queue may have a hundred thousand."""
+
 
 class Draft:
     """Builds one StepPlan. Reads the state and the policy, changes only itself."""
@@ -37,40 +43,40 @@ class Draft:
         self._policy = policy
         self._now = now
         self._lane = Lane.INTERACTIVE
+        self._chunks: dict[str, ScheduledChunk] = {}
         self._budget = StepBudget(state, now, policy.timed)
         self._pages = PageBudget(state)
         self._host = Saves(state)
         self._adapters = AdapterBudget(state, self._pages)
+        self._fetches = FetchBudget(state)
+        self._clearing = Clearing(state, policy, self._budget, self._pages, self._adapters, self._host, self._chunks)
         self._draining: set[AdapterId] = set()
         """Not started with any more, so that an adapter that has been waited for too long finds room."""
-        self._reserved = 0
-        """Pages kept for adapters that have been waited for too long."""
         self._no_room = False
         """Somebody of a higher lane found no room: nobody else starts."""
         self._too_many = dict.fromkeys(Lane, 1 << 30)
         """Pages of an adapter that found no room for a lane: nor does a larger one."""
+        self._passed_over = 0
+        """Waiting sequences looked at and left where they are, because of their adapters."""
         self._promised: set[PrefixKey] = set()
-        self._preempted: dict[str, Sequence] = {}
-        self._causes: list[Cause] = []
-        self._chunks: dict[str, ScheduledChunk] = {}
-        self._admitted: list[Admission] = []
+        self._admitted: dict[str, Admission] = {}
         self._restores: list[PageCopy] = []
-        self._loads: dict[AdapterId, AdapterLoad] = {}
 
     def enter(self, lane: Lane) -> None:
         """From now on it is this lane's turn."""
         self._lane = lane
         self._budget.enter(lane)
+        self._passed_over = 0
 
     @property
     def takes_new(self) -> bool:
         """Somebody waiting in this lane may start. A quick no spares looking at all of them."""
-        is_full = self._lane is not Lane.INTERACTIVE and self._slots_missing() > 0
+        is_full = self._lane is not Lane.INTERACTIVE and self._clearing.slots_left <= 0
         return not (self._no_room or is_full) and (self._budget.is_open or self._policy.gathers)
 
     def advance(self, seq: Sequence) -> None:
         """Gives a running sequence its next chunk; if it cannot have the pages it must have, it is preempted itself."""
-        if seq.id in self._preempted:
+        if seq.id in self._clearing.preempted:
             return
         start = seq.num_computed
         count = self._budget.grant(seq, start, len(seq.tokens) - start)
@@ -79,29 +85,45 @@ class Draft:
         missing = self._config.pages_for(start + count) - len(seq.pages)
         if missing <= 0:
             self._schedule(seq, start, count, ())
-        elif self._make_room(missing, seq):
-            self._schedule(seq, start, count, self._pages.take(missing, self._takes_as(seq)))
+        elif self._clearing.make(Room(missing), seq):
+            self._schedule(seq, start, count, self._pages.take(missing, self._clearing.takes_as(seq)))
         else:
             self._budget.take_back(seq, start, count)
-            self._preempt(seq, Cause.PAGES)
+            self._clearing.preempt(seq, Cause.PAGES)
 
     def start(self, seq: Sequence) -> bool:
-        """Starts a waiting sequence, or its adapter's load. False: no room, and nobody behind it may start either."""
+        """Starts a waiting sequence, its adapter included. False: no room, and nobody behind it may start either."""
         if not self.takes_new:
             return False
         adapter = self._state.adapters[seq.request.adapter] if seq.request.adapter else None
         if adapter is None:
             return self._admit(seq)
-        if adapter.id in self._draining:
-            return True
-        if adapter.residency is Residency.RESIDENT and adapter.id not in self._adapters.evicted:
+        if adapter.id not in self._draining and self._adapters.is_here(adapter):
             self._adapters.wanted.add(adapter.id)
             return self._admit(seq)
-        return self._load(adapter, seq)
+        if adapter.id in self._draining or not self._fetches.is_held(adapter) or adapter.id in self._adapters.evicted:
+            return self._pass_over()
+        return self._start_with(adapter, seq)
+
+    def fetch_ahead(self, lane: Lane, waiting: Iterable[Sequence]) -> None:
+        """Begins to read the adapters of those of a lane who would start next."""
+        if not self._fetches.is_open(lane):
+            return
+        still_waiting = (seq for seq in waiting if seq.id not in self._admitted)
+        for seq in islice(still_waiting, self._config.prefetch_window):
+            adapter = self._state.adapters.get(seq.request.adapter or "")
+            if adapter is None:
+                continue
+            if adapter.is_missing:
+                self._fetches.fetch(adapter, is_old=self._is_old(seq))
+            self._fetches.kept.add(adapter.id)
+            if not self._fetches.is_open(lane):
+                return
 
     def finish(self) -> StepPlan:
         self._adapters.evict_closed()
-        self._budget.move_pages(self._host.checkpoint(self._preempted))
+        self._fetches.drop_closed()
+        self._budget.move_pages(self._host.checkpoint(self._clearing.preempted))
         features = self._budget.features
         return StepPlan(
             now=self._now,
@@ -111,14 +133,17 @@ class Draft:
             saves=tuple(self._host.saved.values()),
             saved_keys=tuple(self._host.saved),
             checkpoints=tuple(self._host.checkpoints.items()),
-            released=(*self._state.released, *self._preempted),
-            preempted=tuple(self._preempted),
-            causes=tuple(self._causes),
+            released=(*self._state.released, *self._clearing.preempted),
+            preempted=tuple(self._clearing.preempted),
+            causes=tuple(self._clearing.causes),
             dropped_cache=tuple(self._pages.dropped),
             evicted=tuple(self._adapters.evicted),
-            loads=tuple(self._loads.values()),
+            loads=tuple(self._adapters.loads.values()),
+            host_dropped=tuple(self._fetches.dropped),
+            fetches=tuple(self._fetches.fetches.values()),
+            cancelled_fetches=self._fetches.cancelled(),
             restores=tuple(self._restores),
-            admitted=tuple(self._admitted),
+            admitted=tuple(self._admitted.values()),
             chunks=tuple(self._chunks.values()),
         )
 
@@ -126,7 +151,24 @@ class Draft:
         samples = start + num_tokens == len(seq.tokens)
         self._chunks[seq.id] = ScheduledChunk(seq.id, start, num_tokens, new_pages, samples)
 
-    def _admit(self, seq: Sequence) -> bool:
+    def _pass_over(self) -> bool:
+        """Those behind may start, as long as not too many have been looked at for nothing."""
+        self._passed_over += 1
+        return self._passed_over < MOST_PASSED_OVER
+
+    def _start_with(self, adapter: Adapter, seq: Sequence) -> bool:
+        """Starts a sequence and the copy of its adapter from host memory, both or neither."""
+        if adapter.num_pages >= self._too_many[seq.lane]:
+            return self._pass_over()
+        if not (self._is_old(seq) or self._budget.fits_pages(adapter.num_pages)):
+            return self._pass_over()
+        if self._clearing.can_make(_room_of(adapter), seq):
+            return self._admit(seq, adapter)
+        self._too_many[seq.lane] = adapter.num_pages
+        self._make_way(adapter, seq)
+        return self._pass_over()
+
+    def _admit(self, seq: Sequence, load: Adapter | None = None) -> bool:
         """Takes pages for every known token at once, so that sequences half-way through a prompt never fight."""
         keys = self._keys(seq)
         cached = self._pages.still_cached(self._state.prefix.match(keys)) if self._config.prefix_caching else []
@@ -137,24 +179,48 @@ class Draft:
             self._host.let_go(keys[len(cached) : known])
             return is_promised
         self._pages.share(cached)
+        to_load = _room_of(load) if load else Room(0)
+        self._budget.move_pages(to_load.pages)
         num_computed = known * self._config.block_size
         count = self._budget.grant(seq, num_computed, len(seq.tokens) - num_computed)
         missing = self._config.pages_for(len(seq.tokens)) - len(cached)
-        if not (count or self._policy.gathers) or not self._make_room(missing, seq, Cause.SLOT):
+        need, cause = to_load.plus(Room(missing, slots=1)), Cause.ADAPTER if load else Cause.PAGES
+        if not (count or self._policy.gathers) or not self._clearing.make(need, seq, cause):
             self._budget.take_back(seq, num_computed, count)
+            self._budget.move_pages(-to_load.pages)
             self._pages.unshare(cached)
             self._host.let_go(keys[len(cached) : known])
             self._no_room = self._no_room or bool(count and seq.lane is Lane.INTERACTIVE)
+            if load and not count:
+                self._load_alone(load, seq)
             return False
-        new = self._pages.take(missing, self._takes_as(seq))
+        if load:
+            self._load(load, seq)
+        new = self._pages.take(missing, self._clearing.takes_as(seq))
         self._restore(new, restorable)
-        self._admitted.append(_admission(seq, num_computed, (*cached, *new)))
+        self._note_admitted(seq, num_computed, (*cached, *new))
         self._promised.update(keys[known:])
-        if seq.request.adapter:
-            self._adapters.pins[seq.request.adapter] += 1
         if count:
             self._schedule(seq, num_computed, count, ())
         return True
+
+    def _note_admitted(self, seq: Sequence, num_computed: int, pages: tuple[PageId, ...]) -> None:
+        self._admitted[seq.id] = _admission(seq, num_computed, pages)
+        self._clearing.num_admitted += 1
+        if seq.request.adapter:
+            self._adapters.start(seq.request.adapter)
+
+    def _load_alone(self, adapter: Adapter, seq: Sequence) -> None:
+        """There is time for the copy and for nothing beside it, as often in steps that batch work shares: it starts in
+        the next one."""
+        if seq.lane is not Lane.INTERACTIVE and self._clearing.make(_room_of(adapter), seq, Cause.ADAPTER):
+            self._budget.move_pages(adapter.num_pages)
+            self._load(adapter, seq)
+
+    def _load(self, adapter: Adapter, seq: Sequence) -> None:
+        self._adapters.load(adapter, seq.id, self._clearing.takes_as(seq))
+        self._adapters.wanted.add(adapter.id)
+        self._fetches.kept.add(adapter.id)
 
     def _keys(self, seq: Sequence) -> list[PrefixKey]:
         """Of the pages whose content may be known already, leaving at least one token to compute."""
@@ -167,7 +233,7 @@ class Draft:
         if not self._config.prefix_caching:
             return False
         owner = self._state.running.get(self._state.prefix.promised.get(key, ""))
-        if owner is None or owner.id in self._preempted:
+        if owner is None or owner.id in self._clearing.preempted:
             return key in self._promised
         return owner.lane <= seq.lane
 
@@ -175,114 +241,23 @@ class Draft:
         self._restores += map(PageCopy, pages, host_pages)
         self._budget.move_pages(len(host_pages))
 
-    def _make_room(self, pages: int, seq: Sequence, cause: Cause = Cause.PAGES) -> bool:
-        """Makes pages (and for Cause.SLOT a sequence slot) available: idle adapters go first, then whom the policy
-        names.
-
-        False, with nothing done, if even that would not be enough.
-        """
-        pages += self._kept_free(seq)
-        slots = self._slots_missing() if cause is Cause.SLOT else 0
-        if not slots and pages <= self._pages.available(self._takes_as(seq)):
-            return True
-        victims = self._choose_victims(pages, slots, seq)
-        if victims is None:
-            return False
-        for number, victim in enumerate(victims):
-            self._preempt(victim, cause if cause is not Cause.SLOT or number < slots else Cause.PAGES)
-        for adapter in self._adapters.idle():
-            if self._pages.available(self._takes_as(seq)) >= pages:
-                break
-            self._adapters.evict(adapter)
-        return True
-
-    def _kept_free(self, seq: Sequence) -> int:
-        """Pages that a sequence about to start must leave: for adapters waited for, and for others to grow into."""
-        if seq.pages:
-            return 0
-        spare = seq.lane is not Lane.INTERACTIVE and (self._state.running or self._admitted)
-        return self._reserved + (int(self._config.scheduling.watermark * self._config.num_pages) if spare else 0)
-
-    def _takes_as(self, seq: Sequence) -> Lane:
-        """The lane whose idle pages it may have: a batch sequence too large for what is never held takes any."""
-        room = self._config.usable_pages - self._state.adapter_pages - self._state.most_held
-        return seq.lane if self._config.pages_for(len(seq.tokens)) <= room // 2 else Lane.INTERACTIVE
-
-    def _slots_missing(self) -> int:
-        """Sequences that must stop for one more to run."""
-        running = len(self._state.running) - len(self._preempted) + len(self._admitted)
-        return max(0, running + 1 - self._config.max_seqs)
-
-    def _choose_victims(self, pages: int, slots: int, seq: Sequence) -> list[Sequence] | None:
-        """The fewest of the policy's victims, in its order, that yield enough; None if all of them do not."""
-        victims: list[Sequence] = []
-        gain = self._pages.available(self._takes_as(seq))
-        if gain < pages:
-            gain += sum(adapter.num_pages for adapter in self._adapters.idle())
-        if gain >= pages and slots <= 0:
-            return victims
-        pins, let_go = self._adapters.pins.copy(), Counter[PageId]()
-        for victim in self._policy.victims(self._state, seq):
-            if victim is seq:
-                return None
-            if victim.id in self._preempted:
-                continue
-            victims.append(victim)
-            gain += self._pages.gain(self._held(victim), let_go) + self._adapters.unpin(victim, pins)
-            if gain >= pages and len(victims) >= slots:
-                return victims
-        return None
-
-    def _held(self, victim: Sequence) -> list[PageId]:
-        chunk = self._chunks.get(victim.id)
-        return victim.pages + list(chunk.new_pages) if chunk else victim.pages
-
-    def _preempt(self, victim: Sequence, cause: Cause) -> None:
-        self._preempted[victim.id] = victim
-        self._causes.append(cause)
-        self._pages.give_back(reversed(self._held(victim)))
-        chunk = self._chunks.pop(victim.id, None)
-        if chunk:
-            self._budget.take_back(victim, chunk.start, chunk.num_tokens)
-        self._budget.move_pages(self._host.preempted(victim))
-        if victim.request.adapter:
-            self._adapters.pins[victim.request.adapter] -= 1
-
-    def _load(self, adapter: Adapter, seq: Sequence) -> bool:
-        """Sees to it that the adapter is on its way. Others may start meanwhile."""
-        if adapter.residency is Residency.HOST and adapter.id not in self._loads:
-            if adapter.num_pages >= self._too_many[seq.lane]:
-                return True
-            if not (self._is_old(seq) or self._budget.fits_pages(adapter.num_pages)):
-                return True
-            if not (
-                self._adapters.make_table_row(len(self._loads))
-                and self._make_room(adapter.num_pages, seq, Cause.ADAPTER)
-            ):
-                self._too_many[seq.lane] = adapter.num_pages
-                self._make_way(adapter, seq)
-                return True
-            pages = self._pages.take(adapter.num_pages, self._takes_as(seq))
-            self._loads[adapter.id] = AdapterLoad(adapter.id, pages, seq.id)
-            self._budget.move_pages(adapter.num_pages)
-        self._adapters.wanted.add(adapter.id)
-        return adapter.id not in self._adapters.evicted
-
     def _make_way(self, adapter: Adapter, seq: Sequence) -> None:
         """There is no room for an adapter. Who has waited long enough ends the reign of the one served most."""
         if not self._is_old(seq):
             return
-        above = {other.request.adapter for other in self._state.running.values() if other.lane < seq.lane}
-        pinned = [
-            self._state.adapters[name] for name, pins in self._adapters.pins.items() if pins > 0 and name not in above
-        ]
-        if pinned:
-            self._reserved += adapter.num_pages
-            self._draining.add(max(pinned, key=lambda other: (other.num_starts, other.id)).id)
+        candidates = [a for a in self._adapters.in_use(seq.lane, self._state.running) if not a.pinned]
+        if candidates:
+            self._clearing.reserved = self._clearing.reserved.plus(_room_of(adapter))
+            self._draining.add(max(candidates, key=lambda other: (other.num_starts, other.id)).id)
 
     def _is_old(self, seq: Sequence) -> bool:
         """It has waited for its adapter as long as it should."""
         return self._now - seq.request.arrival >= self._config.scheduling.adapter_age_s
+
+
+def _room_of(adapter: Adapter) -> Room:
+    """What its copy takes."""
+    return Room(adapter.num_pages, 0, adapter.num_pages, 1)
 
 
 def _admission(seq: Sequence, num_computed: int, pages: tuple[PageId, ...]) -> Admission:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
-from engine.core.adapters import Residency
 from engine.core.prefix import page_keys
 from engine.core.state import EngineState
 from engine.core.types import Lane, Sequence
@@ -76,7 +75,7 @@ def _most_local(state: EngineState, window: list[Sequence], old: float) -> int:
 
 def _locality(state: EngineState, seq: Sequence) -> int:
     """2: its adapter is resident (or it needs none) and its first page cached; 1: only the former; 0: neither."""
-    if seq.request.adapter and state.adapters[seq.request.adapter].residency is not Residency.RESIDENT:
+    if seq.request.adapter and not state.adapters[seq.request.adapter].is_resident:
         return 0
     size = state.config.block_size
     if not state.config.prefix_caching or len(seq.tokens) <= size:

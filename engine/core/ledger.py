@@ -23,7 +23,9 @@ LEAST_GROWTH = 0.001
 LEAST_COURTESY = 0.02
 """From which it is back in a few hundred steps when things have become better."""
 EVENTS_REMEMBERED = 500
-"""Behind an attainment and a tail: enough for a 99 % goal to mean something, few enough to forget a bad minute."""
+"""Behind an attainment: enough for a 99 % goal to mean something, few enough to forget a bad minute."""
+STEPS_REMEMBERED = 2000
+"""Behind the tail: some bursts' worth of steps."""
 TAIL, TAIL_EVERY = 0.98, 16
 
 
@@ -59,7 +61,9 @@ class Ledger:
     busy: device seconds by lane.
     prefill_price, decode_price: device seconds a token costs in the steps it shares; 0 while unknown.
     ttft, itl: attainment by lane.
-    tail: seconds of the longest steps (the 98th percentile) that interactive decodes would be in without batch work.
+    tail: seconds of the longest steps (the 98th percentile of tokens) that interactive decodes would be in without
+        batch work.
+    wants_batch: there was batch work in the last step.
     courtesy: how much of the stretch it is allowed batch work may use now, from 0 to 1.
     used_share: of the tokens it may generate, how many a request does, smoothed.
     need: device time batch deadlines ask for, as a multiple of what batch work has been getting.
@@ -75,9 +79,11 @@ class Ledger:
         self.itl = {lane: Ratio() for lane in Lane}
         self.courtesy = 1.0
         self.tail = 0.0
-        self._alone: deque[tuple[float, float]] = deque(maxlen=EVENTS_REMEMBERED)
+        self._alone: deque[tuple[float, float]] = deque(maxlen=STEPS_REMEMBERED)
         self._since_tail = 0
-        self._was_shared = self._wants_batch = False
+        self._alone_now = self._longer_now = 0.0
+        """Of the last step: seconds without batch work, and how many times as long it was with it."""
+        self._was_shared = self.wants_batch = False
         self._settled = 0.0
         self._tokens = self._late = 0
         """Interactive tokens of the last step, and those that were late in a shared one."""
@@ -108,12 +114,12 @@ class Ledger:
         seconds = now - plan.now
         if seconds <= 0 or not plan.chunks:
             return
-        if not self._wants_batch:  # whoever wants nothing has all it wants
+        if not self.wants_batch:  # whoever wants nothing has all it wants
             self._note_share(plan.now - self._settled, plan.now - self._settled)
-        self._wants_batch, self._settled = wants_batch, now
+        self.wants_batch, self._settled = wants_batch, now
         self.predicted_seconds += plan.predicted
         self.actual_seconds += seconds if plan.predicted else 0.0
-        self._note_alone(plan.alone, plan.predicted)
+        self._alone_now, self._longer_now = plan.alone, plan.predicted / plan.alone if plan.alone else 0.0
         charges = list(self._charges(plan, sequences, adapters))
         whole = sum(charge.weight for charge in charges)
         self.model.observe(plan.features, seconds)
@@ -153,17 +159,19 @@ class Ledger:
     def adapt(self, attainment: float) -> None:
         """After each step: `courtesy` halves when a token was late that shared its step with batch work, and doubles
         in as many steps without as there may be for one late token."""
+        self._note_alone()
         if self._late:
             self.courtesy = max(LEAST_COURTESY, self.courtesy / 2)
         elif self._tokens:
             self.courtesy = min(1.0, self.courtesy * 2 ** max(1 - attainment, LEAST_GROWTH))
         self._tokens = self._late = 0
 
-    def _note_alone(self, alone: float, shared: float) -> None:
-        """By itself, interactive work would have had as many more steps like this one as batch work made it longer."""
-        if not alone:
+    def _note_alone(self) -> None:
+        """A percentile over tokens, as ITL is reported. By itself, interactive work would have had as many more steps
+        like this one as batch work made it longer."""
+        if not (self._alone_now and self._tokens):
             return
-        self._alone.append((alone, shared / alone))
+        self._alone.append((self._alone_now, self._longer_now * self._tokens))
         self._since_tail += 1
         if self._since_tail >= TAIL_EVERY:
             self._since_tail = 0

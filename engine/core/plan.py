@@ -22,4 +22,6 @@ def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
         for seq in policy.order_waiting(state, lane, now) if draft.takes_new else ():
             if not draft.start(seq):
                 break
+    for lane in Lane:
+        draft.fetch_ahead(lane, policy.order_fetches(state, lane, now))
     return draft.finish()

@@ -6,13 +6,14 @@ The planner decides nothing about order; a policy decides nothing about pages.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Protocol
 
 from engine.core.batching import may_form_batch
 from engine.core.config import Scheduling
 from engine.core.fair_order import fair_order
 from engine.core.state import EngineState
-from engine.core.types import Lane, Sequence
+from engine.core.types import AdapterId, Lane, Sequence
 from engine.core.victims import cheapest_first
 
 
@@ -30,12 +31,16 @@ class Policy(Protocol):
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         """A lane's waiting sequences, the first to be started first."""
 
+    def order_fetches(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
+        """The same, with those who may not start yet: whose adapter is read first."""
+
     def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
         """Running sequences that may be preempted for `needy`, the first to go first."""
 
 
 class LanePolicy:
-    """Interactive before batch; inside a lane decodes before prefills, and tenants by what they have been given.
+    """Interactive before batch; inside a lane decodes before prefills, short prompts before long ones, and tenants by
+    what they have been given.
 
     A waiting sequence takes room only from a strictly lower lane, whoever gives most for least. A running one that must
     grow takes it there first, then from whoever stands behind it, itself last, so that the head of the line always
@@ -45,10 +50,15 @@ class LanePolicy:
     timed, gathers = True, False
 
     def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
-        return decodes_first(seq for seq in state.running.values() if seq.lane is lane)
+        running = [seq for seq in state.running.values() if seq.lane is lane]
+        if lane is not Lane.INTERACTIVE:
+            return decodes_first(by_adapter(running))
+        return sorted(decodes_first(running), key=lambda seq: seq.num_remaining > state.config.long_prompt)
 
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         return fair_order(state, lane, now)
+
+    order_fetches = order_waiting
 
     def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
         lower = cheapest_first(state, [s for s in state.running.values() if s.lane > needy.lane])
@@ -67,6 +77,8 @@ class QueuePolicy:
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         return (seq for queue in state.waiting.groups(lane).values() for seq in queue)
 
+    order_fetches = order_waiting
+
     def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
         return behind(state, needy) if needy.id in state.running else []
 
@@ -78,6 +90,7 @@ class Batched:
         self._policy = policy
         self.timed, self.gathers = False, True
         self.order_running = policy.order_running
+        self.order_fetches = policy.order_fetches
         self.victims = policy.victims
 
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
@@ -97,6 +110,15 @@ def decodes_first(running: Iterable[Sequence]) -> list[Sequence]:
     for seq in running:
         (decodes if seq.num_computed + 1 == len(seq.tokens) else prefills).append(seq)
     return decodes + prefills
+
+
+def by_adapter(running: Iterable[Sequence]) -> Iterable[Sequence]:
+    """The oldest, with all that share its adapter, then the oldest of the others: a step that has no room for all reads
+    fewer adapters for as many rows."""
+    groups: dict[AdapterId | None, list[Sequence]] = {}
+    for seq in running:
+        groups.setdefault(seq.request.adapter, []).append(seq)
+    return chain.from_iterable(groups.values())
 
 
 def behind(state: EngineState, needy: Sequence) -> list[Sequence]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from engine.core.adapter_tiers import AdapterTiers
 from engine.core.adapters import Adapter
 from engine.core.config import CoreConfig
 from engine.core.host_tier import HostTier
@@ -26,7 +27,12 @@ class Counters:
     cached_tokens: int = 0
     generated_tokens: int = 0
     adapter_loads: int = 0
+    adapter_load_seconds: float = 0.0
     adapter_evictions: int = 0
+    adapter_fetches: int = 0
+    adapter_fetch_seconds: float = 0.0
+    adapter_fetch_failures: int = 0
+    adapter_host_evictions: int = 0
     pages_saved: int = 0
     pages_restored: int = 0
 
@@ -44,14 +50,14 @@ class EngineState:
     ledger: Ledger
     prefix: PrefixCache = field(default_factory=PrefixCache)
     adapters: dict[AdapterId, Adapter] = field(default_factory=dict)
+    tiers: AdapterTiers = field(default_factory=AdapterTiers)
+    """What they hold, and in which order they give it up."""
     sequences: dict[str, Sequence] = field(default_factory=dict)
     """Every live request, waiting or running."""
     running: dict[str, Sequence] = field(default_factory=dict)
     """In the order they began to run."""
     released: list[str] = field(default_factory=list)
     """Ended since the last plan: the executor must forget them."""
-    adapter_pages: int = 0
-    """Pages that hold adapters."""
     now: float = 0.0
     """When the state last changed, in seconds on the engine's clock."""
     in_flight: StepPlan = field(default_factory=StepPlan)
@@ -70,6 +76,16 @@ class EngineState:
         )
 
     @property
+    def adapter_pages(self) -> int:
+        """Pages that hold adapters."""
+        return self.tiers.held.pages
+
+    @property
+    def host_bytes_free(self) -> int:
+        """Host memory for adapters that none has or waits for."""
+        return self.config.host_adapter_bytes - self.tiers.held.host_bytes
+
+    @property
     def most_held(self) -> int:
         """Idle pages that may be kept from batch work at once, so that there is always room for it."""
         return int(self.config.scheduling.hold_share * (self.config.usable_pages - self.adapter_pages))
@@ -77,4 +93,4 @@ class EngineState:
     @property
     def has_work(self) -> bool:
         """Something would be lost by not stepping again."""
-        return bool(self.sequences or self.released or self.outbox or any(a.closing for a in self.adapters.values()))
+        return bool(self.sequences or self.released or self.outbox or self.tiers.closing)

@@ -25,6 +25,8 @@ class StepBudget:
         self._rules = state.config.scheduling
         self._model = state.ledger.model
         self._timed = timed and self._model.is_warm
+        self._is_careful = timed and not self._model.is_warm
+        """Nothing is known of this device: batch work begins with a little and takes more step by step."""
         self._margin = self._model.margin
         self._slack = _slack(state, now) if self._timed else inf
         self._lane = Lane.INTERACTIVE
@@ -52,6 +54,8 @@ class StepBudget:
         if self._timed:
             self._limit = self._slack / self._margin if lane is Lane.INTERACTIVE else self._batch_limit()
             self._allowed = self._limit
+        elif self._is_careful and lane is not Lane.INTERACTIVE:
+            self.tokens_left = min(self.tokens_left, self._rules.min_chunk * (1 + self._model.num_steps))
 
     @property
     def features(self) -> StepFeatures:
@@ -73,14 +77,21 @@ class StepBudget:
         """Tokens of `wanted`, from position `start` on, that the sequence may compute in this step; takes them."""
         if wanted == 1 and start:
             return int(self._grant_decode(seq, start + 1))
-        wanted = min(wanted, self.tokens_left)
+        share = self._share_for(wanted)
+        wanted = min(wanted, int(self.tokens_left * share))
         if wanted <= 0:
             return 0
         rank = self._rank(seq)
-        granted = self._chunk(start, wanted, rank)
+        granted = self._chunk(start, wanted, rank, share)
         if granted:
             self._add(seq, start, granted, rank, 1)
         return granted
+
+    def _share_for(self, wanted: int) -> float:
+        """Of what is left of the step. A prompt of many steps leaves half of each to those who wait: they need not sit
+        out all of it."""
+        is_long = self._timed and wanted > self._state.config.long_prompt
+        return 0.5 if is_long and self._state.waiting.groups(self._lane) else 1.0
 
     def _grant_decode(self, seq: Sequence, context: int) -> bool:
         """Interactive decodes always fit. A batch one that does not closes the lane: the next would not either."""
@@ -161,28 +172,44 @@ class StepBudget:
             self._price_holds_to = min((knot for knot in self._model.knots if knot >= tokens), default=inf)
         return self._price_of_token
 
-    def _chunk(self, start: int, wanted: int, rank: int) -> int:
+    def _chunk(self, start: int, wanted: int, rank: int, share: float) -> int:
         """The largest chunk within the limit; interactive prompts get a small one in any case. Batch prompts take what
         there is, however little: waiting for a page's worth, none ever began beside chats that decode."""
         if self._limit == inf:
             return wanted
-        fits = min(wanted, self._model.chunk_that_fits(self.features, start, rank, self._limit))
+        limit = self._prompt_limit() if self._lane is Lane.INTERACTIVE else self._limit
+        limit = self._before + (limit - self._before) * share
+        fits = min(wanted, self._model.chunk_that_fits(self.features, start, rank, limit))
         least = min(wanted, self._rules.min_chunk)
         if self._lane is Lane.INTERACTIVE:
             return max(fits, 0 if self._prefill else least)
         return max(fits, least * self._is_empty)
 
     @property
+    def _one_decode(self) -> float:
+        """Seconds of a step that does next to nothing."""
+        return self._model.predict(StepFeatures(decode_tokens=1.0))
+
+    @property
     def _is_empty(self) -> bool:
         return not (self._prefill or self._decodes)
+
+    def _prompt_limit(self) -> float:
+        """Beside batch work more interactive sequences decode at a time, and a prompt's step is felt by all of them: it
+        is cut to be no longer than their tail may be, if what every step costs remains a small part of it. A second
+        prompt joins only within the tail: alone, it would rarely have met the first."""
+        ledger = self._state.ledger
+        if not (ledger.wants_batch and ledger.tail and self._decodes):
+            return self._limit
+        tail = self._rules.itl_stretch * ledger.tail
+        return min(self._limit, tail if self._prefill else max(tail, self._rules.full_chunk * self._one_decode))
 
     def _batch_limit(self) -> float:
         rules, model = self._rules, self._model
         if self._is_empty:
             if self._is_probe and not model.has_seen(1):
                 return 0.0
-            one_decode = model.predict(StepFeatures(decode_tokens=1.0))
-            return min(rules.yield_bound_s / self._margin, one_decode * rules.yield_stretch)
+            return min(rules.yield_bound_s / self._margin, self._one_decode * rules.yield_stretch)
         promise = min(self._slack, rules.yield_bound_s) / self._margin
         ledger, alone = self._state.ledger, self._before
         if self._owes_batch():

@@ -39,6 +39,7 @@ class ErrorCode(Enum):
     MODEL_NOT_FOUND = "model_not_found"
     LANE_QUEUE_FULL = "lane_queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    ADAPTER_UNAVAILABLE = "adapter_unavailable"
 
 
 class Cause(Enum):
@@ -190,6 +191,17 @@ class AdapterLoad:
     """The request that waits for it, whose tenant pays."""
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterFetch:
+    """Read an adapter from its folder into host memory, beside the steps. Answered once, by one of `FetchAnswer`."""
+
+    adapter: AdapterId
+    """What must be found there: other content is a failure."""
+    path: str
+    num_bytes: int
+    """Packed: reserved in host memory until the answer."""
+
+
 class PageCopy(NamedTuple):
     """Copy one page: from the device to the host in `saves`, from the host to the device in `restores`."""
 
@@ -199,11 +211,12 @@ class PageCopy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Everything one step does, in the order an executor must do it: save, release, evict, load, restore, admit,
-    compute.
+    """Everything one step does, in the order an executor must do it: save, release, evict, load, drop and fetch,
+    restore, admit, compute.
 
     The plan already fits: committing it cannot fail. Page ids freed by `released` or `evicted` may be reused by
     `loads`, `restores`, `admitted` and `chunks` of the same plan; what `saves` copies is still there when it begins.
+    Fetches are only begun: they go on beside this step and those after it.
     """
 
     now: float = 0.0
@@ -228,6 +241,12 @@ class StepPlan:
     """Pages taken back from the prefix cache."""
     evicted: tuple[AdapterId, ...] = ()
     loads: tuple[AdapterLoad, ...] = ()
+    """May be used by chunks of the same plan."""
+    host_dropped: tuple[AdapterId, ...] = ()
+    """Adapters whose copy in host memory is given up."""
+    fetches: tuple[AdapterFetch, ...] = ()
+    cancelled_fetches: tuple[AdapterId, ...] = ()
+    """Begun by an earlier plan, and wanted by nobody any more. Answered as if they were not cancelled."""
     restores: tuple[PageCopy, ...] = ()
     admitted: tuple[Admission, ...] = ()
     chunks: tuple[ScheduledChunk, ...] = ()
@@ -238,7 +257,8 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.released or self.evicted or self.loads or self.saves or self.chunks)
+        moves = self.evicted or self.loads or self.saves or self.host_dropped or self.fetches or self.cancelled_fetches
+        return not (self.released or self.chunks or moves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +281,8 @@ class StepResult:
     """What came of a plan. `sampled` has one entry for every chunk with `samples`."""
 
     sampled: tuple[SampledToken, ...] = ()
-    loaded: tuple[AdapterId, ...] = ()
-    """Adapters whose copy has finished; not necessarily begun by the same step."""
+    load_seconds: tuple[float, ...] = ()
+    """What the copy of each of the plan's `loads` took."""
 
 
 class TokenEvent(NamedTuple):
@@ -289,12 +309,17 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class AddAdapter:
-    """An adapter is packed in host memory and may be used from now on."""
+    """An adapter may be used from now on; a folder holds it."""
 
     adapter: AdapterId
     num_pages: int
     rank: int = 0
     """The largest of its projections: what a step's time depends on."""
+    num_bytes: int = 0
+    """Packed."""
+    path: str = ""
+    is_read: bool = False
+    """It has just been read: free host memory is reserved for it until a FetchAnswer, as if a plan had fetched it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,4 +329,28 @@ class DropAdapter:
     adapter: AdapterId
 
 
-Command = Submit | Abort | AddAdapter | DropAdapter
+@dataclass(frozen=True, slots=True)
+class AdapterFetched:
+    """It is packed in host memory, in the room that was reserved for it."""
+
+    adapter: AdapterId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """It cannot be read, however often it was tried; whoever waits for it is told the reason."""
+
+    adapter: AdapterId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCancelled:
+    """It was not read after all."""
+
+    adapter: AdapterId
+
+
+FetchAnswer = AdapterFetched | FetchFailed | FetchCancelled
+Command = Submit | Abort | AddAdapter | DropAdapter | FetchAnswer

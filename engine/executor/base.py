@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.core.types import AdapterId, StepPlan, StepResult
+from engine.core.types import AdapterId, FetchAnswer, StepPlan, StepResult
+
+Report = Callable[[FetchAnswer], None]
+"""Takes answers to fetches, from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostAdapter:
-    """An adapter validated and packed in host memory, ready to be copied into pages."""
+    """An adapter that has been read and can be served."""
 
     id: AdapterId
     rank: int
@@ -18,20 +22,27 @@ class HostAdapter:
     target_modules: tuple[str, ...]
     num_pages: int
     num_bytes: int
+    """Packed."""
+
+
+Claim = Callable[[HostAdapter], bool]
+"""Makes an adapter known; whether host memory is reserved for what has just been read."""
 
 
 class Executor(Protocol):
-    """Carries out plans one after the other. Only `load_host` and `drop_host` may be called from other threads."""
+    """Carries out plans one after the other. Only `load_host` may be called from other threads."""
+
+    def connect(self, report: Report) -> None:
+        """Where answers to fetches go, exactly one for each. Called once, before everything else."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Releases, evicts, loads, admits and computes, in this order. An exception is a bug and ends the engine."""
+        """Releases, evicts, loads, begins fetches, admits and computes, in this order. An exception is a bug and ends
+        the engine."""
 
-    def load_host(self, path: str) -> HostAdapter:
-        """Reads, validates and packs an adapter folder. Loading the same content twice is free.
+    def load_host(self, path: str, claim: Claim) -> HostAdapter:
+        """Reads and validates an adapter folder. Where `claim` says so, packs it into host memory and reports that, as
+        if it had been fetched.
 
         Raises:
-            ValueError: the folder is not an adapter of this model, or host memory is full; the message says why.
+            ValueError: the folder is not an adapter of this model, or `claim` will not have it; the message says why.
         """
-
-    def drop_host(self, adapter: AdapterId) -> None:
-        """Forgets an adapter no request uses any more. Unknown ones are ignored."""

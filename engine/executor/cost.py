@@ -130,6 +130,8 @@ class DeviceSpec:
     """Of the lognormal factor a step's time is multiplied by."""
     page_bytes: int
     adapter_bytes_per_rank: int
+    disk_bytes_per_s: float
+    """At which adapters are read and packed into host memory."""
     engine: Mapping[str, Any]
     """Sizes of an engine there: fields of CoreConfig."""
 
@@ -148,6 +150,7 @@ def read_device(path: Path) -> DeviceSpec:
             noise_sigma=document["noise_sigma"],
             page_bytes=document["page_bytes"],
             adapter_bytes_per_rank=document["adapter_bytes_per_rank"],
+            disk_bytes_per_s=document["disk_bytes_per_s"],
             engine=document["engine"],
         )
     except (KeyError, TypeError, json.JSONDecodeError) as error:

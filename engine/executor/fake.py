@@ -16,8 +16,19 @@ from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
-from engine.core.types import AdapterId, Admission, PageId, SampledToken, StepPlan, StepResult
-from engine.executor.base import HostAdapter
+from engine.core.types import (
+    AdapterFetch,
+    AdapterFetched,
+    AdapterId,
+    Admission,
+    FetchAnswer,
+    FetchCancelled,
+    PageId,
+    SampledToken,
+    StepPlan,
+    StepResult,
+)
+from engine.executor.base import Claim, HostAdapter, Report
 from engine.executor.cost import CostModel, LiveSequence, StepWork, measure
 
 TOKEN_MASK = 2**31 - 1
@@ -41,28 +52,39 @@ class FakeSequence:
 class FakeExecutor:
     """Deterministic and instant. An adapter is any path; its content hash is a digest of the path."""
 
-    def __init__(self, vocab_size: int = 1000, adapter_pages: int = 2) -> None:
+    def __init__(self, vocab_size: int = 1000, adapter_pages: int = 2, adapter_bytes: int = 0) -> None:
         self.vocab_size = vocab_size
         self.adapter_pages = adapter_pages
+        self.adapter_bytes = adapter_bytes
         self.sequences: dict[str, FakeSequence] = {}
+        self.report: Report = lambda answer: None
+
+    def connect(self, report: Report) -> None:
+        self.report = report
 
     def execute(self, plan: StepPlan) -> StepResult:
         for request_id in plan.released:
             self.sequences.pop(request_id, None)
+        self.fetch(plan)
         for admission in plan.admitted:
             pages = list(admission.pages)
             self.sequences[admission.request_id] = FakeSequence(admission, list(admission.tokens), pages)
         for chunk in plan.chunks:
             self.sequences[chunk.request_id].pages.extend(chunk.new_pages)
         sampled = tuple(self._sample(chunk.request_id) for chunk in plan.chunks if chunk.samples)
-        return StepResult(sampled=sampled, loaded=tuple(load.adapter for load in plan.loads))
+        return StepResult(sampled=sampled, load_seconds=(0.0,) * len(plan.loads))
 
-    def load_host(self, path: str) -> HostAdapter:
+    def fetch(self, plan: StepPlan) -> None:
+        """Answers the plan's fetches at once."""
+        for fetch in plan.fetches:
+            self.report(AdapterFetched(fetch.adapter, 0.0))
+
+    def load_host(self, path: str, claim: Claim) -> HostAdapter:
         digest = blake2b(Path(path).name.encode(), digest_size=16).hexdigest()
-        return HostAdapter(digest, rank=8, target_modules=("q_proj",), num_pages=self.adapter_pages, num_bytes=0)
-
-    def drop_host(self, adapter: AdapterId) -> None:
-        """Nothing is kept in host memory."""
+        host = HostAdapter(digest, 8, ("q_proj",), self.adapter_pages, self.adapter_bytes)
+        if claim(host):
+            self.report(AdapterFetched(host.id, 0.0))
+        return host
 
     def _sample(self, request_id: str) -> SampledToken:
         seq = self.sequences[request_id]
@@ -88,12 +110,37 @@ class VirtualClock:
         self.now = max(self.now, when)
 
 
+class VirtualDisk:
+    """Reads one adapter after the other, so many bytes a second of a virtual clock."""
+
+    def __init__(self, clock: VirtualClock, bytes_per_s: float) -> None:
+        self._clock = clock
+        self._bytes_per_s = bytes_per_s
+        self._ends: dict[AdapterId, tuple[float, float]] = {}
+        """When each read ends, and how long after it was asked for; in the order of both."""
+        self._free_at = 0.0
+
+    def begin(self, fetch: AdapterFetch) -> None:
+        now = self._clock.now
+        self._free_at = max(self._free_at, now) + fetch.num_bytes / self._bytes_per_s
+        self._ends[fetch.adapter] = self._free_at, self._free_at - now
+
+    def cancel(self, adapter: AdapterId) -> list[FetchAnswer]:
+        """What has been read by now is answered as that."""
+        return [FetchCancelled(adapter)] if self._ends.pop(adapter, None) else []
+
+    def done(self) -> list[FetchAnswer]:
+        """Reads that have ended since the last time."""
+        ended = [adapter for adapter, (end, _) in self._ends.items() if end <= self._clock.now]
+        return [AdapterFetched(adapter, self._ends.pop(adapter)[1]) for adapter in ended]
+
+
 StepObserver = Callable[[StepPlan, StepWork, float], None]
 """Called with every plan, the work in it and the seconds it took, before the clock has moved."""
 
 
 class TimedExecutor:
-    """A plan advances the clock by what the cost model says it takes, times lognormal noise.
+    """A plan advances the clock by what the cost model says it takes, times lognormal noise; a disk reads beside it.
 
     A token is made of the request's seed and its position alone: in constant time, and the same after a preemption.
     """
@@ -102,6 +149,7 @@ class TimedExecutor:
         self,
         cost: CostModel,
         clock: VirtualClock,
+        disk: VirtualDisk,
         ranks: Mapping[AdapterId, int],
         observe: StepObserver,
         noise_sigma: float = 0.0,
@@ -109,11 +157,16 @@ class TimedExecutor:
     ) -> None:
         self._cost = cost
         self._clock = clock
+        self._disk = disk
         self._ranks = ranks
         self._observe = observe
         self._sigma = noise_sigma
         self._gauss = Random(seed).gauss
         self._live: dict[str, LiveSequence] = {}
+        self._report: Report = lambda answer: None
+
+    def connect(self, report: Report) -> None:
+        self._report = report
 
     def execute(self, plan: StepPlan) -> StepResult:
         live = self._live
@@ -123,10 +176,13 @@ class TimedExecutor:
             adapter = admission.adapter
             rank = 0 if adapter is None else self._ranks[adapter]
             live[admission.request_id] = LiveSequence(admission.params.seed, adapter, rank)
+        for fetch in plan.fetches:
+            self._disk.begin(fetch)
         work = measure(plan, live)
         seconds = self._cost.seconds(work) * math.exp(self._gauss(0.0, self._sigma))
         self._observe(plan, work, seconds)
         self._clock.advance(seconds)
+        self._answer(plan)
         sampled = tuple(
             [
                 SampledToken(
@@ -136,14 +192,19 @@ class TimedExecutor:
                 if chunk.samples
             ]
         )
-        return StepResult(sampled=sampled, loaded=tuple([load.adapter for load in plan.loads]))
+        copies = [self._cost.seconds(StepWork(pages_copied=len(load.pages))) for load in plan.loads]
+        return StepResult(sampled=sampled, load_seconds=tuple(copies))
 
-    def load_host(self, path: str) -> HostAdapter:
+    def load_host(self, path: str, claim: Claim) -> HostAdapter:
         """Adapters of a simulation have no files: they are known by their ranks from the start. Raises ValueError."""
         raise ValueError(f"no adapter can be loaded from {path}: a simulation knows its adapters from the start")
 
-    def drop_host(self, adapter: AdapterId) -> None:
-        """Nothing is kept in host memory."""
+    def _answer(self, plan: StepPlan) -> None:
+        for answer in self._disk.done():
+            self._report(answer)
+        for adapter in plan.cancelled_fetches:
+            for answer in self._disk.cancel(adapter):
+                self._report(answer)
 
 
 def _position_token(seed: int, position: int) -> int:

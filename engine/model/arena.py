@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.core.types import AdapterId, PageId
+from engine.model.adapter_copies import make_copies
 from engine.model.lora import TARGETS
 from engine.model.memory import zeros
 from engine.model.spec import ModelSpec
@@ -41,6 +41,7 @@ class Arena:
     Attributes:
         pages: [num_pages, page_elems].
         table: where kernels find the tiles of resident adapters.
+        copies: how adapters come into pages, and what waits for them.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Arena:
         self.shape = shape
         self.pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
         self.table = LoraTable(max_adapters, shape.layers, len(TARGETS), shape.elements, device)
+        self.copies = make_copies(self.pages)
         self._slots: dict[AdapterId, int] = {}
         self._free_slots = list(range(max_adapters - 1, -1, -1))
 
@@ -64,7 +66,7 @@ class Arena:
         return self.pages.unflatten(1, split)[:, layer]
 
     def load_adapter(self, adapter: AdapterId, layout: AdapterLayout, blob: Tensor, pages: tuple[PageId, ...]) -> None:
-        """Copies a packed adapter ([len(pages), page_elems], host memory) into `pages` and gives it a slot.
+        """Begins to copy a packed adapter ([len(pages), page_elems], host memory) into `pages` and gives it a slot.
 
         Raises:
             ValueError: the adapter is resident already, every slot is taken, or the number of pages is wrong.
@@ -75,8 +77,7 @@ class Arena:
             raise ValueError(f"adapter {adapter} does not fit: all {len(self._slots)} slots are taken")
         if len(pages) != layout.num_pages:
             raise ValueError(f"adapter {adapter} needs {layout.num_pages} pages, not {len(pages)}")
-        index = torch.from_numpy(np.asarray(pages, dtype=np.int64)).to(self.pages.device)
-        self.pages.index_copy_(0, index, blob.to(self.pages.device, non_blocking=True))
+        self.copies.begin(blob, pages, layout)
         slot = self._slots[adapter] = self._free_slots.pop()
         self.table.set(slot, layout, pages)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.model.arena import Arena
 from engine.model.batch import BatchInput
-from engine.model.lora import LoraStep, ProjectionGroups, projection_groups
+from engine.model.lora import LoraStep, ProjectionGroups, prepare_lora, projection_groups
 from engine.model.rope import Angles, angles
 from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
@@ -72,22 +72,18 @@ class Decoder:
             attention=batch.attention,
             arena=arena,
             backend=backend,
-            lora=LoraStep(backend, self._prepare_lora(batch, arena, backend)),
+            lora=prepare_lora(backend, arena.flat, arena.table, batch.segments),
         )
         x = F.embedding(batch.token_ids, self.embed)
         pointwise, eps, delta = backend.pointwise, self.spec.rms_norm_eps, None
         for layer in self.layers:
+            arena.copies.wait(layer.index)
             delta = self._attend(layer, pointwise.add_norm(x, delta, layer.input_norm, eps), step)
             delta = self._feed_forward(layer, pointwise.add_norm(x, delta, layer.post_norm, eps), step)
         if not batch.sample_ids:
             return x.new_empty(0, self.spec.vocab_size)
         rows = batch.sample_rows
         return self.head(pointwise.add_norm(x[rows], None if delta is None else delta[rows], self.norm, eps))
-
-    def _prepare_lora(self, batch: BatchInput, arena: Arena, backend: Backend) -> object | None:
-        if not batch.segments.num_segments:
-            return None
-        return backend.prepare_lora(arena.flat, arena.table, batch.segments)
 
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         qkv = step.lora.add(layer.qkv(x), x, layer.index, self.groups.qkv)

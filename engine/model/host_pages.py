@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.core.types import PageCopy
+from engine.model.adapter_copies import runs
 from engine.model.memory import zeros
 
 Longs = npt.NDArray[np.int64]
@@ -51,7 +52,7 @@ class HostPages:
             rows = torch.index_select(arena, 0, index, out=self._staging[: len(pages)])
             self._wait_for_kernels()
             with torch.cuda.stream(self._stream):
-                for first, last, start, end in _runs(host_pages):
+                for first, last, start, end in runs(host_pages):
                     self.pages[start:end].copy_(rows[first:last], non_blocking=True)
 
     def restore(self, arena: Tensor, copies: tuple[PageCopy, ...]) -> None:
@@ -60,7 +61,7 @@ class HostPages:
             index, rows = torch.from_numpy(pages).to(arena.device), self._staging[: len(pages)]
             self._wait_for_kernels()
             with torch.cuda.stream(self._stream):
-                for first, last, start, end in _runs(host_pages):
+                for first, last, start, end in runs(host_pages):
                     rows[first:last].copy_(self.pages[start:end], non_blocking=True)
             self._wait_for_copies()
             arena.index_copy_(0, index, rows)
@@ -81,11 +82,3 @@ class HostPages:
         """Copies from here on run after every kernel so far."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._staging.device))
-
-
-def _runs(host_pages: Longs) -> Iterator[tuple[int, int, int, int]]:
-    """Where each run of neighbours begins and ends in the list, and which host pages it covers."""
-    breaks = (np.flatnonzero(np.diff(host_pages) != 1) + 1).tolist()
-    for first, last in zip([0, *breaks], [*breaks, len(host_pages)], strict=True):
-        start = int(host_pages[first])
-        yield first, last, start, start + last - first

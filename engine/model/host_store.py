@@ -8,12 +8,7 @@ from threading import Lock
 from torch import Tensor
 
 from engine.core.types import AdapterId
-from engine.executor.base import HostAdapter
 from lora_kernels.layout import AdapterLayout
-
-
-class HostStoreFull(ValueError):
-    """The adapter does not fit the host memory given to adapters; the message says by how much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,68 +16,35 @@ class PackedAdapter:
     """A packed adapter. `blob` is [num_pages, page_elems] in the arena's dtype, pinned where a GPU copies from it."""
 
     id: AdapterId
-    target_modules: tuple[str, ...]
     layout: AdapterLayout
     blob: Tensor
 
-    @property
-    def rank(self) -> int:
-        """The largest of any layer and projection."""
-        return int(self.layout.ranks.max(initial=0))
-
-    @property
-    def num_pages(self) -> int:
-        return self.layout.num_pages
-
-    @property
-    def num_bytes(self) -> int:
-        return self.blob.nbytes
-
-    def describe(self) -> HostAdapter:
-        """What everybody above the model needs to know of it."""
-        return HostAdapter(self.id, self.rank, self.target_modules, self.num_pages, self.num_bytes)
-
 
 class HostStore:
-    """Packed adapters by content hash, bounded in bytes. Every method may be called from any thread."""
+    """Packed adapters by content hash. Every method may be called from any thread.
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+    The core says which adapters come and go: it has reserved their bytes before they are packed.
+    """
+
+    def __init__(self) -> None:
         self._adapters: dict[AdapterId, PackedAdapter] = {}
         self._lock = Lock()
 
     @property
     def num_bytes(self) -> int:
         with self._lock:
-            return self._used()
+            return sum(adapter.blob.nbytes for adapter in self._adapters.values())
 
-    def put(self, adapter: PackedAdapter) -> PackedAdapter:
-        """Keeps an adapter, or the equal one that is here already, and returns the one kept.
-
-        Raises:
-            HostStoreFull: it does not fit beside the others.
-        """
+    def put(self, adapter: PackedAdapter) -> None:
         with self._lock:
-            if adapter.id not in self._adapters:
-                self._check_room(adapter)
-            return self._adapters.setdefault(adapter.id, adapter)
+            self._adapters[adapter.id] = adapter
 
-    def get(self, adapter_id: AdapterId) -> PackedAdapter | None:
+    def get(self, adapter_id: AdapterId) -> PackedAdapter:
+        """Raises KeyError: a plan names an adapter that is not here, which is a bug."""
         with self._lock:
-            return self._adapters.get(adapter_id)
+            return self._adapters[adapter_id]
 
     def drop(self, adapter_id: AdapterId) -> None:
-        """Forgets an adapter; one that is not here is nothing to forget."""
+        """Forgets an adapter. Raises KeyError, likewise."""
         with self._lock:
-            self._adapters.pop(adapter_id, None)
-
-    def _used(self) -> int:
-        return sum(adapter.num_bytes for adapter in self._adapters.values())
-
-    def _check_room(self, adapter: PackedAdapter) -> None:
-        free = self._capacity - self._used()
-        if adapter.num_bytes > free:
-            raise HostStoreFull(
-                f"the adapter needs {adapter.num_bytes / 2**20:.1f} MiB of host memory, {free / 2**20:.1f} MiB of "
-                f"{self._capacity / 2**20:.1f} are free: unload adapters or raise engine.host_adapter_gb"
-            )
+            del self._adapters[adapter_id]

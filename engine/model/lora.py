@@ -12,7 +12,10 @@ from torch import Tensor
 
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import Backend
-from lora_kernels.layout import ProjectionGroup
+from lora_kernels.dora import BaseScales
+from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.segments import SegmentPlan
+from lora_kernels.select import prepare_scales
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The T axis of every table: a projection's index is its target number."""
@@ -47,13 +50,29 @@ def projection_groups(spec: ModelSpec) -> ProjectionGroups:
 
 @dataclass(frozen=True, slots=True)
 class LoraStep:
-    """One step's adapters. `prepared` is the backend's own; None when every row is the base model's."""
+    """One step's adapters.
+
+    Attributes:
+        prepared: the backend's own; None when every row is the base model's.
+        scales: what DoRA adapters do to base outputs; None when there are none.
+    """
 
     backend: Backend
     prepared: Any
+    scales: BaseScales | None = None
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup) -> Tensor:
-        """Adds each row's delta to `out` in place, and returns it."""
+        """Scales `out`, the base model's output, where a row's adapter does, adds each row's delta, and returns it."""
+        if self.scales is not None:
+            self.scales.apply(out, layer, group)
         if self.prepared is not None:
             self.backend.add_lora(out, x, self.prepared, layer, group)
         return out
+
+
+def prepare_lora(backend: Backend, arena: Tensor, table: LoraTable, segments: SegmentPlan) -> LoraStep:
+    """Once a step. `arena` is flat, [num_elements]."""
+    if not segments.num_segments:
+        return LoraStep(backend, None)
+    prepared = backend.prepare_lora(arena, table, segments)
+    return LoraStep(backend, prepared, prepare_scales(arena, table, segments))

@@ -15,46 +15,14 @@ from typing import Any
 
 import regex
 
+from engine.model.peft_fields import ACTIVE_WHEN_EMPTY, HANDLED, HARMLESS, PLAIN_INITIALISATIONS, REFUSED
+
 MAX_RANK = 256
 MAX_PATTERNS = 4096
 MAX_PATTERN_CHARS = 2048
 MATCH_SECONDS = 1.0
 """Time one expression of an adapter may take on one module name; honest ones take microseconds."""
 ALL_LINEAR = "all-linear"
-
-HANDLED = {
-    "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
-    "layers_to_transform", "layers_pattern", "init_lora_weights", "bias", "base_model_name_or_path",
-}  # fmt: skip
-HARMLESS = {
-    "task_type", "inference_mode", "revision", "auto_mapping", "peft_version", "lora_dropout", "loftq_config",
-    "eva_config", "corda_config", "lora_ga_config", "megatron_core", "qalora_group_size", "runtime_config",
-    "ensure_weight_tying",
-}  # fmt: skip
-"""Fields of training, bookkeeping or initialisation: nothing of them is left in the forward pass."""
-
-REFUSED = {
-    "use_dora": "DoRA adapters are not supported; retrain without it, or merge the adapter into its base",
-    "use_bora": "BoRA adapters are not supported; retrain without it, or merge the adapter into its base",
-    "use_qalora": "QA-LoRA adapters are not supported; retrain with use_qalora=false",
-    "use_bdlora": "block-diagonal LoRA is not supported; retrain without it",
-    "lora_bias": "a bias on lora_B is not supported; retrain with lora_bias=false",
-    "fan_in_fan_out": "transposed (Conv1D) weights are not supported; the adapter is of another kind of base model",
-    "modules_to_save": "fully trained modules are not supported; retrain with LoRA on the projections only",
-    "trainable_token_indices": "trained token embeddings are not supported; retrain without them",
-    "target_parameters": "LoRA on bare parameters is not supported; target the projections by target_modules",
-    "megatron_config": "Megatron adapters are not supported; convert it to a plain LoRA",
-    "layer_replication": "the adapter is of a base with replicated layers, which this model is not",
-    "alora_invocation_tokens": "activated LoRA is not supported; retrain as a plain LoRA",
-    "arrow_config": "Arrow routing is not supported; serve each of its adapters by its own name",
-    "kasa_config": "KaSA changes the base weights, which every adapter shares; convert it to a plain LoRA",
-    "velora_config": "VeLoRA adapters are not supported; save it as a plain LoRA",
-    "monteclora_config": "MonteCLoRA adapters are not supported; save it as a plain LoRA",
-}
-ACTIVE_WHEN_EMPTY = frozenset(("alora_invocation_tokens", "arrow_config", "kasa_config", "use_bdlora"))
-"""PEFT switches these on for anything but null."""
-PLAIN_INITIALISATIONS = (None, True, False, "gaussian", "orthogonal", "eva")
-"""Initialisations that leave the base weights as they are, unlike PiSSA, OLoRA, CorDA, LoftQ and others."""
 
 
 class AdapterError(ValueError):
@@ -80,6 +48,7 @@ class PeftSettings:
     rank: int
     alpha: float
     use_rslora: bool
+    use_dora: bool
     rank_overrides: tuple[Override, ...]
     alpha_overrides: tuple[Override, ...]
     target_modules: regex.Pattern[str] | tuple[str, ...]
@@ -115,7 +84,10 @@ class PeftSettings:
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def canonical(self) -> bytes:
-        """The same bytes for every way of writing the same computation; part of the adapter's identity."""
+        """The same bytes for every way of writing the same computation; part of the adapter's identity.
+
+        `use_dora` is not in them: the weights have magnitudes if and only if it is on.
+        """
         fields = (
             self.rank,
             float(self.alpha),
@@ -188,6 +160,7 @@ def _settings(config: dict[str, Any]) -> PeftSettings:
         rank=int(_number(config, "r", 8, whole=True)),
         alpha=_number(config, "lora_alpha", 8),
         use_rslora=_flag(config, "use_rslora"),
+        use_dora=_flag(config, "use_dora"),
         rank_overrides=_overrides(config, "rank_pattern", whole=True),
         alpha_overrides=_overrides(config, "alpha_pattern"),
         target_modules=_selection(config, "target_modules"),

@@ -6,8 +6,6 @@ every targeted module must have its tensors. Files are read once, so what is has
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,25 +18,25 @@ import torch
 from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
-from engine.model.peft_config import MAX_RANK, AdapterError, PeftSettings, parse_config
+from engine.model.peft_config import MAX_RANK, AdapterError, PeftSettings
+from engine.model.peft_dora import BaseLinears, Block, fold_magnitude
+from engine.model.peft_folder import CONFIG_FILE, MAX_HEADER_BYTES, WEIGHTS_FILE, PeftFolder, read_peft
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
-PICKLE_FILE = "adapter_model.bin"
-MAX_CONFIG_BYTES = 1 << 20
-MAX_HEADER_BYTES = 16 << 20
-ID_CHARS = 32
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
-KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.(?P<name>[^.]+))?\.weight")
+KEY = re.compile(
+    r"base_model\.model\.(?P<module>.+)\.lora_(?:"
+    r"(?P<side>[AB])(?:\.(?P<name>[^.]+))?\.weight|"
+    r"(?P<magnitude>magnitude_vector)(?:\.(?!weight$)(?P<dora_name>[^.]+))?(?:\.weight)?)"
+)
 
-Block = tuple[Tensor, Tensor]
+MAGNITUDE = "magnitude_vector"
 Place = tuple[int, int]
 """(layer, target index)"""
 Raw = Mapping[str, Any]
 """A tensor as it lies in the file: dtype name, shape, data."""
 
-__all__ = ["AdapterError", "LoadedAdapter", "TargetShapes", "load_peft"]
+__all__ = ["AdapterError", "LoadedAdapter", "TargetShapes", "check_peft", "load_peft", "pair_tensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +47,20 @@ class TargetShapes:
         layers: decoder layers of the model.
         targets: names of the projections of one layer, in the order of `widths` and of the LoRA table.
         widths: int32 [targets, 2]. (in_features, out_features) of each projection.
+        base_linears: the projections' own weights, which DoRA normalises by.
         base_names: names and paths the base model goes by; they only make messages clearer.
     """
 
     layers: int
     targets: tuple[str, ...]
     widths: npt.NDArray[np.int32]
+    base_linears: BaseLinears
     base_names: tuple[str, ...] = ()
+
+    @property
+    def max_file_bytes(self) -> int:
+        """Of the weights of any adapter of this model."""
+        return MAX_HEADER_BYTES + self.layers * MAX_RANK * int(self.widths.sum()) * torch.float64.itemsize
 
     def module(self, place: Place) -> str:
         """Path of a projection in the Hugging Face model, such as `model.layers.3.self_attn.q_proj`."""
@@ -75,7 +80,9 @@ class LoadedAdapter:
     Attributes:
         adapter_id: content hash of what it computes: configuration fields that matter, and the weights file.
         blocks: (layer, target index) -> (A fp32 [rank, in_features], B fp32 [out_features, rank] times the LoRA scale).
+        scales: (layer, target index) -> scale tile, fp32 [2, out_features]; empty unless it is a DoRA adapter.
         ranks: int32 [layers, targets]. 0 where the adapter does not touch the projection.
+        scaled: bool [layers, targets]. Where there are `scales`.
         target_modules: names of the projections it touches in any layer, in the model's order.
         rank: the largest of `ranks`.
         base_model: what its configuration calls the base model; may be empty.
@@ -83,7 +90,9 @@ class LoadedAdapter:
 
     adapter_id: str
     blocks: Mapping[Place, Block]
+    scales: Mapping[Place, Tensor]
     ranks: npt.NDArray[np.int32]
+    scaled: npt.NDArray[np.bool_]
     target_modules: tuple[str, ...]
     rank: int
     base_model: str
@@ -95,62 +104,36 @@ def load_peft(path: Path, shapes: TargetShapes) -> LoadedAdapter:
     Raises:
         AdapterError: the folder does not hold a LoRA adapter that fits the model and can be served as PEFT would.
     """
-    settings = parse_config(_read(path, CONFIG_FILE, MAX_CONFIG_BYTES))
-    data = _read(path, WEIGHTS_FILE, _max_weights_bytes(shapes))
-    pairs = _pair(_parse(data), settings, shapes)
+    return check_peft(read_peft(path, shapes.max_file_bytes), shapes)
+
+
+def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
+    """Every tensor, in fp32. Raises AdapterError, as `load_peft` does."""
+    settings = folder.settings
+    pairs = pair_tensors(_parse(folder.data), settings, shapes)
     wanted = _wanted(settings, shapes)
     _check_coverage(pairs, wanted, settings, shapes)
     blocks = {place: _block(pairs[place], place, settings, shapes) for place in wanted}
-    return _assemble(hashlib.sha256(settings.canonical() + b"\0" + data).hexdigest(), blocks, settings, shapes)
+    scales: dict[Place, Tensor] = {}
+    if settings.use_dora:
+        for place, block in blocks.items():
+            blocks[place], scales[place] = _fold_magnitude(pairs[place], block, place, shapes)
+    return _assemble(folder.id, blocks, scales, settings, shapes)
 
 
-def _assemble(digest: str, blocks: dict[Place, Block], settings: PeftSettings, shapes: TargetShapes) -> LoadedAdapter:
+def _assemble(
+    identity: str,
+    blocks: dict[Place, Block],
+    scales: dict[Place, Tensor],
+    settings: PeftSettings,
+    shapes: TargetShapes,
+) -> LoadedAdapter:
     ranks = np.zeros((shapes.layers, len(shapes.targets)), dtype=np.int32)
     for place, (a, _) in blocks.items():
         ranks[place] = a.shape[0]
     touched = tuple(name for target, name in enumerate(shapes.targets) if ranks[:, target].any())
-    return LoadedAdapter(digest[:ID_CHARS], blocks, ranks, touched, int(ranks.max()), settings.base_model)
-
-
-def _read(folder: Path, name: str, limit: int) -> bytes:
-    """One file of the folder, never following a link out of it."""
-    file = folder / name
-    try:
-        real = Path(os.path.realpath(file, strict=True))
-        if not any(real.is_relative_to(root) for root in _roots(folder)):
-            raise AdapterError(f"{file} is a link that leaves the adapter's folder; copy the file into it")
-        if not real.is_file():
-            raise AdapterError(f"{file} is not a file")
-        if (size := real.stat().st_size) > limit:
-            raise AdapterError(f"{file} has {size} bytes, and no adapter of this model has over {limit}")
-        return real.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise AdapterError(_missing(folder, name)) from error
-    except OSError as error:
-        raise AdapterError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def _roots(folder: Path) -> tuple[Path, ...]:
-    """Where links may lead: the folder, and for a snapshot of the Hugging Face cache also its own blobs."""
-    root = Path(os.path.realpath(folder))
-    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
-        return root, root.parent.parent / "blobs"
-    return (root,)
-
-
-def _missing(folder: Path, name: str) -> str:
-    if not folder.is_dir():
-        return f"{folder} is not a folder: an adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
-    if name == WEIGHTS_FILE and (folder / PICKLE_FILE).exists():
-        return (
-            f"{folder} has {PICKLE_FILE} but no {WEIGHTS_FILE}: pickle files can run code and are never opened; "
-            "save the adapter with PEFT's save_pretrained(..., safe_serialization=True)"
-        )
-    return f"{folder} has no {name}: point to the folder that PEFT's save_pretrained wrote"
-
-
-def _max_weights_bytes(shapes: TargetShapes) -> int:
-    return MAX_HEADER_BYTES + shapes.layers * MAX_RANK * int(shapes.widths.sum()) * torch.float64.itemsize
+    scaled = ranks.astype(np.bool_) & settings.use_dora
+    return LoadedAdapter(identity, blocks, scales, ranks, scaled, touched, int(ranks.max()), settings.base_model)
 
 
 def _parse(data: bytes) -> dict[str, Raw]:
@@ -176,7 +159,9 @@ def _other_base(settings: PeftSettings, shapes: TargetShapes) -> str:
     return f"and this model{names} has layers 0 to {shapes.layers - 1}: an adapter of another base?{trained_on}"
 
 
-def _pair(tensors: Mapping[str, Raw], settings: PeftSettings, shapes: TargetShapes) -> dict[Place, dict[str, Raw]]:
+def pair_tensors(
+    tensors: Mapping[str, Raw], settings: PeftSettings, shapes: TargetShapes
+) -> dict[Place, dict[str, Raw]]:
     """Tensors by the projection and side (A or B) they belong to."""
     places, names = shapes.places(), set()
     pairs: dict[Place, dict[str, Raw]] = {}
@@ -184,19 +169,21 @@ def _pair(tensors: Mapping[str, Raw], settings: PeftSettings, shapes: TargetShap
         found = KEY.fullmatch(key)
         if found is None or found["module"] not in places:
             raise AdapterError(_stranger(key, settings, shapes))
-        names.add(found["name"])
-        pair = pairs.setdefault(places[found["module"]], {})
-        if found["side"] in pair or len(names) > 1:
+        if found["magnitude"] and not settings.use_dora:
+            raise AdapterError(f"{key!r} belongs to a DoRA adapter, and {CONFIG_FILE} does not say use_dora")
+        names.add(found["name"] or found["dora_name"])
+        part, pair = found["side"] or MAGNITUDE, pairs.setdefault(places[found["module"]], {})
+        if part in pair or len(names) > 1:
             raise AdapterError(f"{WEIGHTS_FILE} holds more than one adapter ({key!r} is of a second one)")
-        pair[found["side"]] = raw
+        pair[part] = raw
     return pairs
 
 
 def _stranger(key: str, settings: PeftSettings, shapes: TargetShapes) -> str:
     """Why a tensor has no place in the model."""
     shown, layer = repr(key[:200]), re.search(r"\.layers\.(\d{1,9})\.", key)
-    if ".lora_magnitude_vector" in key:
-        return f"{shown} belongs to a DoRA adapter, which is not supported; retrain with use_dora=false"
+    if key.endswith(".bias"):
+        return f"{shown}: trained biases are not supported; retrain with bias='none' and lora_bias=false"
     if "lora_embedding_" in key or "embed_tokens" in key or "lm_head" in key:
         return f"{shown}: adapting the embeddings or lm_head is not supported; retrain on the projections only"
     if layer and int(layer[1]) >= shapes.layers:
@@ -207,11 +194,12 @@ def _stranger(key: str, settings: PeftSettings, shapes: TargetShapes) -> str:
 def _check_coverage(
     pairs: Mapping[Place, Mapping[str, Raw]], wanted: Mapping[Place, str], settings: PeftSettings, shapes: TargetShapes
 ) -> None:
+    parts = ("A", "B", MAGNITUDE) if settings.use_dora else ("A", "B")
     for place, pair in sorted(pairs.items()):
         if place not in wanted:
             raise AdapterError(f"there are weights for {shapes.module(place)}, which {CONFIG_FILE} does not target")
-        if missing := {"A", "B"} - pair.keys():
-            raise AdapterError(f"{shapes.module(place)} has no lora_{missing.pop()}; save the adapter again")
+        if missing := [part for part in parts if part not in pair]:
+            raise AdapterError(f"{shapes.module(place)} has no lora_{missing[0]}; save the adapter again")
     if absent := [module for place, module in wanted.items() if place not in pairs]:
         trained_on = f" ({settings.base_model})" if settings.base_model else ""
         raise AdapterError(
@@ -228,16 +216,29 @@ def _block(pair: Mapping[str, Raw], place: Place, settings: PeftSettings, shapes
     return a, _finite(b * settings.scale_of(module), f"{module}.lora_B times its scale")
 
 
-def _tensor(raw: Raw, name: str, shape: tuple[int, int], rank_axis: int) -> Tensor:
+def _fold_magnitude(pair: Mapping[str, Raw], block: Block, place: Place, shapes: TargetShapes) -> tuple[Block, Tensor]:
+    module = shapes.module(place)
+    name = f"{module}.lora_{MAGNITUDE}"
+    magnitude = _tensor(pair[MAGNITUDE], name, (int(shapes.widths[place[1], 1]),))
+    folded, scales = fold_magnitude(block, magnitude, *shapes.base_linears(module))
+    _finite(scales, f"{name} over the norm of its weights")
+    return (folded[0], _finite(folded[1], f"{module}.lora_B times its scales")), scales
+
+
+def _tensor(raw: Raw, name: str, shape: tuple[int, ...], rank_axis: int | None = None) -> Tensor:
     """One tensor in fp32, of exactly the shape the model and the configuration give it."""
     found = tuple(raw["shape"])
-    if len(found) == 2 and found[1 - rank_axis] == shape[1 - rank_axis] and found != shape:
+    if rank_axis is not None and _differ_only_at(rank_axis, found, shape):
         raise AdapterError(f"{name} has rank {found[rank_axis]}, and {CONFIG_FILE} says {shape[rank_axis]}")
     if found != shape:
         raise AdapterError(f"{name} is {list(found)}, and the model needs {list(shape)}: an adapter of another base?")
     if raw["dtype"] not in DTYPES:
         raise AdapterError(f"{name} is of type {raw['dtype']}; save it as one of {', '.join(DTYPES)}")
     return _finite(torch.frombuffer(raw["data"], dtype=DTYPES[raw["dtype"]]).view(shape).float(), name)
+
+
+def _differ_only_at(axis: int, found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(found) == len(shape) and [i for i in range(len(shape)) if found[i] != shape[i]] == [axis]
 
 
 def _finite(tensor: Tensor, name: str) -> Tensor:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from engine.config import EngineConfig
-from engine.core.types import AdapterId, AdapterLoad, Admission, SampledToken, StepPlan, StepResult
-from engine.executor.base import HostAdapter
+from engine.core.types import AdapterFetched, AdapterLoad, Admission, FetchFailed, SampledToken, StepPlan, StepResult
+from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState
 from engine.model.decoder import build_decoder
+from engine.model.fetcher import Fetcher, start_threads
 from engine.model.host_pages import HostPages
-from engine.model.host_store import HostStore, PackedAdapter
+from engine.model.host_store import HostStore
 from engine.model.lora import TARGETS, target_widths
-from engine.model.memory import GIB, count_host_pages, count_pages
-from engine.model.peft_loader import LoadedAdapter, TargetShapes, load_peft
+from engine.model.memory import count_host_pages, count_pages
+from engine.model.packing import Packer
+from engine.model.peft_dora import base_linears
+from engine.model.peft_loader import TargetShapes
 from engine.model.sampler import Sampler
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.weights import open_weights
-from lora_kernels.layout import pack_adapter, plan_layout
 from lora_kernels.select import select_backend
 
 Progress = Callable[[str, int, int], None]
@@ -34,7 +36,7 @@ HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
 
 
 class ModelRunner:
-    """Loads a model and runs it. Only `load_host` and `drop_host` may be called from other threads.
+    """Loads a model and runs it. Only `load_host` may be called from other threads.
 
     Attributes:
         spec: shape of the model.
@@ -64,7 +66,9 @@ class ModelRunner:
         self._decoder = build_decoder(
             self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, self.spec.layers)
         )
-        self._targets = TargetShapes(self.spec.layers, TARGETS, target_widths(self.spec), (folder.name,))
+        targets = TargetShapes(
+            self.spec.layers, TARGETS, target_widths(self.spec), base_linears(self.spec, source), (folder.name,)
+        )
         shape = page_shape(self.spec, config.block_size)
         self.page_bytes = shape.elements * self.dtype.itemsize
         self.num_pages = count_pages(config, self.page_bytes, self.device)
@@ -73,11 +77,11 @@ class ModelRunner:
         self._host_pages = HostPages(self.num_host_pages, shape.elements, self.dtype, self.device)
         self._batch = BatchState(config.max_seqs, self.max_model_len, config.block_size, self.device)
         self._sampler = Sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids)
-        self._host = HostStore(int(config.host_adapter_gb * GIB))
-        # A thread that runs a parallel operation gets OpenMP threads of its own, and with more of them than cores
-        # libgomp stops spinning everywhere: measured, every step took 2.5 times as long after one adapter was loaded
-        # by a thread with four. So one thread loads, and its operations have only itself.
-        self._loader = ThreadPoolExecutor(1, "adapters", initializer=torch.set_num_threads, initargs=(1,))
+        self._host = HostStore()
+        self._report: Report = lambda _: None
+        self._loaders = start_threads(config.fetch_threads, "load")
+        self._packer = Packer(targets, shape.elements, self.dtype, pins=self.device.type == "cuda")
+        self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
 
     @property
     def vocab_size(self) -> int:
@@ -89,7 +93,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Does what the plan says, in its order: save, release, evict, load, restore, admit, compute, sample."""
+        """Does what the plan says, in its order: save, release, evict, load, fetch, restore, admit, compute, sample."""
         self._host_pages.save(self._arena.pages, plan.saves)
         for request_id in plan.released:
             self._release(request_id)
@@ -97,28 +101,45 @@ class ModelRunner:
             self._arena.evict_adapter(adapter)
         for load in plan.loads:
             self._load(load)
+        self._fetch(plan)
         self._host_pages.restore(self._arena.pages, plan.restores)
         for admission in plan.admitted:
             self._admit(admission)
-        loaded = tuple(load.adapter for load in plan.loads)
-        return StepResult(sampled=self._compute(plan) if plan.chunks else (), loaded=loaded)
+        sampled = self._compute(plan) if plan.chunks else ()
+        return StepResult(sampled, self._arena.copies.finish())
 
-    def load_host(self, path: str) -> HostAdapter:
-        """Reads, validates and packs a PEFT folder into host memory, where plans may load it from.
+    def connect(self, report: Report) -> None:
+        self._report = report
+
+    def load_host(self, path: str, claim: Claim) -> HostAdapter:
+        """Reads and validates a PEFT folder; packs it into host memory, where plans may load it from, if `claim` says
+        so.
 
         Raises:
             ValueError: the adapter is refused, or does not fit; the message says why.
         """
-        return self._loader.submit(self._load_host, path).result()
+        return self._loaders.submit(self._load_host, path, claim).result()
 
-    def _load_host(self, path: str) -> HostAdapter:
-        loaded = load_peft(Path(path), self._targets)
-        packed = self._host.get(loaded.adapter_id) or self._host.put(self._pack(loaded))
-        return packed.describe()
+    def _load_host(self, path: str, claim: Claim) -> HostAdapter:
+        started = time.perf_counter()
+        folder = self._packer.read(path)
+        host = self._packer.check(folder)
+        if claim(host):
+            try:
+                self._host.put(self._packer.pack(folder))
+            except Exception as error:  # a claim is answered, whatever happens
+                self._report(FetchFailed(host.id, repr(error)))
+                raise
+            self._report(AdapterFetched(host.id, time.perf_counter() - started))
+        return host
 
-    def drop_host(self, adapter: AdapterId) -> None:
-        """Frees an adapter's host memory. Copies in pages stay until a plan evicts them."""
-        self._host.drop(adapter)
+    def _fetch(self, plan: StepPlan) -> None:
+        for adapter in plan.host_dropped:
+            self._host.drop(adapter)
+        for adapter in plan.cancelled_fetches:
+            self._fetcher.cancel(adapter)
+        for fetch in plan.fetches:
+            self._fetcher.begin(fetch)
 
     def _release(self, request_id: str) -> None:
         if self._batch.release(request_id):
@@ -126,8 +147,6 @@ class ModelRunner:
 
     def _load(self, load: AdapterLoad) -> None:
         adapter = self._host.get(load.adapter)
-        if adapter is None:
-            raise ValueError(f"adapter {load.adapter} is planned but not in host memory")
         self._arena.load_adapter(load.adapter, adapter.layout, adapter.blob, load.pages)
 
     def _admit(self, admission: Admission) -> None:
@@ -141,15 +160,6 @@ class ModelRunner:
         for token in sampled:
             self._batch.append(token.request_id, token.token)
         return tuple(sampled)
-
-    def _pack(self, loaded: LoadedAdapter) -> PackedAdapter:
-        elements = self._arena.shape.elements
-        layout = plan_layout(loaded.ranks, self._targets.widths, elements)
-        if layout.num_pages >= self.num_pages:
-            raise ValueError(f"the adapter needs {layout.num_pages} pages, the pool has {self.num_pages - 1}")
-        blob = pack_adapter(layout, loaded.blocks, elements, self.dtype)
-        pinned = blob.pin_memory() if self.device.type == "cuda" else blob
-        return PackedAdapter(loaded.adapter_id, loaded.target_modules, layout, pinned)
 
 
 def _pick_device(name: str) -> torch.device:

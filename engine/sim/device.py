@@ -39,7 +39,7 @@ def find_device(name: str) -> DeviceSpec:
 
 def _check(spec: DeviceSpec) -> None:
     """Raises ValueError or TypeError: a figure is out of range or no number, or `engine` is no CoreConfig."""
-    for name in ("page_bytes", "adapter_bytes_per_rank"):
+    for name in ("page_bytes", "adapter_bytes_per_rank", "disk_bytes_per_s"):
         if not getattr(spec, name) > 0:
             raise ValueError(f"{name} must be positive, not {getattr(spec, name)}")
     for name, value in _figures(spec):

@@ -81,6 +81,8 @@ class Report:
     """Recomputed over useful tokens: prompts that were not cached, and what was generated."""
     adapter_loads: int
     adapter_evictions: int
+    adapter_fetches: int
+    adapter_host_evictions: int
     service_gap: dict[str, float]
     """By lane: widest gap between two waiting tenants, in the VTC paper's weighted tokens."""
     service_bound: dict[str, float]
@@ -121,6 +123,8 @@ def make_report(state: EngineState, collected: Collector, now: float, workload: 
         recompute_tax=counters.recomputed_tokens / max(1, useful),
         adapter_loads=counters.adapter_loads,
         adapter_evictions=counters.adapter_evictions,
+        adapter_fetches=counters.adapter_fetches,
+        adapter_host_evictions=counters.adapter_host_evictions,
         service_gap={_name(lane): gaps.widest for lane, gaps in collected.gaps.items()},
         service_bound={_name(lane): gaps.bound(steps.peak_tokens[lane]) for lane, gaps in collected.gaps.items()},
         time_to_yield=Percentiles.of_histogram(collected.time_to_yield),

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import AddAdapter, Lane, Submit
+from engine.core.types import AdapterFetched, AdapterId, AddAdapter, Lane, Submit
 from engine.engine import Engine
 from engine.executor.cost import DeviceSpec
-from engine.executor.fake import TimedExecutor, VirtualClock
+from engine.executor.fake import TimedExecutor, VirtualClock, VirtualDisk
 from engine.sim.collect import Collector
 from engine.sim.report import Report, make_report
 from engine.sim.traces import Arrival
@@ -58,18 +58,26 @@ class _Run:
         self.clock = VirtualClock()
         self.collector = Collector(setup.core, workload.horizon if workload.backlog else math.inf)
         ranks = workload.ranks()
+        device = setup.device
+        disk = VirtualDisk(self.clock, device.disk_bytes_per_s)
         executor = TimedExecutor(
-            setup.device.cost, self.clock, ranks, self.collector.step, setup.device.noise_sigma, workload.seed
+            device.cost, self.clock, disk, ranks, self.collector.step, device.noise_sigma, workload.seed
         )
         self.engine = Engine(EngineState.create(setup.core), executor, clock=self.clock)
         for adapter, rank in ranks.items():
-            self.engine.inbox.put(AddAdapter(adapter, setup.device.adapter_pages(rank), rank))
+            self._load(adapter, device.adapter_pages(rank), rank, device.page_bytes)
         self._workload = workload
         self._make = RequestMaker()
         self._trace = iter(workload.trace)
         self._next: Arrival | None = next(self._trace, None)
         self._backlog = backlog_arrivals(workload, workload.backlog) if workload.backlog else iter(())
         self._stalled_since = 0.0
+
+    def _load(self, adapter: AdapterId, num_pages: int, rank: int, page_bytes: int) -> None:
+        """As an operator does before traffic comes: it is in host memory if that has room."""
+        add = AddAdapter(adapter, num_pages, rank, num_pages * page_bytes, is_read=True)
+        self.engine.inbox.put(add)
+        self.engine.inbox.put(AdapterFetched(adapter, 0.0))
 
     def to_end(self, progress: Progress) -> None:
         whole, shown = max(self._workload.horizon, TICK_S), 0.0

@@ -107,6 +107,7 @@ def _scheduling_rows(lanes: Sequence[str]) -> list[tuple[str, Cell]]:
         ("prediction error, median", lambda report: _share(report.prediction_error)),
         ("adapter loads", lambda report: f"{report.adapter_loads:,}"),
         ("adapter evictions", lambda report: f"{report.adapter_evictions:,}"),
+        ("adapter fetches", lambda report: f"{report.adapter_fetches:,}"),
     ]
     return rows + [(f"{lane} service gap / bound", partial(_gap, lane)) for lane in lanes]
 

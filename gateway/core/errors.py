@@ -13,7 +13,8 @@
     │   └── 429 RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA
     └── ours
         ├── 500 INTERNAL
-        ├── 503 LANE_QUEUE_FULL, QUEUE_TIMEOUT, PREEMPTED, LIMITER_UNAVAILABLE, ENGINE_UNAVAILABLE
+        ├── 503 LANE_QUEUE_FULL, QUEUE_TIMEOUT, PREEMPTED, ADAPTER_UNAVAILABLE, LIMITER_UNAVAILABLE,
+        │       REGISTRY_UNAVAILABLE, ENGINE_UNAVAILABLE
         └── 504 DEADLINE_EXCEEDED
 
 A 429 is always the tenant's own limit; shared capacity is always a 503.
@@ -64,7 +65,9 @@ class Fault(Enum):
     LANE_QUEUE_FULL = (503, "UNAVAILABLE", "service_unavailable", "lane_queue_full")
     QUEUE_TIMEOUT = (503, "UNAVAILABLE", "service_unavailable", "queue_timeout")
     PREEMPTED = (503, "UNAVAILABLE", "service_unavailable", "preempted")
+    ADAPTER_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "adapter_unavailable")
     LIMITER_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "limiter_unavailable")
+    REGISTRY_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "registry_unavailable")
     ENGINE_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "engine_unavailable")
     DEADLINE_EXCEEDED = (504, "DEADLINE_EXCEEDED", "server_error", "deadline_exceeded")
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gateway.core.errors import invalid_request, model_not_found
-from gateway.core.tenants import Tenant
+from gateway.core.tenants import ADMIN_TENANT, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,14 @@ class Catalog:
     adapters: Collection[str]
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of adapters."""
+    tenants: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Adapters that are for some tenants alone, and for which."""
+
+    def permits(self, tenant: Tenant, adapter: str) -> bool:
+        """What a tenant's configuration lets it use, unless the adapter is for others."""
+        if tenant == ADMIN_TENANT:
+            return True
+        return tenant.may_use(adapter) and tenant.name in self.tenants.get(adapter, (tenant.name,))
 
     def adapter(self, name: str) -> str | None:
         name = self.aliases.get(name, name)
@@ -47,7 +55,7 @@ def resolve(query: ModelQuery, catalog: Catalog, tenant: Tenant) -> str | None:
         name = getattr(query, param)
         if not name:
             continue
-        named = _permitted(catalog.adapter(name), name, tenant)
+        named = _permitted(name, name, catalog, tenant)
         if adapter not in (None, named):
             message = f"{param} names the adapter {name!r}, but the request already names {adapter!r}"
             raise invalid_request(message, param)
@@ -56,18 +64,19 @@ def resolve(query: ModelQuery, catalog: Catalog, tenant: Tenant) -> str | None:
 
 
 def _from_model(model: str, catalog: Catalog, tenant: Tenant) -> str | None:
-    exact = catalog.adapter(model)
-    if exact is not None:
-        return _permitted(exact, model, tenant)
+    if catalog.adapter(model) is not None:
+        return _permitted(model, model, catalog, tenant)
     base, colon, suffix = model.rpartition(":")
     if colon and base in catalog.bases:
-        return _permitted(catalog.adapter(suffix), model, tenant)
+        return _permitted(suffix, model, catalog, tenant)
     if model in catalog.bases:
         return None
     raise model_not_found(model)
 
 
-def _permitted(adapter: str | None, asked: str, tenant: Tenant) -> str:
-    if adapter is None or not tenant.may_use(adapter):
+def _permitted(name: str, asked: str, catalog: Catalog, tenant: Tenant) -> str:
+    """The adapter behind a name, for who may use it; `asked`: how the request spelled it."""
+    adapter = catalog.adapter(name)
+    if adapter is None or not catalog.permits(tenant, adapter):
         raise model_not_found(asked)
     return adapter

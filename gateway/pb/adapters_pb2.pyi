@@ -7,14 +7,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LoadAdapterRequest(_message.Message):
-    __slots__ = ("name", "path", "replace")
+    __slots__ = ("name", "path", "replace", "tenants")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     replace: bool
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ...) -> None: ...
+    tenants: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., replace: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReloadAdapterRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ReloadAdapterResponse(_message.Message):
+    __slots__ = ("adapter", "changed")
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    adapter: Adapter
+    changed: bool
+    def __init__(self, adapter: _Optional[_Union[Adapter, _Mapping]] = ..., changed: _Optional[bool] = ...) -> None: ...
 
 class UnloadAdapterRequest(_message.Message):
     __slots__ = ("name", "drain_seconds")
@@ -30,6 +46,32 @@ class UnloadAdapterResponse(_message.Message):
     aborted: int
     def __init__(self, aborted: _Optional[int] = ...) -> None: ...
 
+class PinAdapterRequest(_message.Message):
+    __slots__ = ("name", "pinned")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pinned: bool
+    def __init__(self, name: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class AliasAdapterRequest(_message.Message):
+    __slots__ = ("name", "alias", "remove")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    alias: str
+    remove: bool
+    def __init__(self, name: _Optional[str] = ..., alias: _Optional[str] = ..., remove: _Optional[bool] = ...) -> None: ...
+
+class AllowTenantsRequest(_message.Message):
+    __slots__ = ("name", "tenants")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tenants: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., tenants: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ListAdaptersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -40,8 +82,22 @@ class ListAdaptersResponse(_message.Message):
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
     def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
 
+class WatchAdaptersRequest(_message.Message):
+    __slots__ = ("interval_seconds",)
+    INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    interval_seconds: float
+    def __init__(self, interval_seconds: _Optional[float] = ...) -> None: ...
+
+class WatchAdaptersResponse(_message.Message):
+    __slots__ = ("adapters", "removed")
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class Adapter(_message.Message):
-    __slots__ = ("name", "version", "path", "rank", "target_modules", "tier", "pages", "bytes", "running", "waiting")
+    __slots__ = ("name", "version", "path", "rank", "target_modules", "tier", "pages", "bytes", "running", "waiting", "aliases", "source", "served_version", "hits", "loads", "fetches", "last_load_seconds", "last_fetch_seconds", "idle_seconds", "pinned", "tenants", "created", "updated", "generation", "error")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +108,21 @@ class Adapter(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SERVED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    FETCHES_FIELD_NUMBER: _ClassVar[int]
+    LAST_LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FETCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     path: str
@@ -62,4 +133,19 @@ class Adapter(_message.Message):
     bytes: int
     running: int
     waiting: int
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., path: _Optional[str] = ..., rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., tier: _Optional[str] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    source: str
+    served_version: str
+    hits: int
+    loads: int
+    fetches: int
+    last_load_seconds: float
+    last_fetch_seconds: float
+    idle_seconds: float
+    pinned: bool
+    tenants: _containers.RepeatedScalarFieldContainer[str]
+    created: float
+    updated: float
+    generation: int
+    error: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., path: _Optional[str] = ..., rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ..., tier: _Optional[str] = ..., pages: _Optional[int] = ..., bytes: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., source: _Optional[str] = ..., served_version: _Optional[str] = ..., hits: _Optional[int] = ..., loads: _Optional[int] = ..., fetches: _Optional[int] = ..., last_load_seconds: _Optional[float] = ..., last_fetch_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: _Optional[bool] = ..., tenants: _Optional[_Iterable[str]] = ..., created: _Optional[float] = ..., updated: _Optional[float] = ..., generation: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...

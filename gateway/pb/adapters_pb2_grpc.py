@@ -39,15 +39,40 @@ class AdapterAdminStub:
                 request_serializer=loralane_dot_v1_dot_adapters__pb2.LoadAdapterRequest.SerializeToString,
                 response_deserializer=loralane_dot_v1_dot_adapters__pb2.Adapter.FromString,
                 _registered_method=True)
+        self.Reload = channel.unary_unary(
+                '/loralane.v1.AdapterAdmin/Reload',
+                request_serializer=loralane_dot_v1_dot_adapters__pb2.ReloadAdapterRequest.SerializeToString,
+                response_deserializer=loralane_dot_v1_dot_adapters__pb2.ReloadAdapterResponse.FromString,
+                _registered_method=True)
         self.Unload = channel.unary_unary(
                 '/loralane.v1.AdapterAdmin/Unload',
                 request_serializer=loralane_dot_v1_dot_adapters__pb2.UnloadAdapterRequest.SerializeToString,
                 response_deserializer=loralane_dot_v1_dot_adapters__pb2.UnloadAdapterResponse.FromString,
                 _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/loralane.v1.AdapterAdmin/Pin',
+                request_serializer=loralane_dot_v1_dot_adapters__pb2.PinAdapterRequest.SerializeToString,
+                response_deserializer=loralane_dot_v1_dot_adapters__pb2.Adapter.FromString,
+                _registered_method=True)
+        self.Alias = channel.unary_unary(
+                '/loralane.v1.AdapterAdmin/Alias',
+                request_serializer=loralane_dot_v1_dot_adapters__pb2.AliasAdapterRequest.SerializeToString,
+                response_deserializer=loralane_dot_v1_dot_adapters__pb2.Adapter.FromString,
+                _registered_method=True)
+        self.Allow = channel.unary_unary(
+                '/loralane.v1.AdapterAdmin/Allow',
+                request_serializer=loralane_dot_v1_dot_adapters__pb2.AllowTenantsRequest.SerializeToString,
+                response_deserializer=loralane_dot_v1_dot_adapters__pb2.Adapter.FromString,
+                _registered_method=True)
         self.List = channel.unary_unary(
                 '/loralane.v1.AdapterAdmin/List',
                 request_serializer=loralane_dot_v1_dot_adapters__pb2.ListAdaptersRequest.SerializeToString,
                 response_deserializer=loralane_dot_v1_dot_adapters__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/loralane.v1.AdapterAdmin/Watch',
+                request_serializer=loralane_dot_v1_dot_adapters__pb2.WatchAdaptersRequest.SerializeToString,
+                response_deserializer=loralane_dot_v1_dot_adapters__pb2.WatchAdaptersResponse.FromString,
                 _registered_method=True)
 
 
@@ -55,7 +80,14 @@ class AdapterAdminServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Load(self, request, context):
-        """Loads an adapter from a folder below a configured root and serves it under a name.
+        """Loads an adapter and serves it under a name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reload(self, request, context):
+        """Reads an adapter's source again. Running requests end on the old version, new ones get the new.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -68,8 +100,36 @@ class AdapterAdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pin(self, request, context):
+        """Keeps an adapter on the device once it is there, or lets it go when there is need.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Alias(self, request, context):
+        """Gives an adapter another name, or takes one away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Allow(self, request, context):
+        """Says which tenants an adapter is for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def List(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
+        """All adapters first, then those that are new, gone, or changed in tier, version, names, tenants, pin or error.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -82,15 +142,40 @@ def add_AdapterAdminServicer_to_server(servicer, server):
                     request_deserializer=loralane_dot_v1_dot_adapters__pb2.LoadAdapterRequest.FromString,
                     response_serializer=loralane_dot_v1_dot_adapters__pb2.Adapter.SerializeToString,
             ),
+            'Reload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reload,
+                    request_deserializer=loralane_dot_v1_dot_adapters__pb2.ReloadAdapterRequest.FromString,
+                    response_serializer=loralane_dot_v1_dot_adapters__pb2.ReloadAdapterResponse.SerializeToString,
+            ),
             'Unload': grpc.unary_unary_rpc_method_handler(
                     servicer.Unload,
                     request_deserializer=loralane_dot_v1_dot_adapters__pb2.UnloadAdapterRequest.FromString,
                     response_serializer=loralane_dot_v1_dot_adapters__pb2.UnloadAdapterResponse.SerializeToString,
             ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=loralane_dot_v1_dot_adapters__pb2.PinAdapterRequest.FromString,
+                    response_serializer=loralane_dot_v1_dot_adapters__pb2.Adapter.SerializeToString,
+            ),
+            'Alias': grpc.unary_unary_rpc_method_handler(
+                    servicer.Alias,
+                    request_deserializer=loralane_dot_v1_dot_adapters__pb2.AliasAdapterRequest.FromString,
+                    response_serializer=loralane_dot_v1_dot_adapters__pb2.Adapter.SerializeToString,
+            ),
+            'Allow': grpc.unary_unary_rpc_method_handler(
+                    servicer.Allow,
+                    request_deserializer=loralane_dot_v1_dot_adapters__pb2.AllowTenantsRequest.FromString,
+                    response_serializer=loralane_dot_v1_dot_adapters__pb2.Adapter.SerializeToString,
+            ),
             'List': grpc.unary_unary_rpc_method_handler(
                     servicer.List,
                     request_deserializer=loralane_dot_v1_dot_adapters__pb2.ListAdaptersRequest.FromString,
                     response_serializer=loralane_dot_v1_dot_adapters__pb2.ListAdaptersResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=loralane_dot_v1_dot_adapters__pb2.WatchAdaptersRequest.FromString,
+                    response_serializer=loralane_dot_v1_dot_adapters__pb2.WatchAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +216,33 @@ class AdapterAdmin:
             _registered_method=True)
 
     @staticmethod
+    def Reload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.v1.AdapterAdmin/Reload',
+            loralane_dot_v1_dot_adapters__pb2.ReloadAdapterRequest.SerializeToString,
+            loralane_dot_v1_dot_adapters__pb2.ReloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Unload(request,
             target,
             options=(),
@@ -158,6 +270,87 @@ class AdapterAdmin:
             _registered_method=True)
 
     @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.v1.AdapterAdmin/Pin',
+            loralane_dot_v1_dot_adapters__pb2.PinAdapterRequest.SerializeToString,
+            loralane_dot_v1_dot_adapters__pb2.Adapter.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Alias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.v1.AdapterAdmin/Alias',
+            loralane_dot_v1_dot_adapters__pb2.AliasAdapterRequest.SerializeToString,
+            loralane_dot_v1_dot_adapters__pb2.Adapter.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Allow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.v1.AdapterAdmin/Allow',
+            loralane_dot_v1_dot_adapters__pb2.AllowTenantsRequest.SerializeToString,
+            loralane_dot_v1_dot_adapters__pb2.Adapter.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def List(request,
             target,
             options=(),
@@ -174,6 +367,33 @@ class AdapterAdmin:
             '/loralane.v1.AdapterAdmin/List',
             loralane_dot_v1_dot_adapters__pb2.ListAdaptersRequest.SerializeToString,
             loralane_dot_v1_dot_adapters__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/loralane.v1.AdapterAdmin/Watch',
+            loralane_dot_v1_dot_adapters__pb2.WatchAdaptersRequest.SerializeToString,
+            loralane_dot_v1_dot_adapters__pb2.WatchAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,32 +1,56 @@
 """The scheduling core under arbitrary traffic: a state machine whose every step is checked, on simulated memory."""
 
 import copy
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.core.adapters import HostCopy
 from engine.core.check import leftovers, violations
+from engine.core.commit_adapters import add_adapter, pin_adapter
 from engine.core.config import CoreConfig, LaneGoals, Scheduling
 from engine.core.plan import plan_step
 from engine.core.state import EngineState
-from engine.core.types import Abort, AddAdapter, DropAdapter, FinishReason, Lane, Request, SamplingParams, Submit
+from engine.core.types import (
+    Abort,
+    AdapterFetched,
+    AddAdapter,
+    DropAdapter,
+    FetchCancelled,
+    FetchFailed,
+    FinishReason,
+    Lane,
+    Request,
+    SamplingParams,
+    Submit,
+)
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor, fake_token
 
 ADAPTERS = {"a": 1, "b": 2, "c": 5}
+"""Their pages, and their bytes packed."""
 
 
 class MemoryExecutor(FakeExecutor):
-    """Also simulates the memory: what a slot holds is the prefix that was computed into it, and reads are checked."""
+    """Also simulates the memory: what a slot holds is the prefix that was computed into it, and reads are checked.
 
-    def __init__(self, config, vocab_size=50):
+    Fetches are under way until somebody answers them, unless they are answered at once."""
+
+    def __init__(self, config, vocab_size=50, at_once=True):
         super().__init__(vocab_size)
         self.size = config.block_size
         self.slots = {}
         self.host = {}
         self.resident = {}
+        self.at_once = at_once
+        self.host_bytes = config.host_adapter_bytes
+        self.packed = set()
+        self.fetching = {}
+        """Adapter -> whether it has been called off."""
 
     def execute(self, plan):
         for page, host_page in plan.saves:
@@ -34,6 +58,7 @@ class MemoryExecutor(FakeExecutor):
         for adapter in plan.evicted:
             del self.resident[adapter]
         for load in plan.loads:
+            assert load.adapter in self.packed, "a load of an adapter that is not in host memory"
             self.resident[load.adapter] = load.pages
             self.slots.update({(page, i): load.adapter for page in load.pages for i in range(self.size)})
         for page, host_page in plan.restores:
@@ -43,6 +68,30 @@ class MemoryExecutor(FakeExecutor):
         for chunk in plan.chunks:
             self._compute(chunk, sampled)
         return result
+
+    def fetch(self, plan):
+        self.packed.difference_update(plan.host_dropped)
+        for adapter in plan.cancelled_fetches:
+            assert self.fetching.get(adapter) is not True, "called off twice"
+            if adapter in self.fetching:
+                self.fetching[adapter] = True
+        for fetch in plan.fetches:
+            self.begin(fetch.adapter)
+        while self.at_once and self.fetching:
+            self.answer(next(iter(self.fetching)), AdapterFetched)
+
+    def begin(self, adapter):
+        assert adapter not in self.fetching and adapter not in self.packed, "fetched twice"
+        self.fetching[adapter] = False
+        held = self.packed | self.fetching.keys()
+        assert sum(ADAPTERS.get(name, 0) for name in held) <= self.host_bytes, "host memory is overcommitted"
+
+    def answer(self, adapter, kind):
+        del self.fetching[adapter]
+        if kind is AdapterFetched:
+            self.packed.add(adapter)
+        more = {AdapterFetched: (0.001,), FetchFailed: ("it is gone",), FetchCancelled: ()}[kind]
+        self.report(kind(adapter, *more))
 
     def _compute(self, chunk, sampled):
         seq = self.sequences[chunk.request_id]
@@ -60,10 +109,14 @@ class MemoryExecutor(FakeExecutor):
         assert adapter is None or adapter in self.resident
 
 
-def make_engine(config):
+def make_engine(config, **options):
     state = EngineState.create(config)
     ticks = iter(range(10**9))
-    return Engine(state, MemoryExecutor(config), clock=lambda: next(ticks) * 1e-3)
+    return Engine(state, MemoryExecutor(config, **options), clock=lambda: next(ticks) * 1e-3)
+
+
+def added(adapter, pages=None):
+    return AddAdapter(adapter, pages or ADAPTERS[adapter], num_bytes=ADAPTERS.get(adapter, 0), path=adapter)
 
 
 def expected_tokens(request, count, vocab_size=50):
@@ -97,6 +150,12 @@ configs = st.builds(
     max_model_len=st.just(48),
     token_budget=st.integers(5, 20),
     max_resident_adapters=st.integers(1, 3),
+    min_kv_pages=st.sampled_from([0, 0, 4]),
+    max_adapter_pages=st.sampled_from([0, 0, 5, 7]),
+    host_adapter_bytes=st.sampled_from([5, 6, 7, 100]),
+    max_fetches=st.integers(1, 3),
+    prefetch_window=st.integers(1, 4),
+    fetch_backoff_s=st.sampled_from([0.0, 0.01]),
     max_waiting=st.just(1000),
     eos_token_ids=st.just((7,)),
     prefix_caching=st.booleans(),
@@ -110,15 +169,18 @@ prompts = st.tuples(st.integers(0, 8), st.lists(st.integers(0, 1), min_size=1, m
 class CoreMachine(RuleBasedStateMachine):
     @initialize(config=configs)
     def begin(self, config):
-        self.engine = make_engine(config)
+        self.engine = make_engine(config, at_once=False)
         self.requests, self.received, self.ended = {}, {}, {}
-        self.busy_steps = 0
-        for adapter, pages in ADAPTERS.items():
-            self.engine.inbox.put(AddAdapter(adapter, pages))
+        for adapter in ADAPTERS:
+            self.engine.inbox.put(added(adapter))
 
     @property
     def state(self):
         return self.engine.state
+
+    @property
+    def executor(self):
+        return self.engine.executor
 
     @rule(
         prompt=prompts,
@@ -161,7 +223,26 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(adapter=st.sampled_from(sorted(ADAPTERS)))
     def add_adapter(self, adapter):
-        self.engine.inbox.put(AddAdapter(adapter, ADAPTERS[adapter]))
+        self.engine.inbox.put(added(adapter))
+
+    @rule(adapter=st.sampled_from(sorted(ADAPTERS)))
+    def read_adapter(self, adapter):
+        """As an operator's load does: what was read is packed if there is room for it."""
+        if self.engine.inspect(lambda state: add_adapter(state, replace(added(adapter), is_read=True))):
+            self.executor.begin(adapter)
+
+    @rule(adapter=st.sampled_from(sorted(ADAPTERS)), pinned=st.booleans())
+    def pin_adapter(self, adapter, pinned):
+        with suppress(ValueError):  # unknown, or it leaves too little room
+            self.engine.inspect(lambda state: pin_adapter(state, adapter, pinned))
+
+    @precondition(lambda self: self.executor.fetching)
+    @rule(data=st.data(), kind=st.sampled_from([AdapterFetched, AdapterFetched, FetchFailed]))
+    def answer_fetch(self, data, kind):
+        adapter = data.draw(st.sampled_from(sorted(self.executor.fetching)))
+        if self.executor.fetching[adapter] and data.draw(st.booleans()):
+            kind = FetchCancelled
+        self.executor.answer(adapter, kind)
 
     @rule(count=st.integers(1, 6))
     def step(self, count):
@@ -180,12 +261,17 @@ class CoreMachine(RuleBasedStateMachine):
     def drain(self):
         """Everything ends, and leaves nothing behind."""
         for _ in range(3000):
-            if not self.state.has_work and not self.engine.inbox._commands:
+            if not (self.state.has_work or self.engine.inbox._commands or self.executor.fetching):
                 break
             self._step()
+            for adapter, cancelled in list(self.executor.fetching.items()):
+                self.executor.answer(adapter, FetchCancelled if cancelled else AdapterFetched)
         assert set(self.ended) == set(self.requests)
         assert leftovers(self.state) == []
-        assert self.engine.executor.sequences == {}
+        assert self.executor.sequences == {}
+        assert not self.executor.fetching and not self.state.tiers.fetching
+        assert self.executor.packed == {a.id for a in self.state.adapters.values() if a.host is HostCopy.PRESENT}
+        assert self.executor.resident.keys() == {a.id for a in self.state.adapters.values() if a.is_resident}
 
     @invariant()
     def healthy(self):
@@ -228,6 +314,11 @@ class CoreMachine(RuleBasedStateMachine):
         used = {a.adapter for a in plan.admitted if a.adapter}
         used |= {self.requests[s].adapter for s in survivors} - {None}
         assert not used & set(plan.evicted), "an adapter was evicted from under a sequence"
+        pinned = {a.id for a in self.state.adapters.values() if a.pinned}
+        assert not pinned & set(plan.evicted), "a pinned adapter was evicted"
+        assert not {load.adapter for load in plan.loads} & set(plan.host_dropped), "a copy is dropped as it is used"
+        fetching = len(self.state.tiers.fetching) + len(plan.fetches)
+        assert fetching <= self.state.config.max_fetches
 
 
 def _comparable(state):
@@ -242,7 +333,8 @@ def _comparable(state):
         [(s.id, s.tokens, s.num_computed, s.pages) for s in state.sequences.values()],
         [s.id for s in state.waiting],
         list(state.running),
-        [(a.id, a.residency, a.pages, a.live, a.running, a.closing) for a in state.adapters.values()],
+        [(a.id, a.host, a.pages, a.live, a.running, a.closing, a.pinned) for a in state.adapters.values()],
+        (state.tiers.held, list(state.tiers.idle), list(state.tiers.hosted), list(state.tiers.fetching)),
         list(state.released),
     )
 
@@ -253,7 +345,7 @@ TestCore = CoreMachine.TestCase
 
 def run_all(engine, requests, adapters=ADAPTERS):
     for adapter, pages in adapters.items():
-        engine.inbox.put(AddAdapter(adapter, pages))
+        engine.inbox.put(added(adapter, pages))
     for request in requests:
         engine.inbox.put(Submit(request))
     events = []
@@ -302,7 +394,7 @@ def test_adapter_pages_yield_to_interactive_adapters():
     engine = make_engine(config)
     adapters = {"x": 5, "y": 5}
     for adapter, pages in adapters.items():
-        engine.inbox.put(AddAdapter(adapter, pages))
+        engine.inbox.put(added(adapter, pages))
     engine.inbox.put(Submit(request("b", [1] * 8, 8, Lane.BATCH, "x", 0.0, ignore_eos=True)))
     for _ in range(3):
         engine.step()

@@ -90,7 +90,7 @@ def test_an_interactive_request_takes_whatever_it_needs(cause, config, chat):
     house = House({"a": 12, "b": 12}, **config)
     for number in range(2):
         house.batch(f"b{number}", 100, 60, adapter="a")
-    house.step(4)
+    house.step(6)
     house.submit("chat", out=2, **chat)
     house.step(2)
     assert house.state.counters.preempted_for[cause] >= 1

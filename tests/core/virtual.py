@@ -44,7 +44,7 @@ class House:
         self.engine = Engine(state, self.executor, clock=self.clock)
         self.times, self.ends = {}, {}
         for adapter, pages in (adapters or {}).items():
-            self.engine.inbox.put(AddAdapter(adapter, pages, 8))
+            self.add_adapter(adapter, pages)
 
     @property
     def state(self):
@@ -53,6 +53,9 @@ class House:
     @property
     def ledger(self):
         return self.state.ledger
+
+    def add_adapter(self, name, pages, num_bytes=0):
+        self.engine.inbox.put(AddAdapter(name, pages, 8, num_bytes, path=name))
 
     def submit(self, name, prompt=64, out=32, lane=Lane.INTERACTIVE, **fields):
         tokens = (

@@ -1,9 +1,14 @@
 """The command line, as processes."""
 
+import asyncio
+import json
+import os
 import subprocess
 import sys
 
 import pytest
+
+from engine.demo import DEMO_ADAPTERS
 
 
 def loralane(*arguments, **options):
@@ -17,7 +22,9 @@ def loralane(*arguments, **options):
     )
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["check"], ["chat"], ["adapters"], ["adapters", "load"]])
+@pytest.mark.parametrize(
+    "command", [[], ["serve"], ["check"], ["chat"], ["adapters"], ["adapters", "load"], ["adapters", "ls"]]
+)
 def test_help_explains(command):
     done = loralane(*command, "--help")
     assert done.returncode == 0
@@ -50,21 +57,37 @@ def test_serve_refuses_what_cannot_be_served(tmp_path, arguments, words):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.asyncio(loop_scope="session")
-async def test_adapters_can_be_listed_loaded_and_unloaded(server):
-    import asyncio
-
-    from engine.demo import DEMO_ADAPTERS
-
-    name, folder = next(iter(DEMO_ADAPTERS.items()))
+@pytest.fixture
+def adapters(server):
+    """Runs `loralane adapters` against the server; returns what it printed."""
     target = ["--target", f"127.0.0.1:{server.grpc_port}"]
-    loaded = await asyncio.to_thread(loralane, "adapters", "load", "another", str(folder), *target)
-    assert loaded.returncode == 0, loaded.stderr
-    listed = await asyncio.to_thread(loralane, "adapters", "ls", *target)
-    assert name in listed.stdout
-    assert "another" in listed.stdout
-    removed = await asyncio.to_thread(loralane, "adapters", "unload", "another", *target)
-    assert removed.returncode == 0, removed.stderr
-    assert "another" not in (await asyncio.to_thread(loralane, "adapters", "ls", *target)).stdout
-    denied = await asyncio.to_thread(loralane, "adapters", "ls", *target, "--key", "sk-demo-acme")
-    assert denied.returncode == 1
+
+    async def run(*arguments, fails=False):
+        done = await asyncio.to_thread(loralane, "adapters", *arguments, *target, env={**os.environ, "COLUMNS": "200"})
+        assert (done.returncode != 0) == fails, done.stderr
+        return done.stderr if fails else done.stdout + done.stderr
+
+    return run
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_what_an_operator_does_with_adapters(adapters):
+    name, folder = next(iter(DEMO_ADAPTERS.items()))
+    await adapters("load", "another", str(folder))
+    listed = await adapters("ls")
+    assert name in listed
+    assert "another" in listed
+    assert "has not changed" in await adapters("reload", "another")
+    assert "spare" in await adapters("alias", "another", "spare")
+    assert "acme" in await adapters("allow", "another", "acme")
+    [shown] = json.loads(await adapters("ls", "spare", "--json"))
+    assert (shown["name"], shown["aliases"], shown["tenants"]) == ("another", ["spare"], ["acme"])
+    assert json.loads(await adapters("show", "spare", "--json"))["version"] == shown["version"]
+    assert shown["version"] in await adapters("show", "another")
+    assert "another" not in await adapters("ls", "--tier", "fetching")
+    await adapters("unload", "another")
+    assert "another" not in await adapters("ls", "--sort", "last-use")
+    assert "does not exist" in await adapters("unload", "another", fails=True)
+    assert "no adapter" in await adapters("show", "another", fails=True)
+    assert "--tier" in await adapters("ls", "--tier", "heaven", fails=True)
+    await adapters("ls", "--key", "sk-demo-acme", fails=True)

@@ -22,7 +22,7 @@ class Shelf(FakeExecutor):
         super().__init__()
         self.go_on = threading.Event()
 
-    def load_host(self, path):
+    def load_host(self, path, claim):
         if path == "invalid":
             raise ValueError("rank 0 is none")
         if path == "unreadable":
@@ -31,7 +31,7 @@ class Shelf(FakeExecutor):
             raise KeyError("a bug")
         if path == "slow":
             self.go_on.wait(10)
-        return super().load_host(path)
+        return super().load_host(path, claim)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ class HostExecutor(FakeExecutor):
     def __init__(self):
         super().__init__()
         self.host = set()
+        self.loading = []
         self.in_load, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
         self.fail = False
@@ -35,15 +36,21 @@ class HostExecutor(FakeExecutor):
         assert {load.adapter for load in plan.loads} <= self.host, "an adapter is planned that host memory has not"
         return super().execute(plan)
 
-    def load_host(self, path):
-        host = super().load_host(path)
-        self.host.add(host.id)
-        self.in_load.set()
-        self.go_on.wait(10)
-        return host
+    def fetch(self, plan):
+        self.host.difference_update(plan.host_dropped)
+        self.host.update(fetch.adapter for fetch in plan.fetches)
+        super().fetch(plan)
 
-    def drop_host(self, adapter):
-        self.host.discard(adapter)
+    def load_host(self, path, claim):
+        def slow_claim(host):
+            self.loading.append(path)
+            self.in_load.set()
+            self.go_on.wait(10)
+            if granted := claim(host):
+                self.host.add(host.id)
+            return granted
+
+        return super().load_host(path, slow_claim)
 
 
 class Running:
@@ -87,14 +94,14 @@ def test_an_adapter_loaded_while_it_is_unloaded_stays_whole(running):
     executor.in_load.clear()
     load = running.pool.submit(engine.load_adapter, "a")
     assert executor.in_load.wait(10)
-    unload = running.pool.submit(engine.unload_adapter, adapter, 0.0)
-    with pytest.raises(TimeoutError):
-        unload.result(0.3)
+    assert engine.unload_adapter(adapter, 0.0) == 0
+    assert engine.inspect(lambda state: dict(state.adapters)) == {} and executor.host == set()
     executor.go_on.set()
     assert load.result(10).id == adapter
-    assert unload.result(10) == 0
     running.submit("r", adapter, 1)
-    assert engine.inspect(lambda state: adapter in state.adapters) and adapter in executor.host
+    while "r" not in running.ends():
+        engine.inspect(lambda state: None)
+    assert running.ends()["r"] is FinishReason.LENGTH and executor.host == {adapter}
 
 
 def test_loading_an_adapter_again_ends_its_unloading(running):
@@ -105,11 +112,52 @@ def test_loading_an_adapter_again_ends_its_unloading(running):
     unload = running.pool.submit(engine.unload_adapter, adapter, 0.0)
     while not engine.inbox._questions:
         pass
-    engine.load_adapter("a")
+    load = running.pool.submit(engine.load_adapter, "a")
+    while len(engine.inbox._questions) < 2:
+        pass
     running.executor.step.set()
+    assert load.result(10).id == adapter
     assert unload.result(10) == 0
     assert running.ends().get("old") is not FinishReason.ABORT
     assert engine.inspect(lambda state: not state.adapters[adapter].closing)
+
+
+def test_one_folder_is_read_once_at_a_time_and_different_ones_side_by_side(running):
+    engine, executor = running.engine, running.executor
+    executor.go_on.clear()
+    loads = [running.pool.submit(engine.load_adapter, path) for path in ("a", "a", "b")]
+    while len(executor.loading) < 2:
+        pass
+    assert sorted(executor.loading) == ["a", "b"]
+    executor.go_on.set()
+    assert len({load.result(10).id for load in loads}) == 2
+    assert sorted(executor.loading) == ["a", "a", "b"]
+    assert engine._folders._turns == {}
+
+
+def test_an_adapter_too_large_for_host_memory_is_refused_with_what_to_do(running):
+    running.executor.adapter_bytes = 3 << 30
+    with pytest.raises(ValueError, match=r"3072.0 MiB of host memory.*raise engine\.host_adapter_gb"):
+        running.engine.load_adapter("large")
+    assert running.engine.inspect(lambda state: dict(state.adapters)) == {}
+
+
+def test_pins_are_refused_with_the_reason(running):
+    engine = running.engine
+    adapter = engine.load_adapter("a").id
+    engine.pin_adapter(adapter, True)
+    engine.pin_adapter(adapter, True)
+    assert engine.inspect(lambda state: state.tiers.held.pinned_pages) == 2
+    with pytest.raises(ValueError, match="nobody is not loaded"):
+        engine.pin_adapter("nobody", True)
+    engine.pin_adapter(adapter, False)
+    assert engine.inspect(lambda state: state.tiers.held.pinned_pages) == 0
+
+
+def test_questions_are_answered_though_nobody_runs_the_loop():
+    engine = Engine(EngineState.create(CoreConfig(num_pages=10)), FakeExecutor())
+    adapter = engine.load_adapter("a").id
+    assert engine.inspect(lambda state: list(state.adapters)) == [adapter]
 
 
 def test_an_unload_sees_requests_submitted_just_before_it(running):

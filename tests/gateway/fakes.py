@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from transformers import PreTrainedTokenizerFast
 from engine.client import AdapterRejected, EngineUnavailable
 from engine.core.types import FinishReason, Request, TokenEvent, TokenLogprobs
 from engine.pb import engine_pb2 as pb
+from gateway.adapter_record import AdapterRecord, Change, Snapshot
+from gateway.adapter_sources import LocalSources
+from gateway.adapter_store import conflict
 from gateway.adapters import AdapterRegistry
 from gateway.core.tenants import ADMIN_TENANT, KeyRing, Limits, Principal, Tenant, hash_key, key_id
 from gateway.generation import RequestRecord
@@ -89,7 +92,10 @@ class FakeEngine:
         self.paths: dict[str, str] = {}
         """Loaded adapters: version to path."""
         self.rejected: str = ""
+        self.loads: list[str] = []
         self.unloaded: list[str] = []
+        self.pinned: set[str] = set()
+        self.unpinnable: str = ""
         self.picture: pb.EngineStats | None = None
         """What `stats` answers, in place of a few figures."""
 
@@ -147,14 +153,23 @@ class FakeEngine:
             raise AdapterRejected(self.rejected)
         version = content_hash(Path(path))
         self.paths[version] = path
+        self.loads.append(version)
         return pb.AdapterInfo(adapter=version, rank=8, target_modules=["q_proj", "v_proj"], pages=3, bytes=1000)
 
     async def unload_adapter(self, adapter: str, drain_seconds: float) -> int:
         if not self.ready:
             raise EngineUnavailable("gone")
-        del self.paths[adapter]
+        self.paths.pop(adapter, None)
+        self.pinned.discard(adapter)
         self.unloaded.append(adapter)
         return 2
+
+    async def pin_adapter(self, adapter: str, pinned: bool) -> None:
+        if not self.ready:
+            raise EngineUnavailable("gone")
+        if self.unpinnable:
+            raise AdapterRejected(self.unpinnable)
+        (self.pinned.add if pinned else self.pinned.discard)(adapter)
 
     async def stats(self, *, check: bool = False) -> pb.EngineStats:
         if not self.ready:
@@ -169,7 +184,53 @@ class FakeEngine:
         )
 
 
+class MemoryStore:
+    """An `AdapterStore` of one process, for tests of what is around a registry; the real one has its own."""
+
+    def __init__(self) -> None:
+        self.content = Snapshot()
+        self.seeds: dict[str, str] = {}
+        self.log: list[Change] = []
+        self._news = asyncio.Event()
+
+    async def read(self) -> Snapshot:
+        return self.content
+
+    async def seed(self, name: str) -> str | None:
+        return self.seeds.get(name)
+
+    async def changes(self, after: int) -> list[Change] | None:
+        while not (later := [change for change in self.log if change.generation > after]):
+            self._news.clear()
+            await self._news.wait()
+        return later
+
+    async def put(self, record: AdapterRecord, previous: AdapterRecord | None, *, seed: str = "") -> int:
+        if seed:
+            self.seeds[record.name] = seed
+        taken = {alias: name for name, other in self.content.records.items() for alias in other.aliases}
+        if any(taken.get(name, record.name) != record.name for name in (record.name, *record.aliases)):
+            raise conflict("the alias is taken")
+        return self._write(record.name, replace(record, generation=self.content.generation + 1))
+
+    async def remove(self, record: AdapterRecord, drain_seconds: float | None) -> int:
+        return self._write(record.name, None, drain_seconds)
+
+    async def restore(self, records: Iterable[AdapterRecord]) -> None:
+        raise AssertionError("nothing is ever lost")
+
+    def _write(self, name: str, record: AdapterRecord | None, drain_seconds: float | None = None) -> int:
+        generation = self.content.generation + 1
+        records = {**self.content.records, name: record}
+        self.content = Snapshot(generation, {key: value for key, value in records.items() if value})
+        self.log.append(Change(generation, name, record, drain_seconds))
+        self._news.set()
+        return generation
+
+
 def content_hash(folder: Path) -> str:
+    if not folder.is_dir():
+        raise AdapterRejected(f"{folder} is not there")
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(folder.iterdir()))).hexdigest()
 
 
@@ -267,19 +328,21 @@ def write_adapter(root: Path, name: str, content: str = "weights") -> Path:
 
 
 async def build_house(root: Path, settings: ServiceSettings | None = None, **app_options: Any) -> House:
-    """Serves the base and two adapters, pirate and poet, from folders below `root`."""
+    """Serves the base and two adapters, pirate (alias captain) and poet, from folders below `root`."""
     engine, limiter, watcher, metrics = FakeEngine(), CountingLimiter(), Watcher(), Metrics()
     await limiter.configure([ACME, GLOBEX])
-    adapters = AdapterRegistry(engine, [root], reserved=(BASE,))
+    adapters = AdapterRegistry(engine, MemoryStore(), LocalSources([root]), reserved=(BASE,))
+    await adapters.start()
+    await adapters.restore()
     for name in ("pirate", "poet"):
         await adapters.load(name, str(write_adapter(root, name)))
+    await adapters.alias("pirate", "captain")
     gateway = Gateway(
         engine,
         tiny_tokenizer(),
         adapters,
         limiter,
         base_names=(BASE, "tiny-alias"),
-        aliases={"captain": "pirate"},
         settings=settings,
         observers=(watcher, metrics),
     )

@@ -28,7 +28,9 @@ CONTRACT = [
     ("LANE_QUEUE_FULL", 503, "UNAVAILABLE", "service_unavailable", "lane_queue_full", None),
     ("QUEUE_TIMEOUT", 503, "UNAVAILABLE", "service_unavailable", "queue_timeout", None),
     ("PREEMPTED", 503, "UNAVAILABLE", "service_unavailable", "preempted", None),
+    ("ADAPTER_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "adapter_unavailable", None),
     ("LIMITER_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "limiter_unavailable", None),
+    ("REGISTRY_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "registry_unavailable", None),
     ("ENGINE_UNAVAILABLE", 503, "UNAVAILABLE", "service_unavailable", "engine_unavailable", None),
     ("DEADLINE_EXCEEDED", 504, "DEADLINE_EXCEEDED", "server_error", "deadline_exceeded", None),
 ]
@@ -50,7 +52,7 @@ def test_the_table_knows_whatever_an_engine_refuses_for():
     for code in ErrorCode:
         assert Fault[code.name].row.code in (code.value, None)
     full = {code for code in ErrorCode if Fault[code.name].row.http_status == 503}
-    assert full == {ErrorCode.LANE_QUEUE_FULL, ErrorCode.QUEUE_TIMEOUT}
+    assert full == {ErrorCode.LANE_QUEUE_FULL, ErrorCode.QUEUE_TIMEOUT, ErrorCode.ADAPTER_UNAVAILABLE}
 
 
 def test_the_body_always_has_all_four_fields():

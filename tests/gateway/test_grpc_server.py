@@ -4,13 +4,17 @@ import asyncio
 
 import grpc
 import pytest
+from fakes import write_adapter
 from google.protobuf import descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_house import MAX_MESSAGE_BYTES, as_key, ask, keys, open_grpc_house, refused, until
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from engine.pb import engine_pb2 as pb_engine
+from gateway.adapter_status import STATUS_FIELDS
 from gateway.grpc_api import SERVICES, GrpcServer
 from gateway.pb import adapters_pb2 as pb
+from gateway.pb.adapters_pb2_grpc import AdapterAdminStub
 from gateway.pb.generation_pb2_grpc import GenerationStub
 
 UNKNOWN, SERVING, NOT_SERVING = (
@@ -90,8 +94,13 @@ async def test_administration_needs_an_administrators_key(api):
         api.admin.Load(pb.LoadAdapterRequest(name="x", path="pirate"), metadata=as_key()),
         api.admin.Unload(pb.UnloadAdapterRequest(name="pirate"), metadata=as_key()),
         api.admin.List(pb.ListAdaptersRequest(), metadata=as_key()),
+        api.admin.Reload(pb.ReloadAdapterRequest(name="pirate"), metadata=as_key()),
+        api.admin.Pin(pb.PinAdapterRequest(name="pirate"), metadata=as_key()),
+        api.admin.Alias(pb.AliasAdapterRequest(name="pirate"), metadata=as_key()),
+        api.admin.Allow(pb.AllowTenantsRequest(name="pirate"), metadata=as_key()),
+        api.admin.Watch(pb.WatchAdaptersRequest(), metadata=as_key()).read(),
     )
-    assert [(await refused(call)).code for call in calls] == ["PERMISSION_DENIED"] * 3
+    assert {(await refused(call)).code for call in calls} == {"PERMISSION_DENIED"}
     assert list(api.house.adapters.records) == ["pirate", "poet"]
 
 
@@ -106,6 +115,80 @@ async def test_load_list_unload(api):
         answer = await api.admin.Unload(pb.UnloadAdapterRequest(name=name), metadata=as_key("admin"))
     assert answer.aborted == 0, "another name still serves this version"
     assert list(api.house.adapters.records) == ["pirate"]
+
+
+async def test_reload_pin_alias_allow(api, tmp_path):
+    admin = {"metadata": as_key("admin")}
+    assert not (await api.admin.Reload(pb.ReloadAdapterRequest(name="poet"), **admin)).changed
+    old = api.house.adapters.records["poet"].version
+    write_adapter(tmp_path, "poet", "better weights")
+    reloaded = await api.admin.Reload(pb.ReloadAdapterRequest(name="poet"), **admin)
+    assert reloaded.changed
+    assert reloaded.adapter.version == reloaded.adapter.served_version != old
+    assert (await api.admin.Pin(pb.PinAdapterRequest(name="poet", pinned=True), **admin)).pinned
+    await until(lambda: api.house.engine.pinned == {reloaded.adapter.version})
+    assert list((await api.admin.Alias(pb.AliasAdapterRequest(name="poet", alias="p"), **admin)).aliases) == ["p"]
+    removed = pb.AliasAdapterRequest(name="poet", alias="p", remove=True)
+    assert list((await api.admin.Alias(removed, **admin)).aliases) == []
+    allowed = await api.admin.Allow(pb.AllowTenantsRequest(name="poet", tenants=["globex"]), **admin)
+    assert list(allowed.tenants) == ["globex"]
+
+
+def told(message) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    return {adapter.name: (adapter.tier, adapter.version) for adapter in message.adapters}, list(message.removed)
+
+
+async def test_watching_adapters(api):
+    """All of them first; then what changes here, in the registry or in the engine, and nothing else."""
+    records, engine = api.house.adapters.records, api.house.engine
+    watch = api.admin.Watch(pb.WatchAdaptersRequest(interval_seconds=0.1), metadata=as_key("admin"))
+    before = {name: ("resident", record.version) for name, record in records.items()}
+    assert told(await watch.read()) == (before, [])
+    more = await api.house.adapters.load("more", "poet")
+    assert told(await watch.read()) == ({"more": ("resident", more.version)}, [])
+    await api.house.adapters.unload("more")
+    assert told(await watch.read()) == ({}, ["more"])
+    pirate, poet = records["pirate"].version, records["poet"].version
+    engine.picture = pb_engine.EngineStats(
+        adapters=[
+            pb_engine.AdapterStats(adapter=pirate, state="resident", running=9, hits=3),
+            pb_engine.AdapterStats(adapter=poet, state="host"),
+        ]
+    )
+    assert told(await watch.read()) == ({"poet": ("host", poet)}, [])
+    watch.cancel()
+    await until(lambda: not watching(api))
+
+
+async def test_a_watch_ends_with_its_client_or_the_server(api):
+    server, address = GrpcServer(api.house.gateway, keys(), grace_seconds=600), "127.0.0.1:{}"
+    async with server as port, grpc.aio.insecure_channel(address.format(port)) as channel:
+        admin, request = AdapterAdminStub(channel), pb.WatchAdaptersRequest()
+        left, stays = (admin.Watch(request, metadata=as_key("admin")) for _ in range(2))
+        for watch in (left, stays):
+            assert len((await watch.read()).adapters) == 2
+        await until(lambda: watching(api) == 2)
+        left.cancel()
+        await until(lambda: watching(api) == 1)
+        await asyncio.wait_for(server.stop(), 30)
+        assert await stays.read() is grpc.aio.EOF
+    await until(lambda: not watching(api))
+
+
+def watching(api) -> int:
+    """Watches that wait for the registry's next change."""
+    return len(api.house.adapters.next_change._waiters)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.01, 61.0, float("nan")])
+async def test_the_interval_of_a_watch_is_checked(api, seconds):
+    request = pb.WatchAdaptersRequest(interval_seconds=seconds)
+    refusal = await refused(api.admin.Watch(request, metadata=as_key("admin")).read())
+    assert (refusal.code, refusal.fields) == ("INVALID_ARGUMENT", ["interval_seconds"])
+
+
+def test_the_message_has_the_fields_of_a_status():
+    assert set(pb.Adapter.DESCRIPTOR.fields_by_name) == set(STATUS_FIELDS)
 
 
 async def test_refused_changes_name_the_field(api):

@@ -1,10 +1,7 @@
-import asyncio
-from unittest.mock import AsyncMock
-
 import pytest
 from fakes import BASE, House, build_house, ids_of, write_adapter
 
-from gateway.core.errors import ApiError
+from engine.pb import engine_pb2 as pb
 
 
 @pytest.fixture
@@ -18,102 +15,130 @@ async def test_load_and_unload_over_http(house, tmp_path):
         loaded = await client.post("/v1/load_lora_adapter", json={"lora_name": "bard", "lora_path": "bard"})
         assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'bard' added successfully.")
         listed = (await client.get("/v1/models")).json()["data"]
-        assert [model["id"] for model in listed] == [BASE, "bard", "pirate", "poet"]
+        assert [model["id"] for model in listed] == [BASE, "bard", "pirate", "poet", "captain"]
         unloaded = await client.post("/v1/unload_lora_adapter", json={"lora_name": "bard"})
         assert (unloaded.status_code, unloaded.text) == (200, "Success: LoRA adapter 'bard' removed successfully.")
         assert (await client.get("/v1/models/bard")).status_code == 404
     assert len(house.engine.unloaded) == 1
 
 
-async def test_replacing_serves_the_new_version_and_frees_the_old(house, tmp_path):
+async def test_load_inplace_serves_the_new_version_and_frees_the_old(house, tmp_path):
     old = house.adapters.records["poet"].version
     write_adapter(tmp_path, "poet", "better weights")
     async with house.client("sk-admin") as client:
         body = {"lora_name": "poet", "lora_path": str(tmp_path / "poet"), "load_inplace": True}
         assert (await client.post("/v1/load_lora_adapter", json=body)).status_code == 200
-    await house.adapters.close()
-    assert house.adapters.records["poet"].version != old
+    await house.adapters.settle()
+    assert house.adapters.pick("poet").version != old
     assert house.engine.unloaded == [old]
 
 
-async def test_one_version_under_two_names_is_freed_with_the_last(house):
-    await house.adapters.load("twin", "poet")
-    assert await house.adapters.unload("poet") == 0
-    assert house.engine.unloaded == []
-    assert await house.adapters.unload("twin") == 2
-    assert len(house.engine.unloaded) == 1
-
-
-async def test_two_changes_of_one_name_at_once_conflict(house, tmp_path):
-    write_adapter(tmp_path, "bard")
-    results = await asyncio.gather(
-        house.adapters.load("bard", "bard"), house.adapters.load("bard", "bard"), return_exceptions=True
-    )
-    assert sorted(isinstance(result, ApiError) and result.code == "adapter_conflict" for result in results) == [
-        False,
-        True,
+async def test_an_alias_is_a_model_whose_root_is_its_target(house):
+    async with house.client() as client:
+        cards = {card["id"]: card for card in (await client.get("/v1/models")).json()["data"]}
+        assert (await client.get("/v1/models/captain")).json() == cards["captain"]
+        chat = {"model": "captain", "messages": [{"role": "user", "content": "hi"}]}
+        assert (await client.post("/v1/chat/completions", json=chat)).json()["model"] == "captain"
+    assert [(cards[name]["root"], cards[name]["parent"]) for name in ("captain", "pirate", BASE)] == [
+        ("pirate", BASE),
+        (BASE, BASE),
+        (BASE, None),
     ]
-    assert house.adapters.records["bard"].loaded
+    assert house.engine.requests[0].adapter == house.adapters.records["pirate"].version
 
 
-async def test_statuses_tell_the_tier(house):
-    [pirate, poet] = await house.adapters.statuses()
-    assert (pirate.record.name, pirate.tier, pirate.running, poet.record.rank) == ("pirate", "resident", 1, 8)
-    house.engine.ready = False
-    assert {status.tier for status in await house.adapters.statuses()} == {"disk"}
+async def test_what_operators_see(house):
+    version = house.adapters.records["pirate"].version
+    pirate = {
+        "adapter": version,
+        "state": "host",
+        "running": 2,
+        "waiting": 3,
+        "hits": 7,
+        "loads": 5,
+        "fetches": 1,
+        "last_load_seconds": 0.25,
+        "last_fetch_seconds": 0.5,
+        "idle_seconds": 1.5,
+    }
+    house.engine.picture = pb.EngineStats(adapters=[pb.AdapterStats(**pirate)])
+    async with house.client("sk-admin") as client:
+        listed = (await client.get("/admin/v1/adapters")).json()["adapters"]
+        shown = (await client.get("/admin/v1/adapters/pirate")).json()
+        assert (await client.get("/admin/v1/adapters/nobody")).status_code == 404
+    assert [adapter["name"] for adapter in listed] == ["pirate", "poet"]
+    assert listed[0] == shown
+    engine = {name: value for name, value in pirate.items() if name not in ("adapter", "state")}
+    assert {name: shown[name] for name in engine} == engine
+    assert (shown["tier"], shown["version"], shown["served_version"]) == ("host", version, version)
+    assert (shown["aliases"], shown["rank"], shown["pages"], shown["bytes"]) == (["captain"], 8, 3, 1000)
+    assert (listed[1]["tier"], listed[1]["idle_seconds"], listed[1]["error"]) == ("disk", None, "")
 
 
-async def test_a_restarted_engine_gets_its_adapters_back(house, tmp_path):
-    house.engine.paths.clear()
-    write_adapter(tmp_path, "poet", "changed on disk")
-    await house.adapters.reload_all()
-    assert set(house.engine.paths) == {record.version for record in house.adapters.records.values()}
+async def test_everything_an_operator_can_do(house, tmp_path):
+    write_adapter(tmp_path, "bard")
+    adapters = "/admin/v1/adapters"
+    async with house.client("sk-admin") as client:
+        body = {"name": "team/bard", "source": "bard", "tenants": ["globex", "acme"]}
+        loaded = (await client.post(adapters, json=body)).json()
+        assert (loaded["name"], loaded["tenants"], loaded["tier"]) == ("team/bard", ["acme", "globex"], "resident")
+        taken = (await client.post(adapters, json=body)).json()["error"]
+        assert (taken["code"], taken["param"]) == ("adapter_conflict", "name")
+        outside = await client.post(adapters, json={"name": "x", "source": "/etc"})
+        assert (outside.status_code, outside.json()["error"]["param"]) == (400, "source")
+        bard = f"{adapters}/team/bard"
+        assert (await client.post(f"{bard}/reload")).json()["changed"] is False
+        write_adapter(tmp_path, "bard", "other weights")
+        reloaded = (await client.post(f"{bard}/reload")).json()
+        assert reloaded["changed"]
+        assert reloaded["adapter"]["version"] != loaded["version"]
+        assert (await client.post(f"{bard}/aliases", json={"alias": "b"})).json()["aliases"] == ["b"]
+        assert (await client.post(f"{bard}/aliases", json={"alias": "captain"})).status_code == 409
+        assert (await client.post(f"{bard}/aliases", json={"alias": "c"})).status_code == 200
+        assert (await client.post(f"{bard}/aliases", json={"alias": "b", "remove": True})).json()["aliases"] == ["c"]
+        assert (await client.post(f"{bard}/pin")).json()["pinned"]
+        assert house.engine.pinned == {reloaded["adapter"]["version"]}
+        assert not (await client.post(f"{bard}/unpin")).json()["pinned"]
+        assert (await client.post(f"{bard}/tenants", json={"tenants": []})).json()["tenants"] == []
+        assert (await client.delete(bard, params={"drain_seconds": 0})).json() == {"aborted": 2}
+        assert (await client.get(bard)).status_code == 404
 
 
-async def test_reloading_goes_on_after_an_adapter_that_is_lost(house):
-    house.engine.rejected = "no such file"
-    await house.adapters.reload_all()
-    assert [record.loaded for record in house.adapters.records.values()] == [False, False]
-    house.engine.rejected = ""
-    await house.adapters.reload_all()
-    assert [record.loaded for record in house.adapters.records.values()] == [True, True]
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", ""),
+        ("POST", ""),
+        ("GET", "/pirate"),
+        ("DELETE", "/pirate"),
+        *[("POST", f"/pirate/{verb}") for verb in ("reload", "pin", "unpin", "aliases", "tenants")],
+    ],
+)
+async def test_administration_is_for_administrators(house, method, path):
+    async with house.client() as client:
+        response = await client.request(method, f"/admin/v1/adapters{path}", json={})
+    assert (response.status_code, response.json()["error"]["code"]) == (403, "forbidden")
+    assert list(house.adapters.records) == ["pirate", "poet"]
 
 
-async def test_reloading_does_not_bring_back_what_was_unloaded_meanwhile(house, monkeypatch):
-    load_adapter = house.engine.load_adapter
-
-    async def load_while_an_operator_unloads(path):
-        info = await load_adapter(path)
-        if path.endswith("poet"):
-            await house.adapters.unload("poet")
-        return info
-
-    monkeypatch.setattr(house.engine, "load_adapter", load_while_an_operator_unloads)
-    poet = house.adapters.records["poet"].version
-    house.engine.unload_adapter = AsyncMock(return_value=0)
-    await house.adapters.reload_all()
-    assert list(house.adapters.records) == ["pirate"]
-    assert house.engine.unload_adapter.await_args.args[0] == poet
+@pytest.mark.parametrize("seconds", ["-1", "nan", "soon", "1e9"])
+async def test_drain_seconds_are_checked(house, seconds):
+    async with house.client("sk-admin") as client:
+        response = await client.delete("/admin/v1/adapters/pirate", params={"drain_seconds": seconds})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "drain_seconds")
+    assert "pirate" in house.adapters.records
 
 
-async def test_a_version_named_again_while_the_engine_lets_it_go_is_loaded_again(house, monkeypatch):
-    unload_adapter = house.engine.unload_adapter
-
-    async def unload_while_an_operator_loads(version, drain_seconds):
-        await house.adapters.load("twin", "poet")
-        return await unload_adapter(version, drain_seconds)
-
-    monkeypatch.setattr(house.engine, "unload_adapter", unload_while_an_operator_loads)
-    await house.adapters.unload("poet")
-    assert house.adapters.records["twin"].version in house.engine.paths
-
-
-async def test_unloading_needs_no_engine(house):
-    house.engine.ready = False
-    await house.adapters.reload_all()
-    assert await house.adapters.unload("poet") == 0
-    with pytest.raises(ApiError, match="not available"):
-        await house.adapters.load("poet", "poet")
+async def test_an_adapter_kept_for_another_tenant_is_not_there(house):
+    await house.adapters.allow("pirate", ["globex"])
+    async with house.client("sk-acme") as client:
+        listed = (await client.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == [BASE, "poet"]
+        chat = {"model": "captain", "messages": [{"role": "user", "content": "hi"}]}
+        refused = await client.post("/v1/chat/completions", json=chat)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    async with house.client("sk-globex") as client:
+        assert (await client.get("/v1/models/captain")).status_code == 200
 
 
 async def test_the_integrity_check_is_an_administrators(house):

@@ -1,6 +1,7 @@
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fakes import ACME, BASE, CONTEXT, House, build_house, key_ring, principal, write_adapter
@@ -224,7 +225,7 @@ async def test_adapters_that_cannot_be_loaded(house, body, param):
 
 async def test_a_link_out_of_the_root_is_not_followed(house, tmp_path_factory):
     outside = write_adapter(tmp_path_factory.mktemp("outside"), "spy")
-    root = next(iter(house.adapters.records.values())).path.parent
+    root = Path(house.adapters.records["poet"].path).parent
     (root / "link").symlink_to(outside)
     body = {"lora_name": "x", "lora_path": str(root / "link")}
     check(await ask(house, body, "/v1/load_lora_adapter", "sk-admin"), 400, None, "lora_path")
@@ -232,7 +233,7 @@ async def test_a_link_out_of_the_root_is_not_followed(house, tmp_path_factory):
 
 async def test_an_adapter_the_engine_rejects(house):
     house.engine.rejected = "lora_A of q_proj has 64 columns, the model 576"
-    write_adapter(next(iter(house.adapters.records.values())).path.parent, "misfit")
+    write_adapter(Path(house.adapters.records["poet"].path).parent, "misfit")
     response = await ask(house, {"lora_name": "x", "lora_path": "misfit"}, "/v1/load_lora_adapter", "sk-admin")
     check(response, 400, None, "lora_path")
     assert "64 columns" in response.json()["error"]["message"]

@@ -98,7 +98,7 @@ async def test_openai_client_models(house):
     async with house.openai("sk-globex") as client:
         models = {model.id: model async for model in client.models.list()}
         pirate = await client.models.retrieve("pirate")
-    assert set(models) == {BASE, "pirate"}
+    assert set(models) == {BASE, "pirate", "captain"}
     assert (pirate.id, pirate.object, pirate.owned_by) == ("pirate", "model", "loralane")
     assert (pirate.parent, pirate.max_model_len, models[BASE].parent) == (BASE, 256, None)
 

@@ -68,6 +68,37 @@ async def test_the_engines_state_is_that_of_the_scrape(house):
     assert value("loralane_limiter_mode", mode="redis") == 0
 
 
+async def test_where_adapters_are_and_what_bringing_them_took(house):
+    versions = {name: record.version for name, record in house.adapters.records.items()}
+    house.engine.picture = pb.EngineStats(
+        adapters=[
+            pb.AdapterStats(adapter=versions["pirate"], state="host", waiting=1),
+            pb.AdapterStats(adapter=versions["poet"], state="resident", running=2),
+            pb.AdapterStats(adapter="nobody's", state="disk", running=1),
+        ],
+        adapter_loads=7,
+        adapter_evictions=6,
+        adapter_fetches=5,
+        adapter_fetch_failures=4,
+        adapter_host_evictions=3,
+        adapter_fetch_seconds=1.5,
+        adapter_load_seconds=0.25,
+        adapter_host_total_bytes=2000,
+        adapter_host_used_bytes=1500,
+    )
+    await house.adapters.load("twin", "poet")
+    value = await scrape(house)
+    tiers = {"disk": 1, "fetching": 0, "host": 1, "loading": 0, "resident": 1}
+    assert {tier: value("loralane_adapters", tier=tier) for tier in tiers} == tiers
+    counters = {"loads": 7, "evictions": 6, "fetches": 5, "fetch_failures": 4, "host_evictions": 3}
+    assert {name: value(f"loralane_adapter_{name}_total") for name in counters} == counters
+    assert value("loralane_adapter_load_seconds_total", tier="host") == 1.5
+    assert value("loralane_adapter_load_seconds_total", tier="device") == 0.25
+    assert (value("loralane_adapter_host_total_bytes"), value("loralane_adapter_host_used_bytes")) == (2000, 1500)
+    labels = {"max_lora": "3", "running_lora_adapters": "poet,twin", "waiting_lora_adapters": "pirate"}
+    assert value("vllm:lora_requests_info", **labels) > 1e9
+
+
 LANES = [
     pb.LaneStats(
         lane=pb.LANE_INTERACTIVE,

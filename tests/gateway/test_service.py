@@ -270,7 +270,7 @@ async def test_a_prompts_cached_tokens_are_those_of_its_first_answer_to_run(hous
 
 async def test_an_adapter_that_did_not_survive_a_restart_is_unavailable(house):
     house.engine.rejected = "files are gone"
-    await house.adapters.reload_all()
+    await house.adapters.restore()
     error = await refusal(house, request(model="pirate"))
     assert error.code == "engine_unavailable"
 

@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 
 from lora_kernels.layout import ALIGN, MAX_TILES, RANK_TILE
 from lora_kernels.triton_attention import DECODE_HEIGHT, PREFILL_HEIGHT, attention_kernel, tuning, write_kernel
+from lora_kernels.triton_dora import BLOCK, scale_kernel
 from lora_kernels.triton_lora import BLOCK_K, BLOCK_N, ROW_TILE, expand_kernel, num_splits, shrink_kernel
 
 Case = tuple[str, Any, dict[str, Any], dict[str, int]]
@@ -51,6 +52,13 @@ def cases() -> Iterator[Case]:
         yield f"shrink {name}", shrink_kernel, constants, {"num_warps": 4, "num_stages": 3}
         constants = {**common, "OUT_FEATURES": outs, "BLOCK_N": BLOCK_N}
         yield f"expand {name}", expand_kernel, constants, {"num_warps": 4, "num_stages": 2}
+        shape = {"LAYERS": 32, "TARGETS": 7, "GROUP": group, "OUT_FEATURES": outs}
+        yield (
+            f"scale {name}",
+            scale_kernel,
+            {**shape, "BLOCK": BLOCK, "ALIGN": ALIGN},
+            {"num_warps": 4, "num_stages": 1},
+        )
     for head_dim, decode, window in itertools.product((64, 128, 256), (True, False), (True, False)):
         if head_dim == 128 or not window:
             yield attention_case(head_dim, decode, window)

@@ -6,11 +6,15 @@ Prints one JSON object: check -> null, or the traceback of its failure.
 
 import json
 import traceback
+from collections.abc import Callable
+from functools import partial
 
 import torch
-from backend_checks import CHECKS, Check, run_lora
+from backend_checks import CHECKS, run_lora
+from dora_checks import DORA_CHECKS
 from kernel_cases import lora_case
 
+from lora_kernels import triton_dora
 from lora_kernels.backend import Backend
 from lora_kernels.triton_backend import TritonBackend
 
@@ -28,9 +32,9 @@ def lora_rows_keep_their_bits(backend: Backend) -> None:
         assert torch.equal(run_lora(backend, alone, out[part], x[part], 1, group), together[part])
 
 
-def outcome(check: Check) -> str | None:
+def outcome(check: Callable[[], None]) -> str | None:
     try:
-        check(TritonBackend())
+        check()
     except Exception:
         return traceback.format_exc()
     return None
@@ -40,4 +44,6 @@ if __name__ == "__main__":
     # The interpreter cuts bf16 off where a GPU rounds: what 16 bits cost is measured in fp16.
     checks = {name: check for name, check in CHECKS.items() if "bf16" not in name}
     checks = {**checks, "lora_rows_keep_their_bits": lora_rows_keep_their_bits}
-    print(json.dumps({name: outcome(check) for name, check in checks.items()}))
+    runs = {name: partial(check, TritonBackend()) for name, check in checks.items()}
+    runs |= {name: partial(check, triton_dora.prepare) for name, check in DORA_CHECKS.items()}
+    print(json.dumps({name: outcome(run) for name, run in runs.items()}))

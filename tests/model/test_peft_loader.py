@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,41 +15,25 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from peft.tuners.lora import LoraLayer
+from peft_folders import DORA, TARGETS, VARIANTS, base_model, save_adapter
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.model.peft_config import HANDLED, HARMLESS, REFUSED
+from engine.model.peft_fields import HANDLED, HARMLESS, REFUSED
 from engine.model.peft_loader import AdapterError, LoadedAdapter, TargetShapes, load_peft
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 WIDTHS = np.array([[32, 32], [32, 16], [32, 16], [32, 32], [32, 48], [32, 48], [48, 32]], dtype=np.int32)
-SHAPES = TargetShapes(layers=3, targets=TARGETS, widths=WIDTHS, base_names=("tiny",))
+
+
+def base_linear(module: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    linear = base_model().get_submodule(module)
+    return linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+
+
+SHAPES = TargetShapes(layers=3, targets=TARGETS, widths=WIDTHS, base_linears=base_linear, base_names=("tiny",))
+MAGNITUDE = "lora_magnitude_vector"
 PREFIX = "base_model.model.model.layers"
-
-
-def base_model() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        vocab_size=64,
-    )
-    return LlamaForCausalLM(config)
-
-
-def save_adapter(folder: Path, seed: int = 1, dtype: torch.dtype = torch.float32, **options) -> None:
-    model = get_peft_model(base_model(), LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"], **options}))
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.data = torch.randn(parameter.shape, generator=generator).to(dtype)
-    model.save_pretrained(str(folder))
 
 
 @pytest.fixture(scope="module")
@@ -90,36 +75,6 @@ def delta(adapter: LoadedAdapter, layer: int, target: str) -> torch.Tensor | Non
 
 # --- as PEFT ------------------------------------------------------------------------------------------------------
 
-VARIANTS = {
-    "two projections": {},
-    "all projections": {"target_modules": list(TARGETS)},
-    "alpha": {"lora_alpha": 37},
-    "one": {"r": 1, "target_modules": ["down_proj"]},
-    "largest rank": {"r": 256, "target_modules": ["k_proj"]},
-    "rslora": {"use_rslora": True, "lora_alpha": 5},
-    "all-linear": {"target_modules": "all-linear"},
-    "expression": {"target_modules": r"model\.layers\.[02]\.(self_attn\.[qk]|mlp\.up)_proj"},
-    "full names": {"target_modules": ["model.layers.1.self_attn.q_proj", "self_attn.o_proj"]},
-    "name of nothing": {"target_modules": ["q_proj", "W_pack", "proj"]},
-    "rank pattern": {"rank_pattern": {"q_proj": 7, "layers.1.self_attn.v_proj": 2}},
-    "first rank pattern": {"rank_pattern": {"layers.1.*": 3, "layers.[12].*": 9, "q_proj": 5}},
-    "anchored rank pattern": {"rank_pattern": {"^model.layers.2.self_attn.q_proj": 6, "attn.v_proj": 1, "_proj": 2}},
-    "alpha pattern": {"alpha_pattern": {r".*\.0\.self_attn\.(q|v)_proj": 64, "v_proj": 1}},
-    "patterns and rslora": {"rank_pattern": {"q_proj": 3}, "alpha_pattern": {"v_proj": 11}, "use_rslora": True},
-    "one layer": {"layers_to_transform": 1},
-    "layers": {"layers_to_transform": [0, 2], "layers_pattern": "layers"},
-    "layers of lists": {"layers_to_transform": [2], "layers_pattern": ["blocks", "layers"]},
-    "layers and a full name": {
-        "target_modules": ["q_proj", "model.layers.0.self_attn.k_proj"],
-        "layers_to_transform": [1],
-    },
-    "excluded names": {"target_modules": list(TARGETS), "exclude_modules": ["k_proj", "layers.1.mlp.up_proj"]},
-    "excluded expression": {"target_modules": "all-linear", "exclude_modules": r".*\.mlp\..*"},
-    "gaussian": {"init_lora_weights": "gaussian"},
-    "bf16": {"dtype": torch.bfloat16},
-    "fp16": {"dtype": torch.float16},
-}
-
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 def test_deltas_equal_pefts_own(options, tmp_path):
@@ -138,6 +93,20 @@ def test_deltas_equal_pefts_own(options, tmp_path):
                 theirs = module.get_delta_weight("default")
                 assert float((ours - theirs).abs().max()) <= 1e-6 * max(1.0, float(theirs.abs().max()))
     assert adapted == len(adapter.blocks) > 0
+
+
+@pytest.mark.parametrize("options", DORA.values(), ids=DORA.keys())
+def test_dora_makes_the_weights_that_peft_merges(options, tmp_path):
+    save_adapter(tmp_path, **options)
+    adapter = load_peft(tmp_path, SHAPES)
+    merged = PeftModel.from_pretrained(base_model(), tmp_path).merge_and_unload()
+    assert adapter.scaled.sum() == len(adapter.scales) == len(adapter.blocks) > 0
+    for place, (a, b) in adapter.blocks.items():
+        theirs, (weight, bias) = merged.get_submodule(SHAPES.module(place)), base_linear(SHAPES.module(place))
+        scale, shift = adapter.scales[place]
+        assert torch.allclose((1 + scale)[:, None] * weight + b @ a, theirs.weight, rtol=1e-5, atol=1e-5)
+        assert torch.allclose((1 + scale) * bias + shift, theirs.bias, atol=1e-6)
+        assert scale.abs().max() > 0.1
 
 
 def test_what_a_loaded_adapter_says_of_itself(tmp_path):
@@ -389,8 +358,9 @@ def test_a_huge_header(folder):
         (f"{PREFIX}.0.mlp.q_proj.lora_A.weight", ["matches no module"]),
         (f"{PREFIX}.3.self_attn.q_proj.lora_A.weight", ["layer 3", "layers 0 to 2", "tiny", "another base"]),
         (f"{PREFIX}.{'9' * 5000}.self_attn.q_proj.lora_A.weight", ["matches no module"]),
-        (f"{PREFIX}.0.self_attn.q_proj.lora_magnitude_vector", ["DoRA"]),
-        (f"{PREFIX}.0.self_attn.q_proj.lora_B.bias", ["matches no module"]),
+        (f"{PREFIX}.0.self_attn.q_proj.lora_magnitude_vector", ["DoRA", "does not say use_dora"]),
+        (f"{PREFIX}.0.self_attn.q_proj.lora_B.bias", ["biases are not supported", "lora_bias"]),
+        (f"{PREFIX}.0.self_attn.q_proj.bias", ["biases are not supported", "bias='none'"]),
         ("base_model.model.lm_head.lora_A.weight", ["lm_head", "not supported"]),
         ("base_model.model.model.embed_tokens.weight", ["embed", "not supported"]),
         ("base_model.model.model.embed_tokens.lora_embedding_A", ["embed", "not supported"]),
@@ -403,6 +373,56 @@ def test_tensors_without_a_place_are_named(key, words, folder):
     message = refusal(folder)
     assert repr(key[:200]) in message
     assert [word for word in words if word not in message] == []
+
+
+@pytest.fixture
+def dora(tmp_path) -> Path:
+    save_adapter(tmp_path / "dora", use_dora=True)
+    return tmp_path / "dora"
+
+
+@pytest.mark.parametrize("written", ["lora_magnitude_vector.weight", "lora_magnitude_vector.default.weight"])
+def test_other_ways_to_write_a_magnitude(written, dora):
+    plain = load_peft(dora, SHAPES)
+    side = "default.weight" if "default" in written else "weight"
+
+    def rename(key):
+        return key.replace("A.weight", f"A.{side}").replace("B.weight", f"B.{side}").replace(MAGNITUDE, written)
+
+    edit_weights(dora, lambda tensors: {rename(key): tensor for key, tensor in tensors.items()})
+    assert all(torch.equal(scale, plain.scales[place]) for place, scale in load_peft(dora, SHAPES).scales.items())
+
+
+def test_two_magnitudes_are_two_adapters(dora):
+    key = f"{PREFIX}.0.self_attn.q_proj.{MAGNITUDE}"
+    edit_weights(dora, lambda tensors: tensors.update({f"{key}.other": tensors[key].clone()}))
+    assert "more than one adapter" in refusal(dora)
+
+
+def test_a_missing_magnitude(dora):
+    edit_weights(dora, lambda tensors: tensors.pop(f"{PREFIX}.1.self_attn.v_proj.lora_magnitude_vector"))
+    assert "model.layers.1.self_attn.v_proj has no lora_magnitude_vector" in refusal(dora)
+
+
+def test_magnitudes_nobody_asked_for(dora):
+    edit_config(dora, use_dora=False)
+    assert "does not say use_dora" in refusal(dora)
+
+
+def test_a_magnitude_of_another_shape(dora):
+    edit_weights(dora, lambda t: t.update({f"{PREFIX}.1.self_attn.v_proj.lora_magnitude_vector": torch.ones(32)}))
+    message = refusal(dora)
+    assert "v_proj.lora_magnitude_vector is [32], and the model needs [16]" in message
+
+
+def test_a_norm_of_zero_has_no_direction(dora):
+    def no_weights(module: str) -> tuple[torch.Tensor, None]:
+        return torch.zeros_like(base_linear(module)[0]), None
+
+    edit_weights(dora, lambda t: t[f"{PREFIX}.2.self_attn.q_proj.lora_B.weight"].zero_())
+    message = refusal(dora, replace(SHAPES, base_linears=no_weights))
+    assert "model.layers.2.self_attn.q_proj.lora_magnitude_vector" in message
+    assert "NaN or infinite" in message
 
 
 def test_half_a_pair(folder):
@@ -439,12 +459,12 @@ def test_a_tensor_of_another_number_of_dimensions(folder):
 
 
 def test_a_smaller_model_is_another_base(folder):
-    smaller = TargetShapes(layers=2, targets=TARGETS, widths=WIDTHS)
+    smaller = TargetShapes(layers=2, targets=TARGETS, widths=WIDTHS, base_linears=base_linear)
     assert "layer 2" in refusal(folder, smaller)
 
 
 def test_a_larger_model_is_another_base(folder):
-    larger = TargetShapes(layers=4, targets=TARGETS, widths=WIDTHS)
+    larger = TargetShapes(layers=4, targets=TARGETS, widths=WIDTHS, base_linears=base_linear)
     assert "model.layers.3.self_attn.q_proj" in refusal(folder, larger)
 
 

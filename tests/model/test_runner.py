@@ -9,8 +9,7 @@ from tiny_adapters import save_adapter
 from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
-from engine.core.types import AdapterLoad, Admission, PageCopy, SamplingParams, ScheduledChunk, StepPlan
-from engine.model.host_store import HostStoreFull
+from engine.core.types import AdapterLoad, Admission, FetchFailed, PageCopy, SamplingParams, ScheduledChunk, StepPlan
 from engine.model.runner import ModelRunner
 
 BLOCK, NEW_TOKENS = 16, 12
@@ -162,7 +161,7 @@ def test_a_request_continues_from_pages_that_were_in_host_memory(runner, saved):
 
 def test_adapters_are_loaded_used_evicted_and_loaded_again(runner, folder, tmp_path):
     deltas = {name: save_adapter(tmp_path / name, rank, seed=rank) for name, rank in (("x", 3), ("y", 20))}
-    hosts = {name: runner.load_host(str(tmp_path / name)) for name in deltas}
+    hosts = {name: runner.load_host(str(tmp_path / name), lambda _: True) for name in deltas}
     assert [hosts[name].rank for name in "xy"] == [3, 20]
     assert hosts["x"].target_modules == ("q_proj", "down_proj")
     prompts = {"1": PROMPTS["a"], "2": PROMPTS["a"], "3": PROMPTS["a"]}
@@ -181,7 +180,7 @@ def test_adapters_are_loaded_used_evicted_and_loaded_again(runner, folder, tmp_p
 
     loads = (load("x", driver.free[::2]), load("y", driver.free[1::2]))
     driver.free = [page for page in driver.free if not any(page in item.pages for item in loads)]
-    assert set(runner.execute(StepPlan(loads=loads)).loaded) == {host.id for host in hosts.values()}
+    assert len(runner.execute(StepPlan(loads=loads)).load_seconds) == 2
     assert driver.finish(prompts, admitted=plan(("x", "base", "y"))) == dict(
         zip("123", (expected["x"], expected["base"], expected["y"]), strict=True)
     )
@@ -193,7 +192,7 @@ def test_adapters_are_loaded_used_evicted_and_loaded_again(runner, folder, tmp_p
 
 def test_a_prompt_of_the_base_model_joins_an_adapter_that_decodes(runner, folder, tmp_path):
     """Its rows come after the adapter's own, which are the same from step to step, and stay the base model's."""
-    delta, host = save_adapter(tmp_path / "x", 3, seed=3), runner.load_host(str(tmp_path / "x"))
+    delta, host = save_adapter(tmp_path / "x", 3, seed=3), runner.load_host(str(tmp_path / "x"), lambda _: True)
     driver = Driver(runner, chunk=64)
     load = AdapterLoad(host.id, tuple(driver.free.pop() for _ in range(host.num_pages)))
     runner.execute(StepPlan(loads=(load,)))
@@ -204,26 +203,29 @@ def test_a_prompt_of_the_base_model_joins_an_adapter_that_decodes(runner, folder
     assert outputs == {"b": reference(folder, PROMPTS["b"], delta), "c": reference(folder, PROMPTS["c"])}
 
 
-def test_host_memory_bounds_adapters(config, tmp_path):
-    runner = ModelRunner(replace(config, host_adapter_gb=40_000 / 2**30))
-    for name, seed in (("x", 1), ("y", 2)):
-        save_adapter(tmp_path / name, 8, seed)
-    first = runner.load_host(str(tmp_path / "x"))
-    assert runner.load_host(str(tmp_path / "x")) == first
-    with pytest.raises(HostStoreFull):
-        runner.load_host(str(tmp_path / "y"))
-    runner.drop_host(first.id)
-    assert runner.load_host(str(tmp_path / "y")).num_bytes == first.num_bytes
-
-
-def test_an_adapter_larger_than_the_pool_is_refused(config, tmp_path):
+def test_an_adapter_is_packed_if_its_claim_is_granted(runner, tmp_path):
     save_adapter(tmp_path / "x", 8, 1)
-    with pytest.raises(ValueError, match="pages, the pool has 2"):
-        ModelRunner(replace(config, num_pages=3)).load_host(str(tmp_path / "x"))
+    answers, asked = [], []
+    runner.connect(answers.append)
+    host = runner.load_host(str(tmp_path / "x"), lambda adapter: asked.append(adapter))
+    assert (asked, answers, runner._host.num_bytes) == ([host], [], 0)
+    assert runner.load_host(str(tmp_path / "x"), lambda _: True) == host
+    assert runner._host.num_bytes == host.num_bytes == host.num_pages * runner.page_bytes
+    assert [answer.adapter for answer in answers] == [host.id]
+
+
+def test_a_claim_that_is_granted_is_answered_whatever_happens(runner, tmp_path, monkeypatch):
+    save_adapter(tmp_path / "x", 8, 1)
+    answers = []
+    runner.connect(answers.append)
+    monkeypatch.setattr("engine.model.packing.Packer.pack", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        runner.load_host(str(tmp_path / "x"), lambda _: True)
+    assert [type(answer) for answer in answers] == [FetchFailed]
 
 
 def test_a_load_of_an_unknown_adapter_is_an_error(runner):
-    with pytest.raises(ValueError, match="nobody is planned but not in host memory"):
+    with pytest.raises(KeyError, match="nobody"):
         runner.execute(StepPlan(loads=(AdapterLoad("nobody", (1,)),)))
 
 
@@ -238,7 +240,7 @@ def test_a_released_request_leaves_nothing_behind(runner):
 
 def test_aborts_of_requests_that_never_ran_are_ignored(runner):
     result = runner.execute(StepPlan(released=("never seen",)))
-    assert (result.sampled, result.loaded) == ((), ())
+    assert (result.sampled, result.load_seconds) == ((), ())
 
 
 def test_describes_itself(runner, config, folder):

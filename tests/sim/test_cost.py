@@ -6,7 +6,7 @@ import pytest
 
 from engine.core.types import AdapterLoad, Admission, PageCopy, SamplingParams, ScheduledChunk, StepPlan
 from engine.executor.cost import LiveSequence, StepWork, measure, read_device
-from engine.executor.fake import TimedExecutor, VirtualClock
+from engine.executor.fake import TimedExecutor, VirtualClock, VirtualDisk
 from engine.sim.device import FOLDER, device_names, find_device
 
 
@@ -86,7 +86,8 @@ def admission(name, seed):
 
 def run(noise, seed, device):
     clock, seen = VirtualClock(), []
-    executor = TimedExecutor(device.cost, clock, {}, lambda *step: seen.append(step), noise, seed)
+    disk = VirtualDisk(clock, device.disk_bytes_per_s)
+    executor = TimedExecutor(device.cost, clock, disk, {}, lambda *step: seen.append(step), noise, seed)
     first = executor.execute(StepPlan(admitted=(admission("a", 5),), chunks=(chunk("a", 0, 3),)))
     second = executor.execute(StepPlan(chunks=(chunk("a", 3, 1),)))
     again = executor.execute(

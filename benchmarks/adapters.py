@@ -1,0 +1,184 @@
+"""`make bench-adapters`: what adapters cost, resident and not, beside vLLM in one run.
+
+    python -m benchmarks.adapters [--vllm-python PATH] [--cores 0,1] [--repeat 2] [--json FILE]
+
+The same 64 requests (32 to 127 tokens in, 16 to 95 out) at once, for the base model, one adapter, 8, 64 that are all
+resident, and 64 where the device has memory for 8. Both servers have 32 sequences, the same weights and the same cores;
+each case is run so many times, and the best one counts, for both. Without a Python that has vLLM only loralane is
+measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.peers import MODEL, Peer, PeerError, VllmAdapters, loralane, vllm
+from benchmarks.server import pinned, running
+from benchmarks.workload import requests, write_adapters
+from engine.model.prepare import prepare_model
+from engine.paths import default_data_dir
+from gateway.bench.client import Target
+from gateway.bench.document import versions
+from gateway.bench.drive import drive, run_loop
+from gateway.bench.measure import LaneReport, report, succeeded
+from gateway.bench.tables import milliseconds
+
+RANK, COUNT, FEW = 8, 64, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """How many adapters the requests ask for, and how many the device holds; 0: none are configured at all."""
+
+    name: str
+    adapters: int
+    slots: int
+
+
+CASES = (
+    Case("base", 0, 0),
+    Case("1 adapter", 1, 1),
+    Case("8 adapters", FEW, FEW),
+    Case("64 adapters, all resident", COUNT, COUNT),
+    Case("64 adapters, memory for 8", COUNT, FEW),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    server: str
+    case: str
+    best: LaneReport
+    tokens_per_second: tuple[float, ...]
+    """Of every repetition."""
+
+
+def by_slots(cases: Sequence[Case]) -> dict[int, list[Case]]:
+    """Cases that one server, set up for so many adapters, can run."""
+    groups: dict[int, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(case.slots, []).append(case)
+    return groups
+
+
+def run_case(target: Target, case: Case, folders: Mapping[str, Path], repeat: int, server: str) -> Measured:
+    """Raises RuntimeError if a request fails."""
+    models = list(folders)[: case.adapters] or [MODEL]
+    reports = []
+    for turn in range(repeat + 1):  # the first only warms up, with prompts of its own
+        items = requests(models, COUNT, seed=turn == 0)
+        streams = run_loop(drive(target, items, concurrency=COUNT, timeout_s=3000))
+        failed = [stream.error or "no tokens" for stream in streams if not succeeded(stream)]
+        if failed:
+            raise RuntimeError(f"{server}, {case.name}: {len(failed)} requests failed, the first with: {failed[0]}")
+        reports.append(report(case.name, streams))
+    rates = tuple(item.output_tokens_per_second for item in reports[1:])
+    return Measured(server, case.name, reports[1 + rates.index(max(rates))], rates)
+
+
+def ours(model: Path, folders: Mapping[str, Path], slots: int, scratch: Path, cpus: frozenset[int]) -> Peer:
+    """`slots` bounds what the device holds, as memory for so many would."""
+    preload = {"adapters": {"preload": {name: str(path) for name, path in folders.items()}}} if slots else {}
+    place = scratch / f"ours-{slots}"
+    place.mkdir()
+    return loralane(model, place, cpus, {**preload, "engine": {"max_resident_adapters": max(1, slots)}})
+
+
+def peers(arguments: argparse.Namespace, model: Path, folders: Mapping[str, Path], scratch: Path) -> Iterator[Any]:
+    """(how to start a server, the cases it is for), ours first."""
+    cpus = frozenset(int(cpu) for cpu in arguments.cores.split(","))
+    for slots, cases in by_slots(CASES).items():
+        yield ours(model, folders, slots, scratch, cpus), cases
+    if arguments.vllm_python:
+        for slots, cases in by_slots(CASES).items():
+            needed = dict(list(folders.items())[: max(case.adapters for case in cases)])
+            adapters = VllmAdapters(needed, slots, RANK) if slots else None
+            yield vllm(arguments.vllm_python, model, cpus, adapters), cases
+
+
+def table(measured: Sequence[Measured]) -> Table:
+    found = {(item.server, item.case): item.best for item in measured}
+    servers = list(dict.fromkeys(item.server for item in measured))
+    result = Table(title=f"{COUNT} requests at once, rank {RANK} on all seven projections")
+    result.add_column("")
+    for server in servers:
+        for column in ("tokens/s", "/ base", "TTFT p50", "ITL p50", "ITL p99"):
+            result.add_column(f"{server}\n{column}", justify="right")
+    if len(servers) == 2:
+        result.add_column("ratio", justify="right")
+    for case in CASES:
+        reports = [found[server, case.name] for server in servers]
+        cells = [
+            cell for server, item in zip(servers, reports, strict=True) for cell in row(item, found[server, "base"])
+        ]
+        rates = [item.output_tokens_per_second for item in reports]
+        result.add_row(case.name, *cells, *([f"{rates[0] / rates[1]:.2f}x"] if len(servers) == 2 else []))
+    return result
+
+
+def row(item: LaneReport, base: LaneReport) -> list[str]:
+    rate = item.output_tokens_per_second
+    latencies = [item.ttft.p50, item.itl.p50, item.itl.p99] if item.ttft and item.itl else []
+    return [f"{rate:.0f}", f"{rate / base.output_tokens_per_second:.2f}", *map(milliseconds, latencies)]
+
+
+def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
+    others = frozenset(os.sched_getaffinity(0)) - frozenset(int(cpu) for cpu in arguments.cores.split(","))
+    model = prepare_model("embedded", arguments.data_dir, console)
+    if not arguments.vllm_python:
+        console.print("vLLM is left out: --vllm-python or LORALANE_VLLM_PYTHON names a Python that has it")
+    measured: list[Measured] = []
+    with console.status("writing adapters") as status, pinned(others):
+        folders = write_adapters(model, scratch / "adapters", [RANK] * COUNT)
+        for number, (peer, cases) in enumerate(peers(arguments, model, folders, scratch)):
+            status.update(f"{peer.name}: starting, for {cases[0].name}")
+            with running(peer.command, scratch / f"{peer.name}-{number}.log") as url:
+                for case in cases:
+                    status.update(f"{peer.name}: {case.name}")
+                    target = Target(url, peer.key)
+                    measured.append(run_case(target, case, folders, arguments.repeat, peer.name))
+    if arguments.json:
+        head = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions()}
+        arguments.json.write_bytes(msgspec.json.encode({**head, "cores": arguments.cores, "measured": measured}))
+    Console().print(table(measured))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.adapters", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    peer = os.environ.get("LORALANE_VLLM_PYTHON")
+    parser.add_argument("--vllm-python", type=Path, default=Path(peer) if peer else None)
+    parser.add_argument("--cores", default="0,1", help="of the servers; the client gets the others")
+    parser.add_argument("--repeat", type=int, default=2, help="times each case is measured; the best one counts")
+    parser.add_argument("--json", type=Path, help="also write everything here")
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
+    return parser.parse_args()
+
+
+def main() -> None:
+    console = Console(stderr=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # take the servers along
+    with tempfile.TemporaryDirectory(prefix="loralane-bench-") as scratch:
+        try:
+            bench(parse(), console, Path(scratch))
+        except (PeerError, RuntimeError) as error:
+            console.print(f"error: {error}", style="red", markup=False)
+            raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""`make bench-many-adapters`: thousands of adapters of different ranks behind one engine.
+
+    python -m benchmarks.many_adapters [--adapters 2000] [--cores 0,1] [--keep FOLDER] [--json FILE]
+
+Adapters have ranks of 4 to 64 (a rank is as likely as it is small) on all seven projections. Answered, in one run:
+
+    throughput   requests over all of them (Zipf, s = 1) against the same requests for one
+    waiting      whether a request for an adapter on the device waits while others are read from disk
+    memory       whether host memory stays within its bound
+    listing      how long the list of all adapters takes while requests run
+    cold         first token with an adapter in host memory against one on the device
+    twice        the same work with adapters that are twice what the device holds
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.peers import loralane
+from benchmarks.server import pinned, running
+from benchmarks.workload import requests, write_adapters
+from engine.model.prepare import prepare_model
+from engine.paths import default_data_dir
+from engine.sim.synthetic import Zipf
+from gateway.bench.client import Target
+from gateway.bench.drive import drive, run_loop
+from gateway.bench.measure import LaneReport, report, succeeded
+from gateway.bench.plan import Item
+from gateway.bench.stream import Stream
+
+RANKS = (4, 8, 16, 32, 64)
+ADMIN_KEY = "sk-bench-admin"
+CONCURRENCY = 32
+LISTINGS, LISTING_EVERY_S = 20, 0.5
+FEW, GAP_S = 16, 0.35
+PAIRS = 24
+"""Of a cold and a warm request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running loralane."""
+
+    url: str
+    target: Target
+
+    def admin(self, path: str) -> Any:
+        response = httpx.get(f"{self.url}{path}", headers={"authorization": f"Bearer {ADMIN_KEY}"}, timeout=60)
+        return response.raise_for_status().json()
+
+    def adapters(self) -> dict[str, dict[str, Any]]:
+        return {adapter["name"]: adapter for adapter in self.admin("/admin/v1/adapters")["adapters"]}
+
+    def metric(self, name: str) -> float:
+        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    def run(self, items: Sequence[Item], concurrency: int | None = CONCURRENCY) -> list[Stream]:
+        """Raises RuntimeError if a request fails."""
+        streams = run_loop(drive(self.target, items, concurrency=concurrency, timeout_s=3000))
+        failed = [stream.error or "no tokens" for stream in streams if not succeeded(stream)]
+        if failed:
+            raise RuntimeError(f"{len(failed)} requests failed, the first with: {failed[0]}")
+        return streams
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    what: str
+    value: float
+    goal: str = ""
+    is_met: bool = True
+
+
+def draw_ranks(count: int, seed: int) -> list[int]:
+    """A rank is as likely as it is small: 4 half of the time, 64 one time in thirty."""
+    return random.Random(seed).choices(RANKS, [1 / rank for rank in RANKS], k=count)
+
+
+def spread(items: Sequence[Item], names: Sequence[str], seed: int) -> list[Item]:
+    """The same requests, each for an adapter drawn from all by Zipf's law."""
+    zipf = Zipf(len(names), 1.0, random.Random(seed))
+    return [replace(item, model=names[zipf()]) for item in items]
+
+
+def one_against_all(server: Server, names: Sequence[str], ranks: Sequence[int], count: int) -> list[Figure]:
+    items = requests(names[:1], count)
+    typical = names[ranks.index(8)]
+    warm = spread(requests(names[:1], count, seed=1), names, seed=1)
+    server.run(warm)
+    one = report("one", server.run([replace(item, model=typical) for item in items]))
+    mixed = spread(items, names, seed=2)
+    before, fetches = server.adapters(), server.metric("loralane_adapter_fetches_total")
+    with ThreadPoolExecutor(1) as pool:
+        listing = pool.submit(listing_seconds, server)
+        streams = server.run(mixed)
+        slowest = listing.result()
+    all_of_them = report("all", streams)
+    ratio = all_of_them.output_tokens_per_second / one.output_tokens_per_second
+    used, total = (server.metric(f"loralane_adapter_host_{which}_bytes") for which in ("used", "total"))
+    resident = [stream for stream in streams if before[stream.item.model]["tier"] == "resident"]
+    asked, rate = len({item.model for item in mixed}), all_of_them.output_tokens_per_second
+    return [
+        Figure("tokens/s, one adapter of rank 8", one.output_tokens_per_second),
+        Figure(f"tokens/s, {asked} adapters asked for", rate),
+        Figure("of one adapter's", ratio, ">= 0.9", ratio >= 0.9),
+        Figure("adapters read from disk meanwhile", server.metric("loralane_adapter_fetches_total") - fetches),
+        *waiting(one, report("resident", resident)),
+        Figure("host memory used / bound", used / total, "<= 1", used <= total),
+        Figure(f"list of {len(names)} adapters under load, p50 (ms)", slowest * 1e3, "<= 50", slowest <= 0.05),
+    ]
+
+
+def waiting(one: LaneReport, resident: LaneReport) -> list[Figure]:
+    """Requests whose adapter was on the device when the run began, while others' were read."""
+    if not (one.ttft and one.itl and resident.ttft and resident.itl):
+        return []
+    ttft, itl = resident.ttft.p50 / one.ttft.p50, resident.itl.p99 / one.itl.p99
+    return [
+        Figure("TTFT p50 of those resident / one adapter's", ttft, "<= 1.2", ttft <= 1.2),
+        Figure("ITL p99 of those resident / one adapter's", itl, "<= 1.5", itl <= 1.5),
+    ]
+
+
+def listing_seconds(server: Server) -> float:
+    """Median seconds of listing all adapters."""
+    took = []
+    for _ in range(LISTINGS):
+        began = time.perf_counter()
+        server.admin("/admin/v1/adapters")
+        took.append(time.perf_counter() - began)
+        time.sleep(LISTING_EVERY_S)
+    return statistics.median(took)
+
+
+def cold_against_warm(server: Server) -> list[Figure]:
+    """One request at a time, for adapters in host memory, each twice."""
+    host = [name for name, adapter in server.adapters().items() if adapter["tier"] == "host"][:PAIRS]
+    cold, warm = [], []
+    for name in host:
+        cold.append(first_token(server, name))
+        warm.append(statistics.median(first_token(server, name) for _ in range(3)))
+    adapters = server.adapters()
+    copies = [adapters[name]["last_load_seconds"] for name in host]
+    extra = statistics.median(c - w for c, w in zip(cold, warm, strict=True))
+    limit = max(0.010, 1.2 * statistics.median(copies))
+    return [
+        Figure("first token, warm (ms)", statistics.median(warm) * 1e3),
+        Figure("copy to the device (ms)", statistics.median(copies) * 1e3),
+        Figure("first token from host memory - warm (ms)", extra * 1e3, f"<= {limit * 1e3:.0f}", extra <= limit),
+    ]
+
+
+def first_token(server: Server, model: str) -> float:
+    rng = random.Random(time.perf_counter_ns())
+    item = Item(model, tuple(rng.randrange(1000, 40_000) for _ in range(64)), 4)
+    (stream,) = server.run([item])
+    return stream.times[0] - stream.sent
+
+
+def twice_what_fits(
+    start: Callable[[int], AbstractContextManager[Server]], names: Sequence[str], count: int
+) -> list[Figure]:
+    """Requests at their time, at a rate that leaves the engine some air, so that queueing is not what is measured."""
+    items, medians = requests(names, count // 2, seed=3), []
+    random.Random(3).shuffle(items)
+    items = [replace(item, at=index * GAP_S, max_tokens=16) for index, item in enumerate(items)]
+    for slots in (len(names), len(names) // 2):
+        with start(slots) as server:
+            server.run([replace(item, at=0.0) for item in items[: len(names)]])
+            streams = server.run(items, concurrency=None)
+            medians.append(statistics.median(stream.times[0] - stream.sent for stream in streams))
+    ratio = medians[1] / medians[0]
+    return [Figure(f"median TTFT, {len(names)} adapters with room for half / all", ratio, "<= 2", ratio <= 2)]
+
+
+def table(figures: Sequence[Figure]) -> Table:
+    result = Table(title="Many adapters")
+    for column in ("", "measured", "goal", "met"):
+        result.add_column(column, justify="left" if not column else "right")
+    for figure in figures:
+        met = "yes" if figure.is_met else "no"
+        result.add_row(figure.what, f"{figure.value:.4g}", figure.goal, met if figure.goal else "")
+    return result
+
+
+@contextmanager
+def serve(
+    arguments: argparse.Namespace, model: Path, scratch: Path, folders: Mapping[str, Path], **engine: Any
+) -> Iterator[Server]:
+    """A loralane with these adapters."""
+    place = Path(tempfile.mkdtemp(dir=scratch))
+    preload = {name: str(path) for name, path in folders.items()}
+    admin = {"keys": [hashlib.sha256(ADMIN_KEY.encode()).hexdigest()]}
+    extra = {"adapters": {"preload": preload}, "engine": engine, "admin": admin}
+    cpus = frozenset(int(cpu) for cpu in arguments.cores.split(","))
+    peer = loralane(model, place, cpus, extra)
+    with running(peer.command, place / "log") as url:
+        yield Server(url, Target(url, peer.key))
+
+
+def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> list[Figure]:
+    model = prepare_model("embedded", arguments.data_dir, console)
+    ranks = draw_ranks(arguments.adapters, seed=0)
+    with Progress(console=console) as progress:
+        task = progress.add_task("writing adapters", total=len(ranks))
+        place = arguments.keep or scratch / "adapters"
+        folders = write_adapters(model, place, ranks, on_written=lambda: progress.advance(task))
+    few = write_adapters(model, scratch / "few", [8] * FEW, seed=1)
+    start = partial(serve, arguments, model, scratch)
+    figures = []
+    with console.status(f"starting with {len(folders)} adapters") as status:
+        began = time.perf_counter()
+        with start(folders, host_adapter_gb=arguments.host_gb) as server:
+            figures.append(Figure("ready after (s)", time.perf_counter() - began))
+            status.update("one adapter against all")
+            figures += one_against_all(server, list(folders), ranks, arguments.requests)
+            status.update("cold against warm")
+            figures += cold_against_warm(server)
+        status.update("twice what fits")
+        figures += twice_what_fits(lambda slots: start(few, max_resident_adapters=slots), list(few), arguments.requests)
+    return figures
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.many_adapters",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--adapters", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--host-gb", type=float, default=2.0, help="host memory for packed adapters")
+    parser.add_argument("--cores", default="0,1", help="of the server; the client gets the others")
+    parser.add_argument("--keep", type=Path, help="write the adapters here (13 GB for 2,000) and keep them")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
+    return parser.parse_args()
+
+
+def main() -> None:
+    console, arguments = Console(stderr=True), parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # take the servers along
+    others = frozenset(os.sched_getaffinity(0)) - frozenset(int(cpu) for cpu in arguments.cores.split(","))
+    with tempfile.TemporaryDirectory(prefix="loralane-bench-") as scratch, pinned(others):
+        try:
+            figures = bench(arguments, console, Path(scratch))
+        except RuntimeError as error:
+            console.print(f"error: {error}", style="red", markup=False)
+            raise SystemExit(1) from error
+    if arguments.json:
+        arguments.json.write_bytes(msgspec.json.encode(figures))
+    Console().print(table(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""The part of `commit.py` that changes adapters: commands, plans and answers, and who uses which."""
+
+from __future__ import annotations
+
+from engine.core.adapters import Adapter, HostCopy
+from engine.core.admission import misfit, unpinnable
+from engine.core.state import EngineState
+from engine.core.types import (
+    AdapterFetched,
+    AdapterId,
+    AdapterLoad,
+    AddAdapter,
+    FetchAnswer,
+    FetchCancelled,
+    FetchFailed,
+    Sequence,
+    StepPlan,
+)
+
+LONGEST_BACKOFF = 64
+"""Times the first one: a minute."""
+
+
+def add_adapter(state: EngineState, command: AddAdapter) -> bool:
+    """Makes an adapter known; adding one that is on its way out brings it back.
+
+    Returns:
+        Whether host memory is reserved for what has just been read, by this very call.
+
+    Raises:
+        ValueError: it could never be used; the message says why.
+    """
+    if reason := misfit(state.config, command.num_pages, command.num_bytes):
+        raise ValueError(reason)
+    adapter = state.adapters.get(command.adapter)
+    if adapter is None:
+        adapter = Adapter(command.adapter, command.num_pages, command.rank, command.num_bytes, command.path)
+        state.adapters[adapter.id] = adapter
+    adapter.path = command.path
+    adapter.closing = False
+    adapter.failures, adapter.retry_at = 0, 0.0
+    takes = command.is_read and adapter.host is HostCopy.ABSENT and command.num_bytes <= state.host_bytes_free
+    if takes:
+        adapter.host = HostCopy.FETCHING
+    state.tiers.file(adapter)
+    return takes
+
+
+def drop_adapter(state: EngineState, adapter_id: AdapterId) -> None:
+    """No new requests for it; one that nobody knows is nothing to drop."""
+    adapter = state.adapters.get(adapter_id)
+    if adapter is not None:
+        adapter.closing, adapter.pinned = True, False
+        state.tiers.file(adapter)
+
+
+def pin_adapter(state: EngineState, adapter_id: AdapterId, pinned: bool) -> None:
+    """Keeps an adapter on the device, once it is there, or no longer.
+
+    Raises:
+        ValueError: there is no such adapter, or pinned it would leave too little room; the message says for what.
+    """
+    adapter = state.adapters.get(adapter_id)
+    if adapter is None or adapter.closing:
+        raise ValueError(f"adapter {adapter_id} is not loaded")
+    if pinned and not adapter.pinned and (reason := unpinnable(state, adapter)):
+        raise ValueError(reason)
+    adapter.pinned = pinned
+    state.tiers.file(adapter)
+
+
+def use_adapter(state: EngineState, seq: Sequence, *, live: int = 0, running: int = 0) -> None:
+    """A sequence came or left, began or stopped to run."""
+    if seq.request.adapter:
+        adapter = state.adapters[seq.request.adapter]
+        adapter.live += live
+        adapter.running += running
+        state.tiers.file(adapter)
+
+
+def start_adapter(state: EngineState, seq: Sequence, plan: StepPlan) -> None:
+    """A sequence begins to run, for the first time or again."""
+    if not seq.request.adapter:
+        return
+    adapter = state.adapters[seq.request.adapter]
+    adapter.running += 1
+    if seq.num_preemptions == 0:
+        adapter.start(plan.now, state.config.adapter_half_life_s)
+        adapter.hits += not any(load.request_id == seq.id for load in plan.loads)
+    state.tiers.file(adapter)
+
+
+def move_adapters(state: EngineState, plan: StepPlan) -> None:
+    """What the plan does between disk, host memory and device."""
+    for adapter_id in plan.evicted:
+        _evict(state, state.adapters[adapter_id])
+    for load in plan.loads:
+        _load(state, load)
+    for adapter_id in plan.host_dropped:
+        _set_host(state, state.adapters[adapter_id], HostCopy.ABSENT)
+        state.counters.adapter_host_evictions += 1
+    for fetch in plan.fetches:
+        state.tiers.fetching[fetch.adapter] = None
+        _set_host(state, state.adapters[fetch.adapter], HostCopy.FETCHING)
+    for adapter_id in plan.cancelled_fetches:
+        _set_host(state, state.adapters[adapter_id], HostCopy.CANCELLED)
+
+
+def note_loads(state: EngineState, loads: tuple[AdapterLoad, ...], seconds: tuple[float, ...]) -> None:
+    """What the copies of a step took."""
+    for load, taken in zip(loads, seconds, strict=True):
+        adapter = state.adapters[load.adapter]
+        adapter.load_seconds = taken
+        state.counters.adapter_load_seconds += taken
+        state.tiers.file(adapter)
+
+
+def take_answer(state: EngineState, answer: FetchAnswer) -> list[Sequence]:
+    """A fetch has ended. Without one under way it says nothing.
+
+    Returns:
+        The sequences that waited for it in vain.
+    """
+    adapter = state.adapters.get(answer.adapter)
+    if adapter is None or adapter.host not in (HostCopy.FETCHING, HostCopy.CANCELLED):
+        return []
+    state.tiers.fetching.pop(adapter.id, None)
+    waiting: list[Sequence] = []
+    match answer:
+        case AdapterFetched(_, seconds):
+            _note_fetch(state, adapter, seconds)
+        case FetchFailed(_, reason):
+            _note_failure(state, adapter, reason)
+            if not adapter.is_resident:
+                waiting = [seq for seq in state.waiting if seq.request.adapter == adapter.id]
+        case FetchCancelled():
+            adapter.host = HostCopy.ABSENT
+    state.tiers.file(adapter)
+    return waiting
+
+
+def forget_closed(state: EngineState) -> None:
+    """Dropped adapters that are nowhere any more and that nobody waits for."""
+    for adapter_id in list(state.tiers.closing):
+        adapter = state.adapters[adapter_id]
+        if not (adapter.live or adapter.is_resident) and adapter.host is HostCopy.ABSENT:
+            del state.adapters[adapter_id]
+            state.tiers.forget(adapter)
+
+
+def _note_fetch(state: EngineState, adapter: Adapter, seconds: float) -> None:
+    adapter.host = HostCopy.PRESENT
+    adapter.fetches += 1
+    adapter.fetch_seconds, adapter.failures = seconds, 0
+    state.counters.adapter_fetches += 1
+    state.counters.adapter_fetch_seconds += seconds
+
+
+def _note_failure(state: EngineState, adapter: Adapter, reason: str) -> None:
+    adapter.host, adapter.failure = HostCopy.ABSENT, reason
+    adapter.retry_at = state.now + state.config.fetch_backoff_s * min(2**adapter.failures, LONGEST_BACKOFF)
+    adapter.failures += 1
+    state.counters.adapter_fetch_failures += 1
+
+
+def _set_host(state: EngineState, adapter: Adapter, host: HostCopy) -> None:
+    adapter.host = host
+    state.tiers.file(adapter)
+
+
+def _evict(state: EngineState, adapter: Adapter) -> None:
+    state.pool.reclaim(state.pool.release(adapter.pages))
+    adapter.pages = ()
+    state.counters.adapter_evictions += 1
+    state.tiers.file(adapter)
+
+
+def _load(state: EngineState, load: AdapterLoad) -> None:
+    adapter = state.adapters[load.adapter]
+    state.pool.acquire(load.pages)
+    adapter.pages, adapter.num_starts = load.pages, 0
+    adapter.loads += 1
+    state.counters.adapter_loads += 1
+    state.tiers.file(adapter)

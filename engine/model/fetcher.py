@@ -1,0 +1,113 @@
+"""Adapters from disk into host memory, in threads beside the steps."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import structlog
+import torch
+
+from engine.core.types import AdapterFetch, AdapterFetched, AdapterId, FetchAnswer, FetchCancelled, FetchFailed
+from engine.executor.base import Report
+from engine.model.host_store import HostStore
+from engine.model.packing import Packer
+from engine.model.peft_folder import PeftFolder
+
+log = structlog.get_logger("fetcher")
+
+RETRY_AFTER_S = (0.05, 0.2)
+"""Pauses before the second and the third try: what a busy network file system needs, and what a request may wait."""
+LASTING = (FileNotFoundError, NotADirectoryError, PermissionError)
+"""Errors that trying again does not help."""
+
+
+def start_threads(count: int, name: str) -> ThreadPoolExecutor:
+    """Threads whose torch operations have only themselves.
+
+    A thread that runs a parallel operation gets OpenMP threads of its own, and with more of them than cores libgomp
+    stops spinning everywhere: measured, every step took 2.5 times as long after one adapter was loaded by a thread with
+    four.
+    """
+    return ThreadPoolExecutor(count, name, initializer=torch.set_num_threads, initargs=(1,))
+
+
+class _CalledOff(Exception):
+    """Nobody waits for it any more."""
+
+
+class Fetcher:
+    """Reads and packs adapters into a store, and answers each fetch exactly once.
+
+    Args:
+        packer: reads and packs.
+        store: where packed adapters go.
+        report: where answers go.
+        num_threads: fetches at a time.
+    """
+
+    def __init__(
+        self,
+        packer: Packer,
+        store: HostStore,
+        report: Report,
+        num_threads: int,
+    ) -> None:
+        self._packer = packer
+        self._store = store
+        self._report = report
+        self._threads = start_threads(num_threads, "fetch")
+        self._called_off: dict[AdapterId, Event] = {}
+
+    def begin(self, fetch: AdapterFetch) -> None:
+        event = self._called_off[fetch.adapter] = Event()
+        self._threads.submit(self._answer, fetch, event)
+
+    def cancel(self, adapter: AdapterId) -> None:
+        """Between two of its parts; one that has been answered is nothing to cancel."""
+        event = self._called_off.get(adapter)
+        if event is not None:
+            event.set()
+
+    def _answer(self, fetch: AdapterFetch, called_off: Event) -> None:
+        answer = self._try(fetch, called_off)
+        del self._called_off[fetch.adapter]
+        self._report(answer)
+
+    def _try(self, fetch: AdapterFetch, called_off: Event) -> FetchAnswer:
+        started = time.perf_counter()
+        try:
+            self._store.put(self._packer.pack(self._read(fetch, called_off)))
+        except _CalledOff:
+            return FetchCancelled(fetch.adapter)
+        except (ValueError, OSError) as error:
+            return FetchFailed(fetch.adapter, str(error))
+        except Exception as error:  # a bug; but whoever waits must be told, or would wait for ever
+            log.error("fetch_failed", adapter=fetch.adapter, path=fetch.path, trace=traceback.format_exc())
+            return FetchFailed(fetch.adapter, repr(error))
+        return AdapterFetched(fetch.adapter, time.perf_counter() - started)
+
+    def _read(self, fetch: AdapterFetch, called_off: Event) -> PeftFolder:
+        for pause in (*RETRY_AFTER_S, None):
+            if called_off.is_set():
+                raise _CalledOff
+            try:
+                folder = self._packer.read(fetch.path)
+                break
+            except (ValueError, OSError) as error:
+                if pause is None or not _may_pass(error):
+                    raise
+                called_off.wait(pause)
+        if called_off.is_set():
+            raise _CalledOff
+        if folder.id != fetch.adapter:
+            raise ValueError(f"{fetch.path} has changed since it was loaded; load it again to serve what it holds now")
+        return folder
+
+
+def _may_pass(error: Exception) -> bool:
+    """A failure of the disk or the network, which the next try may not meet."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, LASTING)

@@ -1,0 +1,75 @@
+"""Adapter folders into blobs in kernel layout: checked when they are loaded, packed whenever they are wanted."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.executor.base import HostAdapter
+from engine.model.host_store import PackedAdapter
+from engine.model.peft_folder import PeftFolder, read_peft
+from engine.model.peft_loader import TargetShapes, check_peft
+from engine.model.recipes import Recipe, Recipes
+from lora_kernels.layout import pack_adapter, plan_layout
+
+
+class Packer:
+    """May be used from any thread.
+
+    Where there is numba, content that has been checked is packed by recipe; tensor by tensor otherwise, and where a
+    structure has no recipe.
+
+    Args:
+        shapes: what of the model can be adapted.
+        page_elems: elements of a page.
+        dtype: of the arena.
+        pins: a GPU copies from what is packed.
+    """
+
+    def __init__(self, shapes: TargetShapes, page_elems: int, dtype: torch.dtype, *, pins: bool) -> None:
+        self._shapes = shapes
+        self._page_elems = page_elems
+        self._dtype = dtype
+        self._pins = pins
+        self._recipes: Recipes | None = None
+        if find_spec("numba") and dtype in (torch.bfloat16, torch.float32):
+            from lora_kernels.numba_pack import pack_tiles  # compiles, or finds what it compiled before
+
+            self._pack_tiles = pack_tiles
+            self._recipes = Recipes(shapes, page_elems)
+
+    def read(self, path: str) -> PeftFolder:
+        """Raises AdapterError."""
+        return read_peft(Path(path), self._shapes.max_file_bytes)
+
+    def check(self, folder: PeftFolder) -> HostAdapter:
+        """What everybody above the model needs to know of it. Raises AdapterError: it cannot be served."""
+        loaded = check_peft(folder, self._shapes)
+        num_pages = plan_layout(loaded.ranks, self._shapes.widths, self._page_elems, loaded.scaled).num_pages
+        num_bytes = num_pages * self._page_elems * self._dtype.itemsize
+        return HostAdapter(folder.id, loaded.rank, loaded.target_modules, num_pages, num_bytes)
+
+    def pack(self, folder: PeftFolder) -> PackedAdapter:
+        """`folder` must have been checked, now or when it was loaded."""
+        recipe = self._recipes.find(folder) if self._recipes else None
+        if recipe is not None:
+            return PackedAdapter(folder.id, recipe.layout, self._pinned(self._follow(recipe, folder.data)))
+        loaded = check_peft(folder, self._shapes)
+        layout = plan_layout(loaded.ranks, self._shapes.widths, self._page_elems, loaded.scaled)
+        blob = pack_adapter(layout, loaded.blocks, self._page_elems, self._dtype, loaded.scales)
+        return PackedAdapter(folder.id, layout, self._pinned(blob))
+
+    def _follow(self, recipe: Recipe, data: bytes) -> Tensor:
+        """The blob [num_pages, page_elems] of an adapter whose weights file is `data`."""
+        blob = torch.zeros(recipe.layout.num_pages * self._page_elems, dtype=self._dtype)
+        words = blob.view(torch.uint16) if self._dtype is torch.bfloat16 else blob
+        source = np.frombuffer(data, recipe.source, offset=recipe.start)
+        self._pack_tiles(source, recipe.tiles, recipe.scales, words.numpy())
+        return blob.view(recipe.layout.num_pages, self._page_elems)
+
+    def _pinned(self, blob: Tensor) -> Tensor:
+        return blob.pin_memory() if self._pins else blob

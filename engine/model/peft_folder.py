@@ -1,0 +1,82 @@
+"""The two files of an adapter folder, read once: what is hashed is what is served."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.model.peft_config import AdapterError, PeftSettings, parse_config
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLE_FILE = "adapter_model.bin"
+MAX_CONFIG_BYTES = 1 << 20
+MAX_HEADER_BYTES = 16 << 20
+ID_CHARS = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeftFolder:
+    """An adapter folder with its configuration understood and its weights not looked at.
+
+    Attributes:
+        id: content hash of what it computes: configuration fields that matter, and the weights file.
+        data: the weights file.
+    """
+
+    id: str
+    settings: PeftSettings
+    data: bytes
+
+
+def read_peft(path: Path, max_bytes: int) -> PeftFolder:
+    """Reads an adapter folder whose weights have at most `max_bytes`.
+
+    Raises:
+        AdapterError: it is no adapter folder, or its configuration asks for what cannot be served. Its cause is the
+            OSError, if there was one.
+    """
+    settings = parse_config(_read(path, CONFIG_FILE, MAX_CONFIG_BYTES))
+    data = _read(path, WEIGHTS_FILE, max_bytes)
+    digest = hashlib.sha256(settings.canonical() + b"\0")
+    digest.update(data)
+    return PeftFolder(digest.hexdigest()[:ID_CHARS], settings, data)
+
+
+def _read(folder: Path, name: str, limit: int) -> bytes:
+    """One file of the folder, never following a link out of it."""
+    file = folder / name
+    try:
+        real = Path(os.path.realpath(file, strict=True))
+        if not any(real.is_relative_to(root) for root in _roots(folder)):
+            raise AdapterError(f"{file} is a link that leaves the adapter's folder; copy the file into it")
+        if not real.is_file():
+            raise AdapterError(f"{file} is not a file")
+        if (size := real.stat().st_size) > limit:
+            raise AdapterError(f"{file} has {size} bytes, and no adapter of this model has over {limit}")
+        return real.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise AdapterError(_missing(folder, name)) from error
+    except OSError as error:
+        raise AdapterError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _roots(folder: Path) -> tuple[Path, ...]:
+    """Where links may lead: the folder, and for a snapshot of the Hugging Face cache also its own blobs."""
+    root = Path(os.path.realpath(folder))
+    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+        return root, root.parent.parent / "blobs"
+    return (root,)
+
+
+def _missing(folder: Path, name: str) -> str:
+    if not folder.is_dir():
+        return f"{folder} is not a folder: an adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
+    if name == WEIGHTS_FILE and (folder / PICKLE_FILE).exists():
+        return (
+            f"{folder} has {PICKLE_FILE} but no {WEIGHTS_FILE}: pickle files can run code and are never opened; "
+            "save the adapter with PEFT's save_pretrained(..., safe_serialization=True)"
+        )
+    return f"{folder} has no {name}: point to the folder that PEFT's save_pretrained wrote"

@@ -1,0 +1,108 @@
+"""How to pack adapters without looking at every tensor again.
+
+Adapters of one structure (the same configuration and the same header of their weights file) differ in numbers only.
+What was worked out for one of them, a table of where each tile comes from and goes to, serves all, and packing is one
+call for each. Only content that has been checked before may be packed so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.model.peft_config import PeftSettings
+from engine.model.peft_folder import PeftFolder
+from engine.model.peft_loader import Place, TargetShapes, pair_tensors
+from lora_kernels.layout import RANK_TILE, SIDE_A, SIDE_B, AdapterLayout, plan_layout
+
+MOST_KNOWN = 64
+"""Structures remembered: as many as a house has ways to train. Each is some 100 KB."""
+SOURCES: dict[str, npt.DTypeLike] = {"BF16": np.uint16, "F32": np.float32}
+"""Types of weights that packing knows, as numpy sees them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """How adapters of one structure are packed.
+
+    Attributes:
+        start: first byte of the numbers in the weights file.
+        source: their type, as numpy sees it.
+        tiles, scales: see `pack_tiles`.
+    """
+
+    layout: AdapterLayout
+    start: int
+    source: npt.DTypeLike
+    tiles: npt.NDArray[np.int64]
+    scales: npt.NDArray[np.float32]
+
+
+class Recipes:
+    """Those of the structures met lately. May be used from any thread."""
+
+    def __init__(self, shapes: TargetShapes, page_elems: int) -> None:
+        self._shapes = shapes
+        self._page_elems = page_elems
+        self._known: OrderedDict[tuple[bytes, bytes], Recipe | None] = OrderedDict()
+        self._lock = Lock()
+
+    def find(self, folder: PeftFolder) -> Recipe | None:
+        """None: tensors of this structure need more than a copy (DoRA), or have types that packing does not know."""
+        key = (folder.settings.canonical(), folder.data[: _data_start(folder.data)])
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        recipe = self._work_out(folder.settings, key[1])
+        with self._lock:
+            self._known[key] = recipe
+            while len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
+        return recipe
+
+    def _work_out(self, settings: PeftSettings, header: bytes) -> Recipe | None:
+        tensors = {name: raw for name, raw in json.loads(header[8:]).items() if name != "__metadata__"}
+        types = {raw["dtype"] for raw in tensors.values()}
+        if settings.use_dora or len(types) != 1 or not types <= SOURCES.keys():
+            return None
+        source = SOURCES[types.pop()]
+        pairs = pair_tensors(tensors, settings, self._shapes)
+        layout = self._layout(pairs)
+        rows = list(self._tiles(pairs, settings, layout, np.dtype(source).itemsize))
+        if any(raw["data_offsets"][0] % np.dtype(source).itemsize for raw in tensors.values()):
+            return None
+        tiles, scales = [tile for tile, _ in rows], [scale for _, scale in rows]
+        return Recipe(layout, len(header), source, np.array(tiles, np.int64), np.array(scales, np.float32))
+
+    def _layout(self, pairs: Mapping[Place, Mapping[str, Any]]) -> AdapterLayout:
+        ranks = np.zeros((self._shapes.layers, len(self._shapes.targets)), dtype=np.int32)
+        for place, pair in pairs.items():
+            ranks[place] = pair["A"]["shape"][0]
+        return plan_layout(ranks, self._shapes.widths, self._page_elems)
+
+    def _tiles(
+        self, pairs: Mapping[Place, Mapping[str, Any]], settings: PeftSettings, layout: AdapterLayout, itemsize: int
+    ) -> Iterator[tuple[tuple[int, ...], float]]:
+        """(row of the table, scale): A's rows as they lie, B's columns as rows."""
+        for (layer, target), pair in pairs.items():
+            rank, (width_in, width_out) = int(layout.ranks[layer, target]), self._shapes.widths[target].tolist()
+            scale = settings.scale_of(self._shapes.module((layer, target)))
+            first_a, first_b = (pair[side]["data_offsets"][0] // itemsize for side in "AB")
+            for tile, row in enumerate(range(0, rank, RANK_TILE)):
+                rows = min(RANK_TILE, rank - row)
+                to_a, to_b = layout.offsets[layer, target, (SIDE_A, SIDE_B), tile].tolist()
+                yield (first_a + row * width_in, width_in, 1, rows, width_in, to_a), 1.0
+                yield (first_b + row, 1, rank, rows, width_out, to_b), scale
+
+
+def _data_start(data: bytes) -> int:
+    """Where the numbers begin in a safetensors file."""
+    return 8 + int.from_bytes(data[:8], "little")

@@ -1,0 +1,56 @@
+-- One change of one name, made only if nobody else has changed it meanwhile.
+-- KEYS: records, aliases, seeds, generation, changes.
+-- ARGV: name; generation of its record as the caller knows it, '' for none; the new record, '' to remove it; drain
+-- seconds or ''; seed or ''; number of its present aliases, those, then the aliases it is to have.
+-- Returns {'done', generation}, {'seeded', ''}: the configuration has said this before; {'conflict', generation},
+-- {'taken', who}: a name is an alias or an alias is a name.
+
+local records, aliases, seeds, counter, changes = unpack(KEYS)
+local name, expected, record, drain, seed = unpack(ARGV, 1, 5)
+local first_wanted = 7 + tonumber(ARGV[6])
+
+if seed ~= '' and redis.call('HGET', seeds, name) == seed then
+  return { 'seeded', '' }
+end
+local value = redis.call('HGET', records, name)
+local current = value and string.match(value, '^%d+') or ''
+if current ~= expected then
+  return { 'conflict', current }
+end
+local owner = redis.call('HGET', aliases, name)
+if owner then
+  return { 'taken', name .. ' is an alias of ' .. owner }
+end
+for i = first_wanted, #ARGV do
+  owner = redis.call('HGET', aliases, ARGV[i])
+  if owner and owner ~= name then
+    return { 'taken', ARGV[i] .. ' is an alias of ' .. owner }
+  end
+  if redis.call('HEXISTS', records, ARGV[i]) == 1 then
+    return { 'taken', ARGV[i] .. ' is an adapter' }
+  end
+end
+
+-- Counting begins at the clock's milliseconds, so that no generation comes twice, not even after a flush.
+if redis.call('EXISTS', counter) == 0 then
+  local time = redis.call('TIME')
+  redis.call('SET', counter, string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
+end
+local generation = string.format('%.0f', redis.call('INCR', counter))
+
+for i = 7, first_wanted - 1 do
+  redis.call('HDEL', aliases, ARGV[i])
+end
+for i = first_wanted, #ARGV do
+  redis.call('HSET', aliases, ARGV[i], name)
+end
+if record == '' then
+  redis.call('HDEL', records, name)
+else
+  redis.call('HSET', records, name, generation .. ' ' .. record)
+end
+if seed ~= '' then
+  redis.call('HSET', seeds, name, seed)
+end
+redis.call('XADD', changes, 'MAXLEN', 1000, generation .. '-0', 'name', name, 'record', record, 'drain', drain)
+return { 'done', generation }

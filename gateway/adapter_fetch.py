@@ -1,0 +1,124 @@
+"""Fetching an adapter's two files from the Hugging Face Hub or an object store. Blocking: runs in threads."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import fsspec
+from huggingface_hub import HfApi, snapshot_download
+
+from gateway.core.errors import ApiError, invalid_request
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+CHUNK_BYTES = 4 << 20
+REASON_CHARS = 300
+INSTALL = "pip install 'loralane[remote]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much one fetch may take. `deadline` is on the monotonic clock."""
+
+    seconds: float
+    deadline: float
+    num_bytes: int
+
+    @classmethod
+    def within(cls, seconds: float, num_bytes: int) -> Bounds:
+        """Counted from now."""
+        return cls(seconds, time.monotonic() + seconds, num_bytes)
+
+    def check(self, source: str, num_bytes: int) -> None:
+        """Raises ApiError."""
+        if num_bytes > self.num_bytes:
+            raise _failed(source, f"it has over {self.num_bytes / 2**30:g} GiB (adapters.max_fetch_gb)")
+        if time.monotonic() > self.deadline:
+            raise _failed(source, f"it took longer than {self.seconds:g} s (adapters.fetch_timeout_s)")
+
+
+def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: Bounds, endpoint: str | None) -> Path:
+    """The snapshot of a hub repository with an adapter's two files, below `cache`.
+
+    Raises:
+        ApiError: INVALID_REQUEST, with the reason.
+    """
+    source = repo if revision is None else f"{repo}@{revision}"
+    try:
+        info = HfApi(endpoint=endpoint).model_info(repo, revision=revision, files_metadata=True, timeout=bounds.seconds)
+        sizes = {item.rfilename: item.size or 0 for item in info.siblings or ()}
+        for name in FILES:
+            if name not in sizes:
+                raise _failed(source, f"it has no {name}")
+        bounds.check(source, sum(sizes[name] for name in FILES))
+        return Path(
+            snapshot_download(
+                repo, revision=info.sha, allow_patterns=list(FILES), cache_dir=cache, endpoint=endpoint, max_workers=1
+            )
+        ).resolve()
+    except ApiError:
+        raise
+    except Exception as error:  # the library lets its HTTP client's own errors through
+        raise _failed(source, _reason(error)) from error
+
+
+def fetch_url(url: str, cache: Path, bounds: Bounds) -> Path:
+    """An adapter's two files from below a URL, in a folder of `cache` named by their content.
+
+    Raises:
+        ApiError: INVALID_REQUEST, with the reason.
+    """
+    partial_copy = cache / f".{uuid.uuid4().hex}"
+    partial_copy.mkdir(parents=True)
+    try:
+        name = _copy(url, partial_copy, bounds)
+        with_content = cache / name
+        if not with_content.exists():
+            partial_copy.rename(with_content)
+        return with_content
+    except ApiError:
+        raise
+    except ImportError as error:
+        raise _failed(url, f"{_reason(error)}; {INSTALL}") from error
+    except Exception as error:  # storage libraries raise what they like
+        raise _failed(url, _reason(error)) from error
+    finally:
+        shutil.rmtree(partial_copy, ignore_errors=True)
+
+
+def _copy(url: str, folder: Path, bounds: Bounds) -> str:
+    """Copies both files; the hash of their contents."""
+    # A cached instance would answer from listings it made before the files were replaced.
+    system, path = fsspec.url_to_fs(url, skip_instance_cache=True)
+    digest, copied = hashlib.sha256(), 0
+    for name in FILES:
+        with system.open(f"{path.rstrip('/')}/{name}", "rb") as source, (folder / name).open("wb") as file:
+            copied = _copy_file(source, file, url, copied, bounds)
+        with (folder / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _copy_file(source: BinaryIO, file: BinaryIO, url: str, copied: int, bounds: Bounds) -> int:
+    """Bytes copied so far, this file's included."""
+    while part := source.read(CHUNK_BYTES):
+        copied += len(part)
+        bounds.check(url, copied)
+        file.write(part)
+    return copied
+
+
+def _failed(source: str, reason: str) -> ApiError:
+    return invalid_request(f"{source!r} cannot be fetched: {reason}", "lora_path")
+
+
+def _reason(error: Exception) -> str:
+    """An error in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {' '.join(lines)}" if lines else type(error).__name__
+    return text if len(text) <= REASON_CHARS else f"{text[: REASON_CHARS - 3]}..."

@@ -1,0 +1,132 @@
+"""The registry's log as one gateway follows and extends it: a change binds when it comes back from the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import structlog
+
+from gateway.adapter_mirror import AdapterMirror
+from gateway.adapter_record import AdapterRecord
+from gateway.adapter_store import AdapterStore, StoreAway
+from gateway.core.errors import ApiError, Fault, unavailable
+
+RECONNECT_SECONDS = 0.5
+ECHO_SECONDS = 5.0
+"""How long a change may take to come back."""
+
+log = structlog.get_logger("adapters")
+
+
+class AdapterLog:
+    """Feeds a mirror, in one order for this gateway's changes and those of others."""
+
+    def __init__(self, store: AdapterStore, mirror: AdapterMirror) -> None:
+        self._store = store
+        self._mirror = mirror
+        self._unseen: dict[str, AdapterRecord] = {}
+        """Served because the configuration says so, while the registry could not be asked; it will be."""
+        self.next_change = asyncio.Event()
+        """Set, and replaced, whenever something has changed."""
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    async def start(self) -> None:
+        """Reads the registry and follows it from now on. While it is away, there is nothing to follow."""
+        with suppress(StoreAway):
+            await self._read_all()
+        self._task = asyncio.create_task(self._follow(), name="adapter-log")
+
+    async def close(self) -> None:
+        self._closing = True  # redis-py may swallow a cancellation that meets it between two reads
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def put(self, record: AdapterRecord, previous: AdapterRecord | None, *, seed: str = "") -> None:
+        """Returns when the change binds here.
+
+        Raises:
+            ApiError: ADAPTER_CONFLICT; REGISTRY_UNAVAILABLE.
+        """
+        with writing():
+            await self._arrival(await self._store.put(record, previous, seed=seed))
+
+    async def remove(self, record: AdapterRecord, drain_seconds: float | None) -> None:
+        """Returns when the change binds here. Raises ApiError, as `put`."""
+        with writing():
+            await self._arrival(await self._store.remove(record, drain_seconds))
+
+    def keep(self, record: AdapterRecord) -> None:
+        """Serves a configured adapter without the registry, which is told when it is back."""
+        self._unseen[record.name] = record
+        self._mirror.put(record)
+
+    async def _arrival(self, generation: int) -> None:
+        async with asyncio.timeout(ECHO_SECONDS):
+            while self._mirror.generation < generation:
+                await self.next_change.wait()
+
+    async def _follow(self) -> None:
+        away = False
+        while not self._closing:
+            try:
+                await self._read_all()
+                if away:
+                    log.info("adapter_registry_back", generation=self._mirror.generation)
+                away = False
+                while not self._closing:
+                    await self._read_changes()
+            except StoreAway as error:
+                if not away:
+                    log.warning("adapter_registry_away", reason=str(error))
+                away = True
+            except Exception:  # a bug: without another try, no change would ever bind here again
+                log.exception("adapter_registry_not_followed")
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _read_changes(self) -> None:
+        changes = await self._store.changes(self._mirror.generation)
+        if changes is None:
+            await self._read_all()
+            return
+        for change in changes:
+            self._mirror.take(change)
+        if changes:
+            self._tell()
+
+    async def _read_all(self) -> None:
+        """A registry that was lost, by a flush or a Redis that keeps nothing, is written back from here."""
+        snapshot = await self._store.read()
+        if not snapshot.generation and self._mirror.generation:
+            await self._store.restore(self._mirror.records.values())
+            snapshot = await self._store.read()
+        for record in tuple(self._unseen.values()):
+            await self._offer(record, snapshot.records.get(record.name))
+        if self._unseen:
+            self._unseen.clear()
+            snapshot = await self._store.read()
+        self._mirror.take_all(snapshot)
+        self._tell()
+
+    async def _offer(self, record: AdapterRecord, previous: AdapterRecord | None) -> None:
+        try:
+            await self._store.put(record, previous, seed=record.source)
+        except ApiError as error:
+            log.info("configured_adapter_overruled", adapter=record.name, reason=error.message)
+
+    def _tell(self) -> None:
+        self.next_change.set()
+        self.next_change = asyncio.Event()
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """What an operator is told while the registry is away."""
+    try:
+        yield
+    except (StoreAway, TimeoutError) as error:
+        reason = str(error) or "a change has not come back in time"
+        raise unavailable(Fault.REGISTRY_UNAVAILABLE, f"the adapter registry cannot be changed: {reason}") from error

@@ -1,0 +1,139 @@
+"""Where adapters come from: folders below the roots an operator has named, and what he allows of the Hugging Face Hub
+and of object stores. Whatever is fetched becomes a folder of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+from gateway.adapter_fetch import Bounds, fetch_hub, fetch_url
+from gateway.config_sections import AdaptersConfig
+from gateway.core.errors import ApiError, invalid_request
+
+HUB_ID = re.compile(
+    r"(?P<repo>[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})(?:@(?P<revision>\S{1,200}))?"
+)
+"""`org/name`, or `org/name@revision`."""
+FILE_URL = "file://"
+FETCH_THREADS = 4
+"""Downloads at once; more would share the same line."""
+
+Work = Callable[[], Path]
+
+
+class LocalSources:
+    """Folders of this machine, and nothing outside the roots."""
+
+    def __init__(self, roots: Collection[Path]) -> None:
+        """`roots`: folders below which adapters may lie; nothing else is ever read."""
+        self._roots = tuple(root.resolve() for root in roots)
+
+    async def fetch(self, source: str) -> Path:
+        """The real folder, after symbolic links; `source` is absolute, or relative to a root.
+
+        Raises:
+            ApiError: INVALID_REQUEST, it is not a folder below a root.
+        """
+        return self.confine(source)
+
+    def confine(self, source: str) -> Path:
+        """See `fetch`."""
+        with suppress(OSError, ValueError, RuntimeError):  # too long a name, a null byte, a loop of links
+            for root in self._roots:
+                folder = (root / source).resolve()
+                if folder.is_relative_to(root) and (folder.is_dir() or Path(source).is_absolute()):
+                    return folder
+        raise _refused(f"{source!r} is not a folder below a configured adapter root")
+
+
+class AdapterSources:
+    """Local folders, hub ids and URLs alike. What runs at the same time for the same source is fetched once.
+
+    A folder below a root is served where it lies. Everything else is fetched anew each time it is asked for, so that a
+    reload sees what has changed at its source.
+    """
+
+    def __init__(self, config: AdaptersConfig, cache: Path, hub_endpoint: str | None = None) -> None:
+        """
+        Args:
+            cache: folder for what is fetched, and a root.
+            hub_endpoint: address of the hub; None: huggingface_hub's own choice.
+        """
+        self._local = LocalSources((*config.roots, *config.preload.values(), cache))
+        self._config, self._cache, self._hub_endpoint = config, cache, hub_endpoint
+        self._threads = ThreadPoolExecutor(FETCH_THREADS, "adapter-sources")
+        self._fetches: dict[str, asyncio.Task[Path]] = {}
+
+    async def fetch(self, source: str) -> Path:
+        """A folder of this machine that holds the adapter.
+
+        Args:
+            source: a folder, absolute or relative to a root; a hub id, `org/name` or `org/name@revision`; or a URL.
+
+        Raises:
+            ApiError: INVALID_REQUEST, the source is not allowed, not there, too large or too slow.
+        """
+        work = self._work(source)
+        if work is None:
+            return await self._local.fetch(source.removeprefix(FILE_URL))
+        if source not in self._fetches:
+            task = self._fetches[source] = asyncio.create_task(self._run(source, work))
+            task.add_done_callback(partial(self._forget, source))
+        # Whoever stops waiting takes the fetch from nobody else.
+        return await asyncio.shield(self._fetches[source])
+
+    def close(self) -> None:
+        """Starts nothing more. A download that is under way ends by its own time limit."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _work(self, source: str) -> Work | None:
+        """How to fetch a source; None for a local folder. Raises ApiError when it is not allowed."""
+        if "://" in source and not source.startswith(FILE_URL):
+            return self._url_work(source)
+        if (hub_id := HUB_ID.fullmatch(source)) and self._config.hub and not self._is_folder(source):
+            return self._hub_work(hub_id["repo"], hub_id["revision"])
+        return None
+
+    def _url_work(self, url: str) -> Work:
+        if any(part in url for part in ("::", "?", "#", "@", "\\", "%")) or ".." in url.split("/"):
+            raise _refused(f"{url!r}: a URL of an adapter is scheme://place/path, without '..', '@', '?' or '::'")
+        if not any(url.startswith(prefix) for prefix in self._config.urls):
+            raise _refused(f"{url!r} is not below any of adapters.urls")
+        return partial(fetch_url, url, self._cache / "urls", self._bounds())
+
+    def _hub_work(self, repo: str, revision: str | None) -> Work:
+        if not any(fnmatchcase(repo, pattern) for pattern in self._config.hub):
+            raise _refused(f"{repo!r} is no folder below an adapter root, and adapters.hub does not allow it")
+        return partial(fetch_hub, repo, revision, self._cache / "hub", self._bounds(), self._hub_endpoint)
+
+    def _bounds(self) -> Bounds:
+        return Bounds.within(self._config.fetch_timeout_s, int(self._config.max_fetch_gb * 2**30))
+
+    def _is_folder(self, source: str) -> bool:
+        try:
+            return self._local.confine(source).is_dir()
+        except ApiError:
+            return False
+
+    async def _run(self, source: str, work: Work) -> Path:
+        seconds = self._config.fetch_timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except TimeoutError as error:
+            raise _refused(f"{source!r} took longer than {seconds:g} s (adapters.fetch_timeout_s)") from error
+
+    def _forget(self, source: str, task: asyncio.Task[Path]) -> None:
+        del self._fetches[source]
+        if not task.cancelled():
+            task.exception()  # asked for, so that one nobody waits for any more is not reported as lost
+
+
+def _refused(message: str) -> ApiError:
+    return invalid_request(message, "lora_path")

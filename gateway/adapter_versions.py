@@ -1,0 +1,167 @@
+"""The versions one engine holds: who needs each, who is using it, and when it can go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from engine.client import AdapterRejected, EngineApi, EngineUnavailable
+from engine.core.types import AdapterId
+from engine.pb import engine_pb2 as pb
+from gateway.core.errors import Fault, invalid_request, unavailable
+
+log = structlog.get_logger("adapters")
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """One reason for the engine to keep a version."""
+
+    version: AdapterId
+    engine: int
+    """Which engine in a row of restarts: a hold on a former one went with it."""
+
+
+class AdapterVersions:
+    """Counts holds, so that a version goes when the last name that serves it is gone, and not before its requests."""
+
+    def __init__(self, engine: EngineApi) -> None:
+        self._engine = engine
+        self._engine_number = 0
+        self._holds: Counter[AdapterId] = Counter()
+        self._users: Counter[AdapterId] = Counter()
+        self._unused: dict[AdapterId, asyncio.Event] = {}
+        """Set, and taken out, when the last user of a version has left."""
+        self._reading: dict[object, set[AdapterId]] = {}
+        """For each load under way, the versions that the engine may have let go since it began."""
+        self._dropping: dict[AdapterId, asyncio.Event] = {}
+        self._pinned: set[AdapterId] = set()
+        self._pinning = asyncio.Lock()
+
+    def is_pinned(self, version: AdapterId) -> bool:
+        return version in self._pinned
+
+    def hold(self, version: AdapterId) -> Hold | None:
+        """None: the engine does not have this version; it has to be loaded."""
+        if not self._holds[version]:
+            return None
+        self._holds[version] += 1
+        return Hold(version, self._engine_number)
+
+    async def release(self, hold: Hold, drain_seconds: float) -> int:
+        """Gives a hold back. With the last one, requests get `drain_seconds` to end, then the engine frees every tier.
+
+        Returns:
+            The number of requests that were aborted.
+        """
+        version = hold.version
+        if hold.engine != self._engine_number:
+            return 0
+        self._holds[version] -= 1
+        if self._holds[version]:
+            return 0
+        await self._drained(version, drain_seconds)
+        if self._holds[version] or version in self._dropping or hold.engine != self._engine_number:
+            return 0
+        return await self._drop(version)
+
+    @asynccontextmanager
+    async def loaded(self, folder: Path) -> AsyncIterator[pb.AdapterInfo]:
+        """Reads an adapter into the engine, and holds it for as long as this is entered.
+
+        Raises:
+            ApiError: INVALID_REQUEST, the engine refuses it; ENGINE_UNAVAILABLE.
+        """
+        info = await self._load(folder)
+        self._holds[info.adapter] += 1
+        hold = Hold(info.adapter, self._engine_number)
+        try:
+            yield info
+        finally:
+            await self.release(hold, 0.0)
+
+    @contextmanager
+    def using(self, version: AdapterId | None) -> Iterator[None]:
+        """For the life of a request, from the moment its version is chosen; None: the base, which never goes."""
+        if version is None:
+            yield
+            return
+        self._users[version] += 1
+        try:
+            yield
+        finally:
+            self._users[version] -= 1
+            if not self._users[version]:
+                del self._users[version]
+                if unused := self._unused.pop(version, None):
+                    unused.set()
+
+    async def pin(self, version: AdapterId, pinned: bool) -> None:
+        """Raises ApiError: INVALID_REQUEST, the engine refuses; ENGINE_UNAVAILABLE."""
+        async with self._pinning:
+            if pinned == (version in self._pinned):
+                return
+            with _refusals("pinned"):
+                await self._engine.pin_adapter(version, pinned)
+            (self._pinned.add if pinned else self._pinned.discard)(version)
+
+    def forget(self) -> None:
+        """After an engine has started: it holds nothing."""
+        self._engine_number += 1
+        self._holds.clear()
+        self._pinned.clear()
+
+    async def _load(self, folder: Path) -> pb.AdapterInfo:
+        """Again, where the engine was told to let go meanwhile of just what it read."""
+        while True:
+            info, gone = await self._read(folder)
+            if info.adapter not in gone:
+                return info
+            if dropped := self._dropping.get(info.adapter):
+                await dropped.wait()
+
+    async def _read(self, folder: Path) -> tuple[pb.AdapterInfo, set[AdapterId]]:
+        """What the engine read, and the versions it was told to let go while it did."""
+        token, gone = object(), set(self._dropping)
+        self._reading[token] = gone
+        try:
+            with _refusals("served"):
+                return await self._engine.load_adapter(str(folder)), gone
+        finally:
+            del self._reading[token]
+
+    async def _drained(self, version: AdapterId, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._users[version] and not self._holds[version]:
+                    await self._unused.setdefault(version, asyncio.Event()).wait()
+
+    async def _drop(self, version: AdapterId) -> int:
+        dropped = self._dropping[version] = asyncio.Event()
+        for gone in self._reading.values():
+            gone.add(version)
+        self._pinned.discard(version)
+        try:
+            return await self._engine.unload_adapter(version, 0.0)
+        except EngineUnavailable as error:
+            log.warning("adapter_not_unloaded", version=version, reason=str(error))
+            return 0  # an engine that is gone holds nothing, and the next one is not given what nobody holds
+        finally:
+            del self._dropping[version]
+            dropped.set()
+
+
+@contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    try:
+        yield
+    except AdapterRejected as error:
+        raise invalid_request(f"the adapter cannot be {what}: {error}", "lora_path") from error
+    except EngineUnavailable as error:
+        raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not available") from error

@@ -1,0 +1,57 @@
+"""Watching adapters: the whole list once, then what has become different."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Hashable, Mapping
+from dataclasses import dataclass
+
+from gateway.adapter_status import AdapterStatus
+from gateway.adapters import AdapterRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Between two looks."""
+
+    adapters: tuple[AdapterStatus, ...]
+    """Those that are new or changed, as they are now."""
+    removed: tuple[str, ...]
+
+
+async def watch(
+    registry: AdapterRegistry, interval_seconds: float, stopping: asyncio.Event
+) -> AsyncGenerator[Difference, None]:
+    """The first difference is to nothing at all, the next ones come as they happen, until `stopping` is set.
+
+    The engine is asked every `interval_seconds`, and at once when the registry has changed.
+    """
+    before: dict[str, AdapterStatus] = {}
+    first = True
+    while not stopping.is_set():
+        change = registry.next_change  # taken before the look, so that none falls between the two
+        now = {status.name: status for status in await registry.statuses()}
+        difference = _difference(before, now)
+        if first or difference.adapters or difference.removed:
+            yield difference
+        first, before = False, now
+        await _any_of(change, stopping, within=interval_seconds)
+
+
+async def _any_of(*events: asyncio.Event, within: float) -> None:
+    tasks = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _difference(before: Mapping[str, AdapterStatus], now: Mapping[str, AdapterStatus]) -> Difference:
+    changed = [status for name, status in now.items() if name not in before or _news(before[name]) != _news(status)]
+    return Difference(tuple(changed), tuple(sorted(before.keys() - now.keys())))
+
+
+def _news(status: AdapterStatus) -> Hashable:
+    """What a change of is worth telling. Counts and times change with every request."""
+    return status.generation, status.tier, status.served_version, status.error

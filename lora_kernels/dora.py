@@ -1,0 +1,103 @@
+"""DoRA: adapters that scale what the base model computes, output by output, before their delta is added.
+
+A DoRA adapter makes a projection g (W x + s B A x) + bias, with g = magnitude / ||W + s B A|| a number for each output
+(Liu et al. 2024, section 4.3). g times the delta is folded into B when the adapter is packed. What is left is an affine
+map of the base output, out (1 + scale) + shift, where scale = g - 1 and shift = -scale * bias keeps the bias out of it:
+the two rows of a *scale tile*. Storing g - 1, which is near 0, keeps it exact to a few thousandths in 16 bits too.
+
+This is no call of `Backend`: it needs nothing of how a backend multiplies, and a step without such adapters skips it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lora_kernels.layout import ALIGN, SCALE_ROWS, LoraTable, ProjectionGroup
+from lora_kernels.segments import SegmentPlan
+
+
+class BaseScales(Protocol):
+    """What one step's DoRA adapters do to the base model's outputs."""
+
+    def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
+        """`out[row] *= 1 + scale; out[row] += shift` in every slice that the row's own adapter scales.
+
+        Args:
+            out: [num_rows, sum(group.out_features)], the base projections' result, changed in place.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRows:
+    """Rows of a step whose adapters scale anything: `rows` in the batch, and the table slot of each, int64."""
+
+    rows: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
+
+
+def scaled_rows(table: LoraTable, plan: SegmentPlan) -> ScaledRows | None:
+    """None when no adapter of the step scales anything, as in most steps."""
+    scaling = table.host_scales[plan.slots].any(axis=(1, 2))
+    if not scaling.any():
+        return None
+    chosen = np.repeat(scaling, plan.lengths)
+    slots = np.repeat(plan.slots, plan.lengths)
+    return ScaledRows(plan.rows[chosen].astype(np.int64), slots[chosen].astype(np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledTarget:
+    """One projection's scale tiles. `starts`: a layer each, int64 [num_rows] elements; None: no row is scaled there."""
+
+    starts: tuple[Tensor | None, ...]
+    tiles: Tensor
+    """[num_elements - SCALE_ROWS * out_features + 1, SCALE_ROWS * out_features], a view of the arena."""
+    columns: slice
+
+
+@dataclass(slots=True)
+class TorchScales:
+    """`BaseScales` in torch, on any device: one gather and one product a projection, in fp32."""
+
+    arena: Tensor
+    table: LoraTable
+    scaled: ScaledRows
+    rows: Tensor
+    groups: dict[ProjectionGroup, tuple[ScaledTarget, ...]] = field(default_factory=dict)
+
+    def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
+        """See `BaseScales.apply`."""
+        if group not in self.groups:
+            self.groups[group] = self._find_tiles(group)
+        for target in self.groups[group]:
+            if (starts := target.starts[layer]) is not None:
+                part = out[:, target.columns]
+                scale, shift = target.tiles.index_select(0, starts).float().chunk(SCALE_ROWS, dim=1)
+                base = part.index_select(0, self.rows).float()
+                part.index_copy_(0, self.rows, torch.addcmul(base + shift, base, scale).to(out.dtype))
+
+    def _find_tiles(self, group: ProjectionGroup) -> tuple[ScaledTarget, ...]:
+        targets, column = [], 0
+        for target, features in zip(group.targets, group.out_features, strict=True):
+            width, offsets = SCALE_ROWS * features, self.table.host_scales[self.scaled.slots, :, target].T
+            by_layer = torch.from_numpy(offsets.astype(np.int64) * ALIGN).to(self.arena.device).unbind(0)
+            touched = (offset.any() for offset in offsets)
+            starts = tuple(start if is_touched else None for start, is_touched in zip(by_layer, touched, strict=True))
+            tiles = self.arena.as_strided((self.arena.numel() - width + 1, width), (1, 1))
+            targets.append(ScaledTarget(starts, tiles, slice(column, column + features)))
+            column += features
+        return tuple(targets)
+
+
+def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TorchScales | None:
+    """Once a step: what `apply` needs in every layer. None when no adapter of the step scales anything."""
+    scaled = scaled_rows(table, plan)
+    if scaled is None:
+        return None
+    return TorchScales(arena, table, scaled, torch.from_numpy(scaled.rows).to(arena.device))

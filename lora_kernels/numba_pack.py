@@ -1,0 +1,67 @@
+"""Adapters into kernel layout, straight from the bytes of their file.
+
+One call without the interpreter's lock. The same in torch is ten thousand small operations, and a decode step, which
+is as many, then waits for the lock before each of its own: measured, one adapter of rank 16 packed beside it cost a
+step 53 ms of 43.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+START, ROW_STEP, COLUMN_STEP, ROWS, COLUMNS, TARGET = range(6)
+"""Columns of a table of tiles: where the first number lies in the source, how far apart rows and columns are there,
+how many of them there are, and where the tile begins in the blob. All in numbers, not bytes."""
+
+
+def pack_tiles(
+    source: npt.NDArray[np.uint16] | npt.NDArray[np.float32],
+    tiles: npt.NDArray[np.int64],
+    scales: npt.NDArray[np.float32],
+    out: npt.NDArray[np.uint16] | npt.NDArray[np.float32],
+) -> None:
+    """Copies every tile, times its scale, computed in fp32 and rounded once, to nearest even.
+
+    Args:
+        source: bf16 as uint16, or fp32.
+        tiles: int64 [tiles, 6], see START.
+        scales: fp32 [tiles].
+        out: bf16 as uint16, or fp32.
+    """
+    _pack(source, tiles, scales, out, source.dtype == np.uint16, out.dtype == np.uint16)
+
+
+WORDS = (numba.types.uint16, numba.types.float32)
+READ_ONLY = [numba.types.Array(word, 1, "C", readonly=True) for word in WORDS]
+SIGNATURES = [
+    numba.types.void(source, numba.int64[:, ::1], numba.float32[::1], out[::1], numba.boolean, numba.boolean)
+    for source in READ_ONLY
+    for out in WORDS
+]
+
+
+@numba.njit(SIGNATURES, nogil=True, cache=True, error_model="numpy")
+def _pack(source, tiles, scales, out, from_bf16, to_bf16):
+    row = np.empty(tiles[:, 4].max(), np.float32)
+    bits = row.view(np.uint32)
+    for tile in range(len(tiles)):
+        start, row_step, column_step, rows, columns, target = tiles[tile]
+        for number in range(rows):
+            first, last = start + number * row_step, target + number * columns
+            if from_bf16:
+                for i in range(columns):
+                    bits[i] = np.uint32(source[first + i * column_step]) << np.uint32(16)
+            else:
+                for i in range(columns):
+                    row[i] = source[first + i * column_step]
+            for i in range(columns):
+                row[i] *= scales[tile]
+            if to_bf16:
+                for i in range(columns):
+                    odd = (bits[i] >> np.uint32(16)) & np.uint32(1)
+                    out[last + i] = (bits[i] + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+            else:
+                for i in range(columns):
+                    out[last + i] = row[i]

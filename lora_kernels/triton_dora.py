@@ -1,0 +1,103 @@
+"""DoRA's scaling of base outputs on a GPU: one launch a projection group. See dora.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lora_kernels.dora import scaled_rows
+from lora_kernels.layout import ALIGN, LoraTable, ProjectionGroup
+from lora_kernels.segments import SegmentPlan
+
+BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TritonScales:
+    """`BaseScales` in Triton. `items` is int32 [num_rows, 2] on the device: (batch row, table slot) of each row."""
+
+    arena: Tensor
+    table: LoraTable
+    items: Tensor
+
+    def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
+        """See `BaseScales.apply`."""
+        _, layers, targets = self.table.scales.shape
+        blocks = sum(triton.cdiv(features, BLOCK) for features in group.out_features)
+        scale_kernel[(len(self.items), blocks)](
+            out,
+            self.arena,
+            self.table.scales,
+            self.items,
+            layer,
+            out.stride(0),
+            LAYERS=layers,
+            TARGETS=targets,
+            GROUP=group.targets,
+            OUT_FEATURES=group.out_features,
+            BLOCK=BLOCK,
+            ALIGN=ALIGN,
+            num_warps=4,
+            num_stages=1,
+        )
+
+
+def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TritonScales | None:
+    """See `dora.prepare`. One upload."""
+    scaled = scaled_rows(table, plan)
+    if scaled is None:
+        return None
+    items = torch.from_numpy(np.stack([scaled.rows, scaled.slots], axis=1).astype(np.int32))
+    if arena.is_cuda:
+        items = items.pin_memory()
+    return TritonScales(arena, table, items.to(arena.device, non_blocking=True))
+
+
+@triton.jit(do_not_specialize=["layer"])
+def scale_kernel(
+    out_ptr,
+    arena_ptr,
+    scales_ptr,
+    items_ptr,
+    layer,
+    out_stride,
+    LAYERS: tl.constexpr,
+    TARGETS: tl.constexpr,
+    GROUP: tl.constexpr,
+    OUT_FEATURES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """out[row, columns] = out (1 + scale) + shift, for one (row, block of columns of one target)."""
+    block = tl.program_id(1)
+    target = GROUP[0]
+    features = OUT_FEATURES[0]
+    column = 0
+    within = block
+    blocks_before = 0
+    columns_before = 0
+    for i in tl.static_range(len(GROUP)):
+        here = block >= blocks_before
+        target = tl.where(here, GROUP[i], target)
+        features = tl.where(here, OUT_FEATURES[i], features)
+        column = tl.where(here, columns_before, column)
+        within = tl.where(here, block - blocks_before, within)
+        blocks_before += (OUT_FEATURES[i] + BLOCK - 1) // BLOCK
+        columns_before += OUT_FEATURES[i]
+    item = items_ptr + tl.program_id(0) * 2
+    row, slot = tl.load(item).to(tl.int64), tl.load(item + 1)
+    start = tl.load(scales_ptr + (slot * LAYERS + layer) * TARGETS + target).to(tl.int64) * ALIGN
+    if start > 0:
+        n = within * BLOCK + tl.arange(0, BLOCK)
+        mask = n < features
+        scale = tl.load(arena_ptr + start + n, mask=mask, other=0.0).to(tl.float32)
+        shift = tl.load(arena_ptr + start + features + n, mask=mask, other=0.0).to(tl.float32)
+        place = out_ptr + row * out_stride + column + n
+        base = tl.load(place, mask=mask, other=0.0)
+        total = base.to(tl.float32) + (base.to(tl.float32) * scale + shift)
+        tl.store(place, total.to(base.dtype), mask=mask)

@@ -1,0 +1,113 @@
+"""Copies of adapters: what they write, and what waits for what. A GPU's stream is played by a list."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine.model.adapter_copies import PlainCopies, QueuedCopies, runs
+from lora_kernels.layout import plan_layout
+
+PAGE = 64
+WIDTHS = np.full((2, 2), 16, dtype=np.int32)
+
+
+class Tape:
+    """A queue whose copies are made only when somebody waits for them, so that waiting too little shows."""
+
+    def __init__(self):
+        self.pending = []
+        self.waits_for_kernels = 0
+
+    def after_kernels(self):
+        self.waits_for_kernels += 1
+
+    def copy(self, target, source):
+        self.pending.append((target, source))
+
+    def mark(self):
+        return len(self.pending)
+
+    def before_kernels(self, mark):
+        for target, source in self.pending[:mark]:
+            target.copy_(source)
+
+    def seconds(self, first, last):
+        return float(last - first)
+
+
+def adapter(ranks, seed):
+    """An adapter of so many layers; its layout and a blob of random numbers."""
+    table = np.zeros((len(ranks), 2), dtype=np.int32)
+    table[:, 0] = ranks
+    layout = plan_layout(table, WIDTHS, PAGE)
+    generator = torch.Generator().manual_seed(seed)
+    return layout, torch.rand(layout.num_pages, PAGE, generator=generator) + 1
+
+
+def layer_tiles(layout, layer):
+    """(page of the blob, element in it) of each tile of a layer."""
+    offsets = layout.offsets[layer][layout.ranks[layer][:, None, None] > 16 * np.arange(16) + np.zeros((2, 1))]
+    return [divmod(int(offset), PAGE) for offset in offsets]
+
+
+@pytest.mark.parametrize("ranks", [(2, 2, 2, 2), (4, 0, 0, 1), (0, 3, 3, 0), (0, 0, 0, 1), (1, 1, 1, 1)])
+def test_a_layer_that_was_waited_for_is_there(ranks):
+    tape, arena = Tape(), torch.zeros(40, PAGE)
+    copies = QueuedCopies(arena, tape)
+    loaded = [adapter(ranks, seed) for seed in range(2)]
+    places = [tuple(range(3, 3 + len(loaded[0][1]))), tuple(range(39, 39 - len(loaded[1][1]), -1))]
+    for (layout, blob), pages in zip(loaded, places, strict=True):
+        copies.begin(blob, pages, layout)
+    assert not arena.any() and tape.waits_for_kernels == 2
+    for layer in range(len(ranks)):
+        copies.wait(layer)
+        for (layout, blob), pages in zip(loaded, places, strict=True):
+            for page, element in layer_tiles(layout, layer):
+                assert arena[pages[page], element] == blob[page, element]
+    assert len(copies.finish()) == 2
+    for (_, blob), pages in zip(loaded, places, strict=True):
+        assert torch.equal(arena[list(pages)], blob)
+
+
+def test_a_layer_does_not_wait_for_those_behind_it():
+    tape, arena = Tape(), torch.zeros(40, PAGE)
+    copies = QueuedCopies(arena, tape)
+    layout, blob = adapter((4, 4, 4), 0)
+    copies.begin(blob, tuple(range(1, 1 + len(blob))), layout)
+    copies.wait(0)
+    assert arena[1].any() and not arena[len(blob)].any()
+
+
+def test_a_step_without_layers_still_waits_in_the_end():
+    tape, arena = Tape(), torch.zeros(40, PAGE)
+    copies = QueuedCopies(arena, tape)
+    layout, blob = adapter((4, 4, 4), 0)
+    copies.begin(blob, tuple(range(1, 1 + len(blob))), layout)
+    assert copies.finish() == (float(len(tape.pending)),)
+    assert torch.equal(arena[1 : 1 + len(blob)], blob)
+    assert copies.finish() == ()
+
+
+def test_a_plain_copy_is_there_at_once():
+    arena = torch.zeros(10, PAGE)
+    copies = PlainCopies(arena)
+    layout, blob = adapter((4, 4), 0)
+    pages = (7, 2, 3, 9, 8, 1)[: len(blob)]
+    copies.begin(blob, pages, layout)
+    assert torch.equal(arena[list(pages)], blob)
+    copies.wait(0)
+    assert len(copies.finish()) == 1
+    assert copies.finish() == ()
+
+
+@pytest.mark.parametrize(
+    ("pages", "expected"),
+    [
+        ([], []),
+        ([4], [(0, 1, 4, 5)]),
+        ([4, 5, 6], [(0, 3, 4, 7)]),
+        ([4, 5, 3, 2], [(0, 2, 4, 6), (2, 3, 3, 4), (3, 4, 2, 3)]),
+    ],
+)
+def test_neighbouring_pages_are_one_copy(pages, expected):
+    assert list(runs(np.asarray(pages, dtype=np.int64))) == expected

@@ -1,0 +1,235 @@
+"""Adapters from disk, through host memory, to the device: a real model, and all that can go wrong with a folder."""
+
+import json
+import shutil
+import time
+from dataclasses import replace
+
+import pytest
+from tiny_adapters import save_adapter
+
+from engine.config import EngineConfig
+from engine.core.adapters import HostCopy
+from engine.core.check import leftovers, violations
+from engine.core.config import CoreConfig
+from engine.core.state import EngineState
+from engine.core.types import Abort, DropAdapter, ErrorCode, FinishReason, Request, SamplingParams, Submit
+from engine.engine import Engine
+from engine.model import fetcher as fetcher_module
+from engine.model.packing import Packer
+from engine.model.peft_loader import AdapterError
+from engine.model.runner import ModelRunner
+
+RANK, PAGES, PAGE_BYTES = 5, 2, 2 * 2 * 16 * 2 * 16 * 4
+"""Of an adapter of rank RANK; of layers, K and V, tokens, heads, elements of a head, and their bytes."""
+MARGIN = 1e-3
+"""A likeliest token this much (of a logprob) ahead of the next is beyond what rounding moves."""
+
+
+class House:
+    """An engine over a tiny model, stepped by hand; host memory for `host` adapters, pages for `resident`."""
+
+    def __init__(self, model, host, resident, **core):
+        config = EngineConfig(str(model), dtype="float32", device="cpu", num_pages=500, max_seqs=8, threads=1)
+        config = replace(config, swap_gb=0, fetch_threads=3)
+        self.runner = ModelRunner(config)
+        self.runner._arena.pages[1:] = 1e4
+        defaults = {"num_pages": 500, "max_seqs": 8, "max_model_len": 64, "token_budget": 64, "fetch_backoff_s": 0.05}
+        core = CoreConfig(
+            host_adapter_bytes=host * PAGES * PAGE_BYTES, max_adapter_pages=resident * PAGES, **defaults | core
+        )
+        self.engine = Engine(EngineState.create(core), self.runner)
+        self.streams, self.ends = {}, {}
+
+    @property
+    def state(self):
+        return self.engine.state
+
+    def load(self, folder):
+        return self.engine.load_adapter(str(folder)).id
+
+    def submit(self, name, adapter, prompt=(5, 6, 7), max_tokens=4):
+        params = SamplingParams(max_tokens, temperature=0.0, ignore_eos=True, logprobs=2)
+        self.streams[name] = []
+        self.engine.inbox.put(Submit(Request(name, prompt, params, adapter, arrival=self.engine.clock())))
+
+    def step(self):
+        for event in self.engine.step():
+            self.streams[event.request_id] += zip(event.tokens, event.logprobs, strict=True)
+            if event.finish_reason is not None:
+                self.ends[event.request_id] = event
+        assert violations(self.state) == []
+        assert self.runner._host.num_bytes <= self.state.tiers.held.host_bytes <= self.state.config.host_adapter_bytes
+        if self.state.in_flight.is_empty:
+            time.sleep(0.0005)
+
+    def finish(self):
+        deadline = time.monotonic() + 60
+        while self.state.has_work or self.engine.inbox._commands or self.state.tiers.fetching:
+            self.step()
+            assert time.monotonic() < deadline, "it never came to that"
+        assert leftovers(self.state) == []
+
+    def run(self, name, adapter):
+        self.submit(name, adapter)
+        self.finish()
+        return self.ends[name]
+
+    def tokens(self, name):
+        return [token for token, _ in self.streams[name]]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for seed, name in enumerate("xyz"):
+        save_adapter(tmp_path / name, RANK, seed)
+    return {name: tmp_path / name for name in "xyz"}
+
+
+@pytest.fixture
+def house(tiny_llama):
+    """Has host memory for one adapter."""
+    return House(tiny_llama, host=1, resident=1)
+
+
+def test_two_hundred_adapters_through_memory_for_few(tiny_llama, tmp_path):
+    small, big = House(tiny_llama, host=20, resident=8), House(tiny_llama, host=200, resident=200)
+    for number in range(200):
+        save_adapter(tmp_path / str(number), RANK, number)
+    for house in (small, big):
+        adapters = [house.load(tmp_path / str(number)) for number in range(200)]
+        for number, adapter in enumerate((*adapters, *adapters[::-7])):
+            house.submit(f"r{number}", adapter, prompt=(4 + number % 90, 9, 11))
+        house.finish()
+    assert len({*adapters}) == 200 and len(big.streams) == 229
+    decided = 0
+    for name, stream in big.streams.items():
+        for place, (token, logprobs) in enumerate(stream):
+            if logprobs.top[0][1] - logprobs.top[1][1] < MARGIN:
+                break
+            assert small.tokens(name)[place] == token
+            decided += 1
+    assert decided > 0.9 * 4 * len(big.streams)
+    counters = small.state.counters
+    assert counters.adapter_fetches >= 200 and counters.adapter_host_evictions >= 180
+    assert counters.adapter_loads >= 200 and counters.adapter_evictions >= 192
+    assert big.state.counters.adapter_fetches == 200 and big.state.counters.adapter_evictions == 0
+
+
+def test_what_host_memory_has_no_room_for_is_read_when_it_is_wanted(house, folders):
+    kept, read = house.load(folders["x"]), house.load(folders["y"])
+    assert [house.state.adapters[name].host for name in (kept, read)] == [HostCopy.PRESENT, HostCopy.ABSENT]
+    assert house.run("r", read).finish_reason is FinishReason.LENGTH
+    assert [house.state.adapters[name].host for name in (kept, read)] == [HostCopy.ABSENT, HostCopy.PRESENT]
+
+
+def make_vanish(folder):
+    shutil.rmtree(folder)
+
+
+def make_change(folder):
+    shutil.rmtree(folder)
+    save_adapter(folder, RANK, seed=99)
+
+
+def make_damaged(folder):
+    file = folder / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-7])
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (make_vanish, "is not a folder"),
+        (make_change, "has changed since it was loaded"),
+        (make_damaged, "has changed since it was loaded"),
+    ],
+)
+def test_a_folder_that_is_not_what_it_was_fails_its_own_waiters_only(house, folders, tmp_path, harm, reason):
+    house.load(folders["x"])
+    y, z = house.load(folders["y"]), house.load(folders["z"])
+    shutil.copytree(folders["y"], tmp_path / "backup")
+    harm(folders["y"])
+    for name, adapter in (("1", y), ("2", z), ("3", y), ("4", None)):
+        house.submit(name, adapter)
+    house.finish()
+    for name in "13":
+        refusal = house.ends[name].refusal
+        assert refusal.code is ErrorCode.ADAPTER_UNAVAILABLE and reason in refusal.message
+        assert refusal.retry_after > 0
+    assert [house.ends[name].finish_reason for name in "24"] == [FinishReason.LENGTH] * 2
+    assert house.state.counters.adapter_fetch_failures == 1, "one fetch for both"
+    at_once = house.run("5", y)
+    assert at_once.refusal.code is ErrorCode.ADAPTER_UNAVAILABLE and reason in at_once.refusal.message
+    assert house.state.counters.adapter_fetch_failures == 1, "not sooner than the backoff"
+    shutil.rmtree(folders["y"], ignore_errors=True)
+    shutil.copytree(tmp_path / "backup", folders["y"])
+    time.sleep(at_once.refusal.retry_after)
+    assert house.run("6", y).finish_reason is FinishReason.LENGTH
+
+
+def flaky(times, seen):
+    """Reads that fail so many times before they succeed."""
+
+    read_well = Packer.read
+
+    def read(self, path):
+        seen.append(path)
+        if len(seen) <= times:
+            raise AdapterError(f"{path} cannot be read: stale handle") from OSError(116, "Stale file handle")
+        return read_well(self, path)
+
+    return read
+
+
+@pytest.mark.parametrize(("times", "end"), [(2, FinishReason.LENGTH), (3, FinishReason.ERROR)])
+def test_a_disk_that_falters_is_asked_again(house, folders, monkeypatch, times, end):
+    monkeypatch.setattr(fetcher_module, "RETRY_AFTER_S", (0.001, 0.001))
+    house.load(folders["x"])
+    adapter, seen = house.load(folders["y"]), []
+    monkeypatch.setattr(Packer, "read", flaky(times, seen))
+    event = house.run("r", adapter)
+    assert (event.finish_reason, len(seen)) == (end, 3)
+    if end is FinishReason.ERROR:
+        assert "stale handle" in event.refusal.message
+
+
+def test_a_bug_in_the_fetcher_leaves_nobody_waiting(house, folders, monkeypatch):
+    house.load(folders["x"])
+    adapter = house.load(folders["y"])
+    monkeypatch.setattr(Packer, "pack", lambda *_: 1 / 0)
+    assert "ZeroDivisionError" in house.run("r", adapter).refusal.message
+
+
+def test_a_fetch_nobody_waits_for_any_more_is_called_off(house, folders, monkeypatch):
+    house.load(folders["x"])
+    adapter, seen = house.load(folders["y"]), []
+    monkeypatch.setattr(fetcher_module, "RETRY_AFTER_S", (30.0, 30.0))
+    monkeypatch.setattr(Packer, "read", flaky(9, seen))
+    house.submit("r", adapter)
+    while not seen:
+        house.step()
+    house.engine.inbox.put(Abort("r"))
+    house.finish()
+    assert house.state.adapters[adapter].host is HostCopy.ABSENT
+    assert house.state.counters.adapter_fetch_failures == 0 and len(seen) == 1
+    assert house.runner._fetcher._called_off == {}
+
+
+def test_unloading_frees_every_tier(house, folders):
+    x, y = house.load(folders["x"]), house.load(folders["y"])
+    house.run("1", y)
+    for adapter in (x, y):
+        house.engine.inbox.put(DropAdapter(adapter))
+    house.finish()
+    assert house.state.adapters == {} and house.runner._host.num_bytes == 0
+    assert house.state.adapter_pages == 0 and house.runner._arena._slots == {}
+
+
+def test_the_hash_covers_what_is_computed_and_not_how_it_is_written(house, folders):
+    """Other whitespace in the configuration is the same adapter."""
+    house.load(folders["x"])
+    adapter = house.load(folders["y"])
+    file = folders["y"] / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()), indent=4))
+    assert house.run("r", adapter).finish_reason is FinishReason.LENGTH

@@ -1,0 +1,88 @@
+"""Packing by recipe is packing tensor by tensor, bit for bit."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_adapters import save_adapter
+
+from engine.model.lora import TARGETS
+from engine.model.packing import Packer
+from engine.model.peft_loader import TargetShapes, load_peft
+from engine.model.recipes import MOST_KNOWN, Recipes
+from lora_kernels.layout import pack_adapter, plan_layout
+
+WIDTHS = np.array([(64, 64), (64, 32), (64, 32), (64, 64), (64, 96), (64, 96), (96, 64)], dtype=np.int32)
+SHAPES = TargetShapes(2, TARGETS, WIDTHS, lambda module: None)
+PAGE = 2048
+
+
+def change(folder, dtype=None, **settings):
+    if dtype is not None:
+        file = folder / "adapter_model.safetensors"
+        save_file({name: tensor.to(dtype) for name, tensor in load_file(file).items()}, file)
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+def packer(dtype=torch.bfloat16):
+    pytest.importorskip("numba")
+    return Packer(SHAPES, PAGE, dtype, pins=False)
+
+
+def one_by_one(folder, dtype):
+    loaded = load_peft(folder, SHAPES)
+    layout = plan_layout(loaded.ranks, WIDTHS, PAGE)
+    return layout, pack_adapter(layout, loaded.blocks, PAGE, dtype)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rank", "settings"), [(1, {}), (7, {"lora_alpha": 11}), (40, {"use_rslora": True})])
+def test_by_recipe_is_tensor_by_tensor(tmp_path, stored, dtype, rank, settings):
+    save_adapter(tmp_path / "x", rank, seed=rank)
+    change(tmp_path / "x", stored, **settings)
+    ours = packer(dtype)
+    packed = ours.pack(ours.read(str(tmp_path / "x")))
+    layout, blob = one_by_one(tmp_path / "x", dtype)
+    assert torch.equal(packed.blob.view(torch.uint8), blob.view(torch.uint8))
+    assert np.array_equal(packed.layout.offsets, layout.offsets)
+
+
+def test_adapters_of_one_structure_share_a_recipe(tmp_path):
+    recipes, ours = Recipes(SHAPES, PAGE), packer()
+    for number, rank in enumerate((3, 3, 4)):
+        save_adapter(tmp_path / str(number), rank, seed=number)
+    first, second, third = (recipes.find(ours.read(str(tmp_path / str(number)))) for number in range(3))
+    assert first is second and first is not third
+    change(tmp_path / "1", lora_alpha=1)
+    assert recipes.find(ours.read(str(tmp_path / "1"))) is not first, "another scale"
+
+
+def test_few_structures_are_remembered(tmp_path):
+    recipes, ours = Recipes(SHAPES, PAGE), packer()
+    save_adapter(tmp_path / "x", 3, seed=0)
+    for alpha in range(1, MOST_KNOWN + 10):
+        change(tmp_path / "x", lora_alpha=alpha)
+        recipes.find(ours.read(str(tmp_path / "x")))
+    assert len(recipes._known) == MOST_KNOWN
+
+
+def test_types_that_packing_does_not_know_have_no_recipe(tmp_path):
+    save_adapter(tmp_path / "x", 3, seed=0)
+    change(tmp_path / "x", torch.float64)
+    ours = packer()
+    folder = ours.read(str(tmp_path / "x"))
+    assert Recipes(SHAPES, PAGE).find(folder) is None
+    assert torch.equal(ours.pack(folder).blob, one_by_one(tmp_path / "x", torch.bfloat16)[1])
+
+
+def test_a_mixture_of_types_has_no_recipe(tmp_path):
+    save_adapter(tmp_path / "x", 3, seed=0)
+    file = tmp_path / "x" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    first = next(iter(tensors))
+    save_file(tensors | {first: tensors[first].bfloat16()}, file)
+    assert Recipes(SHAPES, PAGE).find(packer().read(str(tmp_path / "x"))) is None

@@ -44,7 +44,7 @@ SIGNATURES = [
 
 
 @numba.njit(SIGNATURES, nogil=True, cache=True, error_model="numpy")
-def _pack(source, tiles, scales, out, from_bf16, to_bf16):  # noqa: ANN001, ANN202
+def _pack(source, tiles, scales, out, from_bf16, to_bf16):
     row = np.empty(tiles[:, 4].max(), np.float32)
     bits = row.view(np.uint32)
     for tile in range(len(tiles)):

@@ -223,6 +223,27 @@ def test_a_copy_somebody_waits_for_stays_until_another_has_waited_long():
     assert [house.reason(name) for name in ("first", "second")] == ["length", "length"]
 
 
+def test_fetches_of_one_plan_do_not_reserve_the_same_bytes():
+    house = Library({"a": 4, "b": 4}, host=6)
+    house.submit("1", 20, 2, adapter="a")
+    house.submit("2", 20, 2, adapter="b")
+    house.step()
+    assert house.asked == ["a"]
+
+
+def test_a_fetch_takes_nothing_from_those_ahead():
+    """Though its request has waited long."""
+    house = Library({"a": 4, "b": 4}, host=4, max_seqs=1, scheduling=Scheduling(adapter_age_s=0.0))
+    house.submit("busy", 20, 400)
+    house.step()
+    house.submit("ahead", 20, 2, adapter="a")
+    house.step()
+    house.answer("a")
+    house.submit("behind", 20, 2, adapter="b")
+    house.step(3)
+    assert house.asked == ["a"]
+
+
 def test_popular_adapters_stay_on_the_device():
     house = Library({"hot": 4, "cold": 4, "new": 4}, max_adapter_pages=8)
     house.warm("hot", "hot", "hot", "cold", "new")
@@ -252,6 +273,18 @@ def test_what_would_have_to_come_from_disk_is_kept_longer():
     assert list(house.state.tiers.idle) == ["b", "a"], "though it is the more popular"
 
 
+def test_rows_of_the_table_are_bounded():
+    house = Library(dict.fromkeys("abc", 2), max_resident_adapters=2)
+    for name in "abc":
+        house.submit(name, 20, 10, adapter=name)
+    house.step()
+    house.answer(*"abc")
+    house.step(3)
+    assert house.state.tiers.held.rows == 2
+    house.finish()
+    assert {house.reason(name) for name in "abc"} == {"length"}
+
+
 def test_a_pinned_adapter_stays():
     house = Library({"pinned": 4, "a": 4, "b": 4}, max_adapter_pages=8)
     house.warm("pinned")
@@ -261,6 +294,18 @@ def test_a_pinned_adapter_stays():
     pin_adapter(house.state, "pinned", False)
     house.warm("a", "b")
     assert house.tiers()["pinned"] == "h"
+
+
+def test_a_pinned_adapter_outlives_a_preemption_of_its_last_user():
+    house = Library({"pinned": 8}, num_pages=21)
+    house.warm("pinned")
+    pin_adapter(house.state, "pinned", True)
+    house.batch("b", 100, 60, adapter="pinned")
+    house.step(3)
+    house.submit("chat", 150, 2)
+    house.step()
+    assert house.state.counters.preempted_for[Cause.PAGES] == 1
+    assert house.tiers()["pinned"] == "dh" and len(house.times["chat"]) == 1
 
 
 @pytest.mark.parametrize(

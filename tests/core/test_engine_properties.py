@@ -201,6 +201,11 @@ class CoreMachine(RuleBasedStateMachine):
         for _ in range(count):
             self._submit((*prompt, *prompt), 12, None, lane, 0, True, "x", None)
 
+    @rule(adapters=st.permutations(sorted(ADAPTERS)), prompt=prompts, lane=st.sampled_from(Lane))
+    def submit_to_each_adapter(self, adapters, prompt, lane):
+        for adapter in adapters:
+            self._submit(prompt, 6, adapter, lane, 0, True, adapter, None)
+
     def _submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline):
         params = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos)
         name = f"r{len(self.requests)}"
@@ -217,9 +222,16 @@ class CoreMachine(RuleBasedStateMachine):
         if self.requests:
             self.engine.inbox.put(Abort(data.draw(st.sampled_from(sorted(self.requests)))))
 
-    @rule(adapter=st.sampled_from(sorted(ADAPTERS)))
-    def drop_adapter(self, adapter):
-        self.engine.inbox.put(DropAdapter(adapter))
+    @rule()
+    def abort_everything(self):
+        for name in self.requests.keys() - self.ended.keys():
+            self.engine.inbox.put(Abort(name))
+
+    @rule(adapter=st.sampled_from(sorted(ADAPTERS)), really=st.integers(0, 3))
+    def drop_adapter(self, adapter, really):
+        """Now and then: most of the time there should be something to do."""
+        if not really:
+            self.engine.inbox.put(DropAdapter(adapter))
 
     @rule(adapter=st.sampled_from(sorted(ADAPTERS)))
     def add_adapter(self, adapter):
@@ -266,6 +278,8 @@ class CoreMachine(RuleBasedStateMachine):
             self._step()
             for adapter, cancelled in list(self.executor.fetching.items()):
                 self.executor.answer(adapter, FetchCancelled if cancelled else AdapterFetched)
+        else:
+            raise AssertionError("it never came to rest")
         assert set(self.ended) == set(self.requests)
         assert leftovers(self.state) == []
         assert self.executor.sequences == {}

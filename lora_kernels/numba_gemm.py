@@ -80,11 +80,11 @@ class PackedLinear:
         """Raises ValueError for an input of another width or dtype."""
         if x.dtype != torch.bfloat16 or x.shape[1] != self._width:
             raise ValueError(f"a linear of bf16 [num_rows, {self._width}] was given {x.dtype} {list(x.shape)}")
-        x = x.contiguous()
-        out = x.new_empty(len(x), self._features)
+        x, rows = x.contiguous(), x.shape[0]
+        out = x.new_empty(rows, self._features)
         block = self._block
-        block.rows, block.x, block.x_row, block.out = len(x), x.data_ptr(), 2 * self._width, out.data_ptr()
-        self._team.run(self._kernel, block, block.panels if len(x) else 0)
+        block.rows, block.x, block.x_row, block.out = rows, x.data_ptr(), 2 * self._width, out.data_ptr()
+        self._team.run(self._kernel, block, block.panels if rows else 0)
         return out
 
 

@@ -102,7 +102,7 @@ class NumbaPointwise:
         page, side, token = (stride * size for stride in kv.stride()[:3])
         width = key.shape[1] * key.shape[2]
         block = WriteBlock(
-            0, 0, len(key), _item_rows(2 * width), key.data_ptr(), key.stride(0) * size, value.data_ptr(),
+            0, 0, key.shape[0], _item_rows(2 * width), key.data_ptr(), key.stride(0) * size, value.data_ptr(),
             value.stride(0) * size, width, kv.data_ptr(), page, side, token, slots.data_ptr(), kv.shape[2],
         )  # fmt: skip
         self._run("write", kv.dtype, block)

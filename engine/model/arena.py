@@ -50,6 +50,9 @@ class Arena:
         self.shape = shape
         self.pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
         self.table = LoraTable(max_adapters, shape.layers, len(TARGETS), shape.elements, device)
+        split = (shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
+        by_layer = self.pages.unflatten(1, split)
+        self._kv = tuple(by_layer[:, layer] for layer in range(shape.layers))
         self.copies = make_copies(self.pages)
         self._slots: dict[AdapterId, int] = {}
         self._free_slots = list(range(max_adapters - 1, -1, -1))
@@ -61,9 +64,7 @@ class Arena:
 
     def kv(self, layer: int) -> Tensor:
         """[num_pages, 2, block_size, kv_heads, head_dim] of one layer, strided across pages; 0 = K, 1 = V."""
-        shape = self.shape
-        split = (shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
-        return self.pages.unflatten(1, split)[:, layer]
+        return self._kv[layer]
 
     def load_adapter(self, adapter: AdapterId, layout: AdapterLayout, blob: Tensor, pages: tuple[PageId, ...]) -> None:
         """Begins to copy a packed adapter ([len(pages), page_elems], host memory) into `pages` and gives it a slot.

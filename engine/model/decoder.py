@@ -96,13 +96,13 @@ class Decoder:
     def _rotated_heads(self, layer: Layer, qkv: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Query [num_rows, heads, head_dim], key and value [num_rows, kv_heads, head_dim]."""
         heads, kv_heads, eps = self.spec.heads, self.spec.kv_heads, self.spec.rms_norm_eps
-        split = qkv.unflatten(1, (heads + 2 * kv_heads, self.spec.head_dim))
-        query_key, value = split.split((heads + kv_heads, kv_heads), dim=1)
+        split = qkv.view(-1, heads + 2 * kv_heads, self.spec.head_dim)
+        query_key, value = split[:, : heads + kv_heads], split[:, heads + kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
-            query, key = query_key.split((heads, kv_heads), dim=1)
+            query, key = query_key[:, :heads], query_key[:, heads:]
             query_key = torch.cat((_norm_heads(query, layer.q_norm, eps), _norm_heads(key, layer.k_norm, eps)), dim=1)
         step.backend.pointwise.rotate(query_key, step.angles.cos, step.angles.sin)
-        query, key = query_key.split((heads, kv_heads), dim=1)
+        query, key = query_key[:, :heads], query_key[:, heads:]
         return query, key, value
 
     def _feed_forward(self, layer: Layer, x: Tensor, step: Step) -> Tensor:

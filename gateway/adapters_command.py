@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from gateway.adapter_table import TIERS, SortKey, adapter_facts, adapter_json, adapter_table, chosen
+from gateway.adapters_table import TIERS, SortKey, adapter_facts, adapter_json, adapter_table, chosen
 
 if TYPE_CHECKING:
     from gateway.admin_client import AdminClient

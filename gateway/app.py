@@ -23,9 +23,9 @@ from starlette.types import ASGIApp
 
 from engine.client import EngineClient
 from engine.core.types import Lane
-from gateway.adapter_sources import AdapterSources
-from gateway.adapter_store import RedisAdapterStore
-from gateway.adapters import AdapterRegistry
+from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.sources import AdapterSources
+from gateway.adapters.store import RedisAdapterStore
 from gateway.banner import Banner
 from gateway.config import Config
 from gateway.core.errors import ApiError

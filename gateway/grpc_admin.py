@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import grpc
 
-from gateway.adapter_watch import Difference, watch
-from gateway.adapters import AdapterRegistry
+from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.watch import Difference, watch
 from gateway.core.errors import forbidden, invalid_request
 from gateway.core.tenants import KeyRing, Principal
 from gateway.grpc_calls import Call, answer

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from engine.core.types import Lane, SamplingParams, TokenLogprobs
-from gateway.adapter_status import STATUS_FIELDS, AdapterStatus
+from gateway.adapters.status import STATUS_FIELDS, AdapterStatus
 from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.generation import Admitted, Chat, Finish, GenerateRequest, GenerationChunk, PromptInput, Usage

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from engine.client import EngineApi
 from engine.core.types import AdapterId, Lane, Request, SamplingParams
-from gateway.adapter_record import AdapterRecord
-from gateway.adapters import AdapterRegistry
+from gateway.adapters.record import AdapterRecord
+from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable
 from gateway.core.routing import Catalog, ModelQuery, resolve
 from gateway.core.tenants import Tenant

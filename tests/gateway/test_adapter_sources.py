@@ -12,9 +12,9 @@ import fsspec
 import pytest
 from fake_hub import REPO, fake_hub
 
-from gateway import adapter_fetch
-from gateway.adapter_fetch import FILES
-from gateway.adapter_sources import AdapterSources
+from gateway.adapters import fetch as adapter_fetch
+from gateway.adapters.fetch import FILES
+from gateway.adapters.sources import AdapterSources
 from gateway.config_sections import AdaptersConfig
 from gateway.core.errors import ApiError, Fault
 

@@ -11,7 +11,7 @@ from grpc_house import MAX_MESSAGE_BYTES, as_key, ask, keys, open_grpc_house, re
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from engine.pb import engine_pb2 as pb_engine
-from gateway.adapter_status import STATUS_FIELDS
+from gateway.adapters.status import STATUS_FIELDS
 from gateway.grpc_api import SERVICES, GrpcServer
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb.adapters_pb2_grpc import AdapterAdminStub

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import structlog
 
 from engine.core.types import AdapterId
-from gateway.adapter_record import AdapterRecord, Change, Snapshot
-from gateway.adapter_versions import AdapterVersions, Hold
+from gateway.adapters.record import AdapterRecord, Change, Snapshot
+from gateway.adapters.versions import AdapterVersions, Hold
 from gateway.core.errors import ApiError, Fault, invalid_request
 
 FIRST_RETRY_SECONDS = 1.0

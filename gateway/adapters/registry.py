@@ -18,12 +18,12 @@ import structlog
 
 from engine.client import EngineApi, EngineUnavailable
 from engine.core.types import AdapterId
-from gateway.adapter_log import AdapterLog
-from gateway.adapter_mirror import AdapterMirror, Sources
-from gateway.adapter_record import AdapterRecord, new_record
-from gateway.adapter_status import AdapterStatus, statuses_of
-from gateway.adapter_store import AdapterStore, StoreAway, conflict
-from gateway.adapter_versions import AdapterVersions
+from gateway.adapters.log import AdapterLog
+from gateway.adapters.mirror import AdapterMirror, Sources
+from gateway.adapters.record import AdapterRecord, new_record
+from gateway.adapters.status import AdapterStatus, statuses_of
+from gateway.adapters.store import AdapterStore, StoreAway, conflict
+from gateway.adapters.versions import AdapterVersions
 from gateway.core.adapter_names import check_name, tenant_list, with_alias, without_alias
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found, unavailable
 

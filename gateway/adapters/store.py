@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.adapter_record import AdapterRecord, Change, Snapshot, decode_record, encode_record
+from gateway.adapters.record import AdapterRecord, Change, Snapshot, decode_record, encode_record
 from gateway.core.errors import ApiError, Fault
 
 CALL_SECONDS = 2.0
@@ -70,8 +70,8 @@ class RedisAdapterStore:
         names = ("records", "aliases", "seeds", "generation", "changes")
         keys = {name: f"{prefix}adapters:{{{base}}}:{name}" for name in names}
         self._records, self._aliases, self._seeds, self._generation, self._changes = keys.values()
-        self._change = client.register_script(_script("adapter_change.lua"))
-        self._restore = client.register_script(_script("adapter_restore.lua"))
+        self._change = client.register_script(_script("change.lua"))
+        self._restore = client.register_script(_script("restore.lua"))
 
     async def read(self) -> Snapshot:
         async with _answering(), self._client.pipeline(transaction=True) as pipe:
@@ -147,7 +147,7 @@ async def _answering(patience: float = 0.0) -> AsyncGenerator[None, None]:
 
 
 def _script(name: str) -> str:
-    return (resources.files("gateway") / name).read_text(encoding="utf-8")
+    return (resources.files("gateway.adapters") / name).read_text(encoding="utf-8")
 
 
 def _decode(value: bytes) -> AdapterRecord:

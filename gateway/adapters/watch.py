@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Hashable, Mapping
 from dataclasses import dataclass
 
-from gateway.adapter_status import AdapterStatus
-from gateway.adapters import AdapterRegistry
+from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.status import AdapterStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import msgspec
 
 from engine.core.types import AdapterId
 from engine.pb import engine_pb2 as pb
-from gateway.adapter_record import AdapterRecord
+from gateway.adapters.record import AdapterRecord
 
 NOTHING = pb.AdapterStats(state="disk")
 """What an engine that is away, or does not have a version, says about it."""

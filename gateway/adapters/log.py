@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 
 import structlog
 
-from gateway.adapter_mirror import AdapterMirror
-from gateway.adapter_record import AdapterRecord
-from gateway.adapter_store import AdapterStore, StoreAway
+from gateway.adapters.mirror import AdapterMirror
+from gateway.adapters.record import AdapterRecord
+from gateway.adapters.store import AdapterStore, StoreAway
 from gateway.core.errors import ApiError, Fault, unavailable
 
 RECONNECT_SECONDS = 0.5

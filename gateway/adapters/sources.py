@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from gateway.adapter_fetch import Bounds, fetch_hub, fetch_url
+from gateway.adapters.fetch import Bounds, fetch_hub, fetch_url
 from gateway.config_sections import AdaptersConfig
 from gateway.core.errors import ApiError, invalid_request
 

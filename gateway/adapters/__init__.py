@@ -1,0 +1,1 @@
+"""Which adapters are served, under which names and in which version (docs/adapters.md)."""

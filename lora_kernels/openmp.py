@@ -1,8 +1,9 @@
 """Compiled kernels on torch's own threads.
 
 torch, oneDNN and MKL share one OpenMP team, whose threads spin for a while after each operation. A second pool beside
-it (numba's own) wants the same cores: measured on two, every operation of either took 2.5 times as long. So kernels
-are C functions that `GOMP_parallel` of the very library torch has loaded runs on that team, in about a microsecond.
+it wants the same cores. So kernels are C functions that `GOMP_parallel` of the very library torch has loaded runs on
+that team. Measured on two cores, a linear and then a kernel that takes 52 us alone: 0.36 ms, of which starting the team
+is 2 us; as numba's own parallel loop 0.45; on the team of another libgomp 8 ms, what the system lets a thread spin.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Team:
     """Runs kernels. `is_parallel` is False where torch's OpenMP library is not one we can call: kernels run alone."""
 
     def __init__(self) -> None:
-        path = _loaded_libgomp()
+        path = find_libgomp(MAPS.read_text(), Path(torch.__file__).parent) if MAPS.is_file() else None
         self.is_parallel = path is not None
         if path is not None:
             self._parallel = ctypes.CDLL(path).GOMP_parallel
@@ -79,7 +80,15 @@ def _hash_sources() -> str:
     return digest.hexdigest()[:16]
 
 
-def _loaded_libgomp() -> str | None:
-    if not MAPS.is_file():
-        return None
-    return next((line.split()[-1] for line in MAPS.read_text().splitlines() if "libgomp" in line), None)
+def find_libgomp(maps: str, torch_folder: Path) -> str | None:
+    """Which libgomp torch runs on, from the list of what is mapped into this process; None when that is not certain.
+
+    Other libraries bring one of their own. Its threads would be a second pool, the very thing to avoid: beside torch's
+    on two cores every operation of either was measured to take the 8 ms after which the system lets the other run.
+    """
+    lines = (line.split(maxsplit=5) for line in maps.splitlines() if "libgomp" in line)
+    found = sorted({fields[5] for fields in lines if len(fields) == 6})
+    homes = (torch_folder, torch_folder.with_name("torch.libs"))
+    torchs = [path for path in found if any(home in Path(path).parents for home in homes)]
+    candidates = torchs or found
+    return candidates[0] if len(candidates) == 1 else None

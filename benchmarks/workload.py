@@ -17,6 +17,8 @@ PROJECTIONS = {
     "mlp": ("gate_proj", "up_proj", "down_proj"),
 }
 
+NUMBERS = 1 << 24
+
 
 def requests(models: Sequence[str], count: int, seed: int = 0) -> list[Item]:
     """`count` requests of 32 to 127 prompt and 16 to 95 output tokens, going round the models."""
@@ -39,13 +41,14 @@ def write_adapters(
     """One random PEFT adapter a rank, on all seven projections of a Llama-family model; name -> folder. Folders that
     are there already are taken to be from an earlier run."""
     config = json.loads((model_dir / "config.json").read_text())
-    generator = torch.Generator().manual_seed(seed)
-    folders = {}
+    # Every adapter is cut from the same numbers at places of its own: drawing 13 GB of them takes twenty minutes.
+    numbers = (torch.randn(NUMBERS, generator=torch.Generator().manual_seed(seed)) * 0.02).to(torch.bfloat16)
+    rng, folders = random.Random(seed), {}
     for index, rank in enumerate(ranks):
         folder = folders[f"a{index:04}"] = out / f"a{index:04}-{rank}"
         if not (folder / "adapter_config.json").is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(_tensors(config, rank, generator), folder / "adapter_model.safetensors")
+            save_file(_tensors(config, rank, numbers, rng), folder / "adapter_model.safetensors")
             (folder / "adapter_config.json").write_text(json.dumps(_adapter_config(rank)))
         on_written()
     return folders
@@ -64,7 +67,7 @@ def _adapter_config(rank: int) -> dict[str, object]:
     }
 
 
-def _tensors(config: dict[str, int], rank: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def _tensors(config: dict[str, int], rank: int, numbers: torch.Tensor, rng: random.Random) -> dict[str, torch.Tensor]:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
     query, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
@@ -77,6 +80,7 @@ def _tensors(config: dict[str, int], rank: int, generator: torch.Generator) -> d
                 prefix = f"base_model.model.model.layers.{layer}.{block}.{name}"
                 shapes = {"lora_A": (rank, widths[name][0]), "lora_B": (widths[name][1], rank)}
                 for side, shape in shapes.items():
-                    weight = torch.randn(shape, generator=generator) * 0.02
-                    tensors[f"{prefix}.{side}.weight"] = weight.to(torch.bfloat16)
+                    size = shape[0] * shape[1]
+                    start = rng.randrange(len(numbers) - size)
+                    tensors[f"{prefix}.{side}.weight"] = numbers[start : start + size].view(shape).clone()
     return tensors

@@ -23,7 +23,8 @@ class PagePool:
         self.num_pages = num_pages
         self.refs = [0] * num_pages
         self.free: OrderedDict[PageId, None] = OrderedDict.fromkeys(range(1, num_pages))
-        """An ordered set: O(1) removal of any page, and the page freed last is reused last."""
+        """An ordered set: O(1) removal of any page, and the page freed last is reused first. Memory that was never
+        touched costs page faults, and a small load in a large pool would go on touching more of it."""
 
     def acquire(self, pages: Iterable[PageId]) -> None:
         """Adds a reference to each page, taking it off the free list if it was there."""
@@ -44,3 +45,4 @@ class PagePool:
         """Puts unreferenced pages on the free list."""
         for page in pages:
             self.free[page] = None
+            self.free.move_to_end(page, last=False)

@@ -3,8 +3,8 @@
     python -m benchmarks.adapters [--vllm-python PATH] [--cores 0,1] [--repeat 2] [--json FILE]
 
 The same 64 requests (32 to 127 tokens in, 16 to 95 out) at once, for the base model, one adapter, 8, 64 that are all
-resident, and 64 where the device has memory for 8. Both servers have 32 sequences, the same weights and the same cores;
-each case is run so many times, and the best one counts, for both. Without a Python that has vLLM only loralane is
+resident, and 64 where the device has memory for 8. Both servers have 32 sequences, the same weights and the same cores,
+and serve first come first served: this is about throughput, and lanes hold it back for people's sake. Each case is run so many times, and the best one counts, for both. Without a Python that has vLLM only loralane is
 measured.
 """
 
@@ -94,7 +94,8 @@ def ours(model: Path, folders: Mapping[str, Path], slots: int, scratch: Path, cp
     preload = {"adapters": {"preload": {name: str(path) for name, path in folders.items()}}} if slots else {}
     place = scratch / f"ours-{slots}"
     place.mkdir()
-    return loralane(model, place, cpus, {**preload, "engine": {"max_resident_adapters": max(1, slots)}})
+    engine = {"max_resident_adapters": max(1, slots), "scheduling": {"policy": "fcfs"}}
+    return loralane(model, place, cpus, {**preload, "engine": engine})
 
 
 def peers(arguments: argparse.Namespace, model: Path, folders: Mapping[str, Path], scratch: Path) -> Iterator[Any]:

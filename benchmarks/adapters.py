@@ -4,8 +4,8 @@
 
 The same 64 requests (32 to 127 tokens in, 16 to 95 out) at once, for the base model, one adapter, 8, 64 that are all
 resident, and 64 where the device has memory for 8. Both servers have 32 sequences, the same weights and the same cores,
-and serve first come first served: this is about throughput, and lanes hold it back for people's sake. Each case is run so many times, and the best one counts, for both. Without a Python that has vLLM only loralane is
-measured.
+and serve first come first served: this is about throughput, and lanes hold it back for people's sake. Each case is run
+so many times, and the best one counts, for both. Without a Python that has vLLM only loralane is measured.
 """
 
 from __future__ import annotations

@@ -191,13 +191,20 @@ class Engine:
         answer: Future[T] = Future()
 
         def settle() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return  # whoever asked has gone, and takes what has not happened to be undone
             try:
                 answer.set_result(question(self.state))
             except Exception as error:
                 answer.set_exception(error)
 
         self.inbox.ask(settle)
-        return answer.result(timeout)
+        try:
+            return answer.result(timeout)
+        except TimeoutError:
+            if answer.cancel():
+                raise
+            return answer.result()  # it is being answered just now
 
     def load_adapter(self, path: str) -> HostAdapter:
         """Makes an adapter usable by requests submitted from now on. The same folder is read by one caller at a time,

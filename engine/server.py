@@ -80,6 +80,7 @@ def core_config(
         min_kv_pages=config.min_kv_pages,
         max_adapter_pages=config.max_adapter_pages,
         adapter_half_life_s=config.adapter_half_life_s,
+        max_fetches=max(2, config.fetch_threads),  # one is the interactive lane's
         host_adapter_bytes=int(config.host_adapter_gb * GIB),
         eos_token_ids=eos_token_ids,
         prefix_caching=config.prefix_caching,

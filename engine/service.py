@@ -68,6 +68,8 @@ class EngineService(pb_grpc.EngineServicer):
         started = self._engine.clock()
         try:
             host = self._engine.load_adapter(request.path)
+        except TimeoutError:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no step has ended for a while, so the adapter was not taken up")
         except (ValueError, OSError) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return pb.AdapterInfo(

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from gateway.pb import adapters_pb2 as pb
 
-TIERS = ("disk", "fetching", "host", "loading", "resident")
+TIERS = ("disk", "fetching", "host", "resident")
 VERSION_CHARS = 12
 
 

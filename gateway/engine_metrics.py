@@ -51,7 +51,7 @@ GAUGES = {
     "batch_urgency": "Need of batch deadlines over what batch work has been getting; from 1 on they are in danger.",
     "batch_share": "Share of recent device time that batch work had while there was any; 1 without.",
 }
-TIERS = ("disk", "fetching", "host", "loading", "resident")
+TIERS = ("disk", "fetching", "host", "resident")
 MOVES = {"host": "adapter_fetch_seconds", "device": "adapter_load_seconds"}
 """Tier an adapter is brought to, and how long that has taken over all."""
 LANE_GAUGES = {

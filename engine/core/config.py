@@ -176,7 +176,7 @@ class Scheduling:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
         _check(self, 1, "ttft_stretch", "itl_stretch", "yield_stretch", "min_chunk", "max_preemptions")
         _check(self, 1, "full_chunk", "long_prompt_steps")
-        _check(self, 1, "probe_every")
+        _check(self, 2, "probe_every")
         _check(self, 1, "locality_window", "margin_floor", "margin_ceiling")
         _check(self, 0, *(item.name for item in fields(self) if item.type == "float"), "checkpoint_pages")
         if self.margin_floor > self.margin_ceiling:

@@ -248,7 +248,8 @@ class Draft:
         candidates = [a for a in self._adapters.in_use(seq.lane, self._state.running) if not a.pinned]
         if candidates:
             self._clearing.reserved = self._clearing.reserved.plus(_room_of(adapter))
-            self._draining.add(max(candidates, key=lambda other: (other.num_starts, other.id)).id)
+            # By size of number: while one drains another is served more, and turning to that one would empty neither.
+            self._draining.add(max(candidates, key=lambda other: (other.num_starts.bit_length(), other.id)).id)
 
     def _is_old(self, seq: Sequence) -> bool:
         """It has waited for its adapter as long as it should."""

@@ -10,7 +10,7 @@ Times are the step-time model's; promises (slack) are kept with its margin, comp
 
 from __future__ import annotations
 
-from math import inf
+from math import ceil, inf
 
 from engine.core.state import EngineState
 from engine.core.step_time import StepFeatures
@@ -78,7 +78,7 @@ class StepBudget:
         if wanted == 1 and start:
             return int(self._grant_decode(seq, start + 1))
         share = self._share_for(wanted)
-        wanted = min(wanted, int(self.tokens_left * share))
+        wanted = min(wanted, ceil(self.tokens_left * share))
         if wanted <= 0:
             return 0
         rank = self._rank(seq)

@@ -89,7 +89,7 @@ class AdapterLog:
 
     async def _read_changes(self) -> None:
         changes = await self._store.changes(self._mirror.generation)
-        if changes is None:
+        if changes is None or self._unseen:
             await self._read_all()
             return
         for change in changes:
@@ -103,12 +103,16 @@ class AdapterLog:
         if not snapshot.generation and self._mirror.generation:
             await self._store.restore(self._mirror.records.values())
             snapshot = await self._store.read()
-        for record in tuple(self._unseen.values()):
+        offered = dict(self._unseen)
+        for record in offered.values():
             await self._offer(record, snapshot.records.get(record.name))
-        if self._unseen:
-            self._unseen.clear()
+        if offered:
             snapshot = await self._store.read()
+        # What was kept meanwhile is offered next time, and served until then.
+        self._unseen = {name: record for name, record in self._unseen.items() if offered.get(name) is not record}
         self._mirror.take_all(snapshot)
+        for record in self._unseen.values():
+            self._mirror.put(record)
         self._tell()
 
     async def _offer(self, record: AdapterRecord, previous: AdapterRecord | None) -> None:

@@ -211,7 +211,8 @@ class AdapterMirror:
 
     async def _settle_pin(self, version: AdapterId) -> None:
         try:
-            await self._versions.pin(version, self._wants_pin(version))
+            while (wanted := self._wants_pin(version)) != self._versions.is_pinned(version):
+                await self._versions.pin(version, wanted)
         except ApiError as error:
             for name in [name for name, hold in self.served.items() if hold.version == version]:
                 self.note(name, error)

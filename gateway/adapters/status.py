@@ -23,7 +23,7 @@ class AdapterStatus(msgspec.Struct, frozen=True):
     name: str
     aliases: tuple[str, ...]
     tier: str
-    """disk, fetching, host, loading or resident: of the version served."""
+    """disk, fetching, host or resident: of the version served."""
     version: AdapterId
     served_version: AdapterId
     """What requests get here: `version`, the one before while that is being loaded, or empty: none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -38,6 +39,10 @@ class AdapterVersions:
         self._users: Counter[AdapterId] = Counter()
         self._unused: dict[AdapterId, asyncio.Event] = {}
         """Set, and taken out, when the last user of a version has left."""
+        self._draining: Counter[AdapterId] = Counter()
+        """Releases that wait for a version's requests."""
+        self._drain_until: dict[AdapterId, float] = {}
+        """The latest time that a release gave a version's requests."""
         self._reading: dict[object, set[AdapterId]] = {}
         """For each load under way, the versions that the engine may have let go since it began."""
         self._dropping: dict[AdapterId, asyncio.Event] = {}
@@ -66,7 +71,15 @@ class AdapterVersions:
         self._holds[version] -= 1
         if self._holds[version]:
             return 0
-        await self._drained(version, drain_seconds)
+        until = time.monotonic() + drain_seconds
+        if self._draining[version] and until <= self._drain_until.get(version, 0.0):
+            return 0  # whoever gave its requests longer lets go of it
+        self._drain_until[version] = max(until, self._drain_until.get(version, 0.0))
+        self._draining[version] += 1
+        try:
+            await self._drained(version)
+        finally:
+            self._draining[version] -= 1
         if self._holds[version] or version in self._dropping or hold.engine != self._engine_number:
             return 0
         return await self._drop(version)
@@ -136,10 +149,14 @@ class AdapterVersions:
         finally:
             del self._reading[token]
 
-    async def _drained(self, version: AdapterId, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self._users[version] and not self._holds[version]:
+    async def _drained(self, version: AdapterId) -> None:
+        """Several may wait for one version: it has until the last of them is satisfied."""
+        while self._users[version] and not self._holds[version]:
+            left = self._drain_until.get(version, 0.0) - time.monotonic()
+            if left <= 0:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
                     await self._unused.setdefault(version, asyncio.Event()).wait()
 
     async def _drop(self, version: AdapterId) -> int:
@@ -154,6 +171,7 @@ class AdapterVersions:
             return 0  # an engine that is gone holds nothing, and the next one is not given what nobody holds
         finally:
             del self._dropping[version]
+            self._drain_until.pop(version, None)
             dropped.set()
 
 

@@ -119,6 +119,18 @@ def test_nobody_sits_out_a_prompt_of_many_steps():
     assert all(house.times[f"question{number}"][0] - STEP * 30 < book - 0.5 for number in range(5))
 
 
+def test_a_long_prompt_advances_with_one_token_to_spare():
+    house = House(max_seqs=8, token_budget=8, num_pages=2000, max_model_len=8192)
+    house.learn()
+    for number in range(7):
+        house.submit(f"chat{number}", 8, 400)
+        house.step(3)
+    house.submit("book", 200, 2)
+    house.submit("waits", 8, 2)
+    house.step(20)
+    assert house.state.running["book"].num_computed > 10
+
+
 def test_batch_rows_of_one_adapter_go_together():
     house = House(adapters=dict.fromkeys("abcd", 2), num_pages=4000, max_seqs=64)
     house.learn()

@@ -104,6 +104,16 @@ def test_an_adapter_loaded_while_it_is_unloaded_stays_whole(running):
     assert running.ends()["r"] is FinishReason.LENGTH and executor.host == {adapter}
 
 
+def test_what_nobody_waits_for_any_more_is_not_done(running):
+    running.submit("r", None)
+    running.hold_step()
+    with pytest.raises(TimeoutError):
+        running.engine.inspect(lambda state: running.executor.host.add("late"), timeout=0.05)
+    running.executor.step.set()
+    running.engine.inspect(lambda state: None)
+    assert running.executor.host == set()
+
+
 def test_loading_an_adapter_again_ends_its_unloading(running):
     engine = running.engine
     adapter = engine.load_adapter("a").id

@@ -398,6 +398,17 @@ async def test_a_gateway_that_starts_without_redis_serves_what_is_configured(mor
     await until(lambda: len(engine_of(here).unloaded) == 1)
 
 
+async def test_what_was_kept_just_as_the_registry_came_back_is_registered(houses):
+    """Its loading took longer than the outage: by now the registry is only followed, not read."""
+    here, there = await houses.open(), await houses.open()
+    record = await there.load("poet", "poet")
+    await until(lambda: "poet" in here.records)
+    here._log.keep(replace(record, name="pirate", generation=0))
+    await here.load("other", "poet")
+    await until(lambda: "pirate" in there.records and here.records["pirate"].generation > 0)
+    assert await here.unload("pirate") == 0
+
+
 # Names
 
 
@@ -470,6 +481,21 @@ async def test_an_unload_waits_for_requests_no_longer_than_it_was_told(houses):
     with here.using(version):
         assert await here.unload("poet", 0.01) == 2, "what the engine says it has aborted"
     assert (await refusal(here.unload("poet"))).code == "model_not_found"
+
+
+async def test_a_version_given_up_twice_has_the_longer_time(houses):
+    """The second time it is held for a moment only, as by a load that is refused."""
+    here = await houses.open(drain_seconds=600.0)
+    version = (await here.load("poet", "poet")).version
+    with here.using(version):
+        unload = asyncio.create_task(here.unload("poet"))
+        await until(lambda: "poet" not in here.records)
+        async with here._versions.loaded(houses.root / "poet"):
+            pass
+        await asyncio.sleep(0.05)
+        assert not engine_of(here).unloaded
+    assert await unload in (0, 2)
+    await here.settle()
 
 
 async def test_an_unload_asked_for_again_waits_for_the_same_end(houses):

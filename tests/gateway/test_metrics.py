@@ -88,7 +88,7 @@ async def test_where_adapters_are_and_what_bringing_them_took(house):
     )
     await house.adapters.load("twin", "poet")
     value = await scrape(house)
-    tiers = {"disk": 1, "fetching": 0, "host": 1, "loading": 0, "resident": 1}
+    tiers = {"disk": 1, "fetching": 0, "host": 1, "resident": 1}
     assert {tier: value("loralane_adapters", tier=tier) for tier in tiers} == tiers
     counters = {"loads": 7, "evictions": 6, "fetches": 5, "fetch_failures": 4, "host_evictions": 3}
     assert {name: value(f"loralane_adapter_{name}_total") for name in counters} == counters

@@ -37,6 +37,8 @@ from gateway.bench.measure import LaneReport, report, succeeded
 from gateway.bench.tables import milliseconds
 
 RANK, COUNT, FEW = 8, 64, 8
+WIDTH = 150
+"""Columns of the table: less would cut its words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> Non
     if arguments.json:
         head = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions()}
         arguments.json.write_bytes(msgspec.json.encode({**head, "cores": arguments.cores, "measured": measured}))
-    Console().print(table(measured))
+    Console(width=WIDTH).print(table(measured))
 
 
 def parse() -> argparse.Namespace:

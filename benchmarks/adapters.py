@@ -11,13 +11,10 @@ so many times, and the best one counts, for both. Without a Python that has vLLM
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +22,18 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.peers import MODEL, Peer, PeerError, VllmAdapters, loralane, vllm
+from benchmarks.command import client_cores, make_parser, run, tell_of_missing_peer
+from benchmarks.peers import MODEL, Peer, VllmAdapters, loralane, vllm
 from benchmarks.server import pinned, running
-from benchmarks.workload import requests, write_adapters
+from benchmarks.workload import answered, requests, write_adapters
 from engine.model.prepare import prepare_model
-from engine.paths import default_data_dir
 from gateway.bench.client import Target
 from gateway.bench.document import versions
-from gateway.bench.drive import drive, run_loop
-from gateway.bench.measure import LaneReport, report, succeeded
+from gateway.bench.measure import LaneReport, report
 from gateway.bench.tables import milliseconds
+from gateway.outputs import print_wide
 
 RANK, COUNT, FEW = 8, 64, 8
-WIDTH = 150
-"""Columns of the table: less would cut its words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +77,7 @@ def run_case(target: Target, case: Case, folders: Mapping[str, Path], repeat: in
     reports = []
     for turn in range(repeat + 1):  # the first only warms up, with prompts of its own
         items = requests(models, COUNT, seed=turn == 0)
-        streams = run_loop(drive(target, items, concurrency=COUNT, timeout_s=3000))
-        failed = [stream.error or "no tokens" for stream in streams if not succeeded(stream)]
-        if failed:
-            raise RuntimeError(f"{server}, {case.name}: {len(failed)} requests failed, the first with: {failed[0]}")
+        streams = answered(target, items, COUNT)
         reports.append(report(case.name, streams))
     rates = tuple(item.output_tokens_per_second for item in reports[1:])
     return Measured(server, case.name, reports[1 + rates.index(max(rates))], rates)
@@ -102,7 +94,7 @@ def ours(model: Path, folders: Mapping[str, Path], slots: int, scratch: Path, cp
 
 def peers(arguments: argparse.Namespace, model: Path, folders: Mapping[str, Path], scratch: Path) -> Iterator[Any]:
     """(how to start a server, the cases it is for), ours first."""
-    cpus = frozenset(int(cpu) for cpu in arguments.cores.split(","))
+    cpus = arguments.cores
     for slots, cases in by_slots(CASES).items():
         yield ours(model, folders, slots, scratch, cpus), cases
     if arguments.vllm_python:
@@ -139,12 +131,10 @@ def row(item: LaneReport, base: LaneReport) -> list[str]:
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    others = frozenset(os.sched_getaffinity(0)) - frozenset(int(cpu) for cpu in arguments.cores.split(","))
     model = prepare_model("embedded", arguments.data_dir, console)
-    if not arguments.vllm_python:
-        console.print("vLLM is left out: --vllm-python or LORALANE_VLLM_PYTHON names a Python that has it")
+    tell_of_missing_peer(arguments.vllm_python, console)
     measured: list[Measured] = []
-    with console.status("writing adapters") as status, pinned(others):
+    with console.status("writing adapters") as status, pinned(client_cores(arguments.cores)):
         folders = write_adapters(model, scratch / "adapters", [RANK] * COUNT)
         for number, (peer, cases) in enumerate(peers(arguments, model, folders, scratch)):
             status.update(f"{peer.name}: starting, for {cases[0].name}")
@@ -155,32 +145,16 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> Non
                     measured.append(run_case(target, case, folders, arguments.repeat, peer.name))
     if arguments.json:
         head = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions()}
-        arguments.json.write_bytes(msgspec.json.encode({**head, "cores": arguments.cores, "measured": measured}))
-    Console(width=WIDTH).print(table(measured))
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.adapters", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    peer = os.environ.get("LORALANE_VLLM_PYTHON")
-    parser.add_argument("--vllm-python", type=Path, default=Path(peer) if peer else None)
-    parser.add_argument("--cores", default="0,1", help="of the servers; the client gets the others")
-    parser.add_argument("--repeat", type=int, default=2, help="times each case is measured; the best one counts")
-    parser.add_argument("--json", type=Path, help="also write everything here")
-    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
-    return parser.parse_args()
+        arguments.json.write_bytes(
+            msgspec.json.encode({**head, "cores": sorted(arguments.cores), "measured": measured})
+        )
+    print_wide(table(measured))
 
 
 def main() -> None:
-    console = Console(stderr=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # take the servers along
-    with tempfile.TemporaryDirectory(prefix="loralane-bench-") as scratch:
-        try:
-            bench(parse(), console, Path(scratch))
-        except (PeerError, RuntimeError) as error:
-            console.print(f"error: {error}", style="red", markup=False)
-            raise SystemExit(1) from error
+    parser = make_parser("adapters", __doc__)
+    parser.add_argument("--repeat", type=int, default=2, help="times each case is measured; the best one counts")
+    run(partial(bench, parser.parse_args()))
 
 
 if __name__ == "__main__":

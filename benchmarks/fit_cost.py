@@ -28,12 +28,12 @@ from rich.progress import track
 
 from benchmarks.workload import write_adapters
 from engine.config import EngineConfig
+from engine.core.commands import FetchAnswer
 from engine.core.types import (
     AdapterFetch,
     AdapterId,
     AdapterLoad,
     Admission,
-    FetchAnswer,
     PageCopy,
     PageId,
     SamplingParams,

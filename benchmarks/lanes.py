@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import signal
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,10 +24,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.peers import MODEL, Peer, PeerError, loralane, vllm
+from benchmarks.command import client_cores, make_parser, run, tell_of_missing_peer
+from benchmarks.peers import MODEL, Peer, loralane, vllm
 from benchmarks.server import pinned, running
 from engine.model.prepare import prepare_model
-from engine.paths import default_data_dir
 from gateway.bench.client import Target
 from gateway.bench.document import versions
 from gateway.bench.drive import drive, run_loop
@@ -40,6 +37,7 @@ from gateway.bench.run import warm_up
 from gateway.bench.spec import LaneSpec, Lengths
 from gateway.bench.tables import milliseconds, remarks
 from gateway.config_file import read_yaml
+from gateway.outputs import print_wide
 
 INTERACTIVE, BATCH = "interactive", "batch"
 HEAD_START = 3.0
@@ -169,17 +167,15 @@ def _latency(label: str, alone: Percentiles | None, beside: Percentiles | None, 
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    cpus = frozenset(int(cpu) for cpu in arguments.cores.split(","))
-    others = frozenset(os.sched_getaffinity(0)) - cpus
+    cpus = arguments.cores
     model = prepare_model("embedded", arguments.data_dir, console)
     extra = read_yaml(arguments.config) if arguments.config else {}
     peers = [loralane(model, scratch, cpus, extra)]
     if arguments.vllm_python:
         peers.append(vllm(arguments.vllm_python, model, cpus))
-    else:
-        console.print("vLLM is left out: --vllm-python or LORALANE_VLLM_PYTHON names a Python that has it")
+    tell_of_missing_peer(arguments.vllm_python, console)
     work = Work(arguments.interactive, arguments.rate, arguments.batch, arguments.warmup, arguments.seed)
-    with pinned(others):
+    with pinned(client_cores(cpus)):
         outcomes = [measure(peer, work, scratch, console) for peer in peers]
     if arguments.json:
         arguments.json.write_bytes(document(work, sorted(cpus), extra, outcomes))
@@ -187,8 +183,8 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> Non
 
 
 def show(outcomes: Sequence[Outcome], cores: int) -> None:
+    print_wide(table(outcomes, cores))
     out = Console()
-    out.print(table(outcomes, cores))
     for outcome in outcomes:
         for remark in remarks(outcome.reports):
             out.print(f"{outcome.name}: {remark}", style="yellow", markup=False)
@@ -201,34 +197,15 @@ def document(work: Work, cores: Sequence[int], config: dict[str, Any], outcomes:
     return msgspec.json.format(msgspec.json.encode({**head, "outcomes": outcomes, "derived": derived}), indent=1)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.lanes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    peer = os.environ.get("LORALANE_VLLM_PYTHON")
-    parser.add_argument("--vllm-python", type=Path, default=Path(peer) if peer else None)
-    parser.add_argument("--cores", default="0,1", help="of the servers; the client gets the others")
+def main() -> None:
+    parser = make_parser("lanes", __doc__)
     parser.add_argument("--interactive", type=int, default=60, help="requests measured alone")
     parser.add_argument("--rate", type=float, default=0.7, help="of them, a second")
     parser.add_argument("--batch", type=int, default=128, help="requests queued at once")
     parser.add_argument("--warmup", type=int, default=32, help="requests sent before")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--config", type=Path, help="YAML sections laid over loralane's own configuration here")
-    parser.add_argument("--json", type=Path, help="also write everything here")
-    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
-    return parser.parse_args()
-
-
-def main() -> None:
-    console = Console(stderr=True)
-    # As Ctrl-C does, so that a benchmark that is told to end takes its servers with it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with tempfile.TemporaryDirectory(prefix="loralane-bench-") as scratch:
-        try:
-            bench(parse(), console, Path(scratch))
-        except (PeerError, ValueError) as error:
-            console.print(f"error: {error}", style="red", markup=False)
-            raise SystemExit(1) from error
+    run(partial(bench, parser.parse_args()))
 
 
 if __name__ == "__main__":

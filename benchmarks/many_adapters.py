@@ -16,11 +16,8 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import random
-import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,17 +34,17 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.command import client_cores, make_parser, run
 from benchmarks.peers import loralane
 from benchmarks.server import pinned, running
-from benchmarks.workload import requests, write_adapters
+from benchmarks.workload import answered, requests, write_adapters
 from engine.model.prepare import prepare_model
-from engine.paths import default_data_dir
 from engine.sim.synthetic import Zipf
 from gateway.bench.client import Target
-from gateway.bench.drive import drive, run_loop
-from gateway.bench.measure import LaneReport, report, succeeded
+from gateway.bench.measure import LaneReport, report
 from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
+from gateway.outputs import print_wide
 
 RANKS = (4, 8, 16, 32, 64)
 ADMIN_KEY = "sk-bench-admin"
@@ -78,11 +75,7 @@ class Server:
 
     def run(self, items: Sequence[Item], concurrency: int | None = CONCURRENCY) -> list[Stream]:
         """Raises RuntimeError if a request fails."""
-        streams = run_loop(drive(self.target, items, concurrency=concurrency, timeout_s=3000))
-        failed = [stream.error or "no tokens" for stream in streams if not succeeded(stream)]
-        if failed:
-            raise RuntimeError(f"{len(failed)} requests failed, the first with: {failed[0]}")
-        return streams
+        return answered(self.target, items, concurrency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +209,12 @@ def serve(
     preload = {name: str(path) for name, path in folders.items()}
     admin = {"keys": [f"sha256:{hashlib.sha256(ADMIN_KEY.encode()).hexdigest()}"]}
     extra = {"adapters": {"preload": preload}, "engine": engine, "admin": admin}
-    cpus = frozenset(int(cpu) for cpu in arguments.cores.split(","))
-    peer = loralane(model, place, cpus, extra)
+    peer = loralane(model, place, arguments.cores, extra)
     with running(peer.command, place / "log") as url:
         yield Server(url, Target(url, peer.key))
 
 
-def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> list[Figure]:
+def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
     model = prepare_model("embedded", arguments.data_dir, console)
     ranks = draw_ranks(arguments.adapters, seed=0)
     with Progress(console=console) as progress:
@@ -231,8 +223,8 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> lis
         folders = write_adapters(model, place, ranks, on_written=lambda: progress.advance(task))
     few = write_adapters(model, scratch / "few", [8] * FEW, seed=1)
     start = partial(serve, arguments, model, scratch)
-    figures = []
-    with console.status(f"starting with {len(folders)} adapters") as status:
+    figures: list[Figure] = []
+    with console.status(f"starting with {len(folders)} adapters") as status, pinned(client_cores(arguments.cores)):
         began = time.perf_counter()
         with start(folders, host_adapter_gb=arguments.host_gb) as server:
             figures.append(Figure("ready after (s)", time.perf_counter() - began))
@@ -242,38 +234,18 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> lis
             figures += cold_against_warm(server)
         status.update("twice what fits")
         figures += twice_what_fits(lambda slots: start(few, max_resident_adapters=slots), list(few), arguments.requests)
-    return figures
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.many_adapters",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--adapters", type=int, default=2000)
-    parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--host-gb", type=float, default=2.0, help="host memory for packed adapters")
-    parser.add_argument("--cores", default="0,1", help="of the server; the client gets the others")
-    parser.add_argument("--keep", type=Path, help="write the adapters here (13 GB for 2,000) and keep them")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
-    return parser.parse_args()
+    if arguments.json:
+        arguments.json.write_bytes(msgspec.json.encode(figures))
+    print_wide(table(figures))
 
 
 def main() -> None:
-    console, arguments = Console(stderr=True), parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # take the servers along
-    others = frozenset(os.sched_getaffinity(0)) - frozenset(int(cpu) for cpu in arguments.cores.split(","))
-    with tempfile.TemporaryDirectory(prefix="loralane-bench-") as scratch, pinned(others):
-        try:
-            figures = bench(arguments, console, Path(scratch))
-        except RuntimeError as error:
-            console.print(f"error: {error}", style="red", markup=False)
-            raise SystemExit(1) from error
-    if arguments.json:
-        arguments.json.write_bytes(msgspec.json.encode(figures))
-    Console().print(table(figures))
+    parser = make_parser("many_adapters", __doc__, peer=False)
+    parser.add_argument("--adapters", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--host-gb", type=float, default=2.0, help="host memory for packed adapters")
+    parser.add_argument("--keep", type=Path, help="write the adapters here (13 GB for 2,000) and keep them")
+    run(partial(bench, parser.parse_args()))
 
 
 if __name__ == "__main__":

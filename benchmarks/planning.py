@@ -20,12 +20,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from engine.core.commands import AdapterFetched, AddAdapter, Submit
 from engine.core.commit import apply_commands
 from engine.core.config import CoreConfig, Scheduling
 from engine.core.plan import plan_step
 from engine.core.state import EngineState
 from engine.core.step_time import StepFeatures, StepTimeModel
-from engine.core.types import AdapterFetched, AddAdapter, Lane, Request, SamplingParams, StepPlan, Submit
+from engine.core.types import Lane, Request, SamplingParams, StepPlan
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 

@@ -24,12 +24,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.server import KEY, serving
-from benchmarks.workload import requests, write_adapters
+from benchmarks.workload import answered, requests, write_adapters
 from engine.model.prepare import prepare_model
 from engine.paths import default_data_dir
 from gateway.bench.client import Target
-from gateway.bench.drive import drive, run_loop
-from gateway.bench.measure import LaneReport, report, succeeded
+from gateway.bench.measure import LaneReport, report
 from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
 from gateway.bench.tables import milliseconds
@@ -49,11 +48,7 @@ class Measured:
 def run_ours(url: str, name: str, items: Sequence[Item], concurrency: int, progress: Progress) -> Measured:
     """Raises RuntimeError if a request fails."""
     task = progress.add_task(f"loralane, {name}", total=len(items))
-    target = Target(url, KEY)
-    streams = run_loop(drive(target, items, concurrency=concurrency, on_end=lambda _: progress.advance(task)))
-    failed = [stream.error or "no tokens" for stream in streams if not succeeded(stream)]
-    if failed:
-        raise RuntimeError(f"{len(failed)} requests failed, the first with: {failed[0]}")
+    streams = answered(Target(url, KEY), items, concurrency, lambda _: progress.advance(task))
     return Measured(name, report(name, streams), streams)
 
 

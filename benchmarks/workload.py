@@ -10,7 +10,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from gateway.bench.client import Target
+from gateway.bench.drive import drive, run_loop
+from gateway.bench.measure import succeeded
 from gateway.bench.plan import Item
+from gateway.bench.stream import Stream
 
 PROJECTIONS = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
@@ -29,6 +33,20 @@ def requests(models: Sequence[str], count: int, seed: int = 0) -> list[Item]:
         return Item(models[index % len(models)], prompt, rng.randrange(16, 96))
 
     return [item(index) for index in range(count)]
+
+
+def answered(
+    target: Target,
+    items: Sequence[Item],
+    concurrency: int | None = None,
+    on_end: Callable[[Stream], None] = lambda stream: None,
+) -> list[Stream]:
+    """Sends requests, `concurrency` at once or else each at its time. Raises RuntimeError if one fails."""
+    streams = run_loop(drive(target, items, concurrency=concurrency, timeout_s=3000, on_end=on_end))
+    failed = [stream.error or "no tokens" for stream in streams if not succeeded(stream)]
+    if failed:
+        raise RuntimeError(f"{len(failed)} requests failed, the first with: {failed[0]}")
+    return streams
 
 
 def write_adapters(

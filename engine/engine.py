@@ -9,12 +9,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
+from engine.core.commands import AddAdapter, Command, DropAdapter
 from engine.core.commit import abort_users, absorb, apply_commands, commit
 from engine.core.commit_adapters import add_adapter, pin_adapter
 from engine.core.plan import plan_step
 from engine.core.policy import Policy, make_policy
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, AddAdapter, Command, DropAdapter, TokenEvent
+from engine.core.types import AdapterId, TokenEvent
 from engine.executor.base import Executor, HostAdapter
 
 T = TypeVar("T")

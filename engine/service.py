@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import grpc
 
-from engine.core.types import Abort, Submit, TokenEvent
+from engine.core.commands import Abort, Submit
+from engine.core.types import TokenEvent
 from engine.engine import Engine
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc

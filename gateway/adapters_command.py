@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from gateway.adapters_table import TIERS, SortKey, adapter_facts, adapter_json, adapter_table, chosen
+from gateway.outputs import print_wide
 
 if TYPE_CHECKING:
     from gateway.admin_client import AdminClient
@@ -48,7 +49,7 @@ def list_adapters(
         if as_json:
             print(json.dumps([adapter_json(adapter) for adapter in adapters], indent=2))
         elif not watch:
-            Console().print(adapter_table(adapters))
+            print_wide(adapter_table(adapters))
         else:
             with Live(adapter_table(adapters), console=Console()) as live, _until_interrupted():
                 while True:

@@ -62,7 +62,7 @@ def chosen(adapters: Iterable[pb.Adapter], pattern: str, tier: str | None, sort:
 def adapter_table(adapters: Iterable[pb.Adapter]) -> Table:
     table = Table(box=None)
     for title in ("name", "aliases", "tier", "version"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, no_wrap=True)
     for title in ("rank", "MB", "pages", "running", "waiting", "hits", "loads", "load ms", "last use"):
         table.add_column(title, justify="right", no_wrap=True)
     for adapter in adapters:

@@ -1,9 +1,15 @@
-"""Files that are written when all the work is done: looked at before it begins."""
+"""Where results go: files, looked at before the work that fills them begins, and tables."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+WIDEST = 10_000
+"""Columns: more than any table needs."""
 
 
 def check_writable(path: Path, option: str) -> None:
@@ -12,3 +18,10 @@ def check_writable(path: Path, option: str) -> None:
         raise ValueError(f"{option} {path}: there is no folder {path.parent}")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"{option} {path}: this file cannot be written")
+
+
+def print_wide(table: Table) -> None:
+    """Prints a table at the width it needs: a terminal wraps long lines, and cells squeezed to it cannot be read."""
+    console = Console()
+    needed = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
+    Console(width=max(console.width, needed)).print(table)

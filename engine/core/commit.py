@@ -5,6 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine.core.admission import fetch_failed, queue_full, refuse, turn_away
+from engine.core.commands import (
+    Abort,
+    AdapterFetched,
+    AddAdapter,
+    Command,
+    DropAdapter,
+    FetchAnswer,
+    FetchCancelled,
+    FetchFailed,
+    Submit,
+)
 from engine.core.commit_adapters import (
     add_adapter,
     drop_adapter,
@@ -18,16 +29,8 @@ from engine.core.commit_adapters import (
 from engine.core.prefix import page_keys
 from engine.core.state import EngineState
 from engine.core.types import (
-    Abort,
-    AdapterFetched,
     AdapterId,
-    AddAdapter,
     Admission,
-    Command,
-    DropAdapter,
-    FetchAnswer,
-    FetchCancelled,
-    FetchFailed,
     FinishReason,
     Lane,
     PageId,
@@ -38,7 +41,6 @@ from engine.core.types import (
     Sequence,
     StepPlan,
     StepResult,
-    Submit,
     TokenEvent,
 )
 from engine.core.urgency import update_need

@@ -53,7 +53,8 @@ class LanePolicy:
         running = [seq for seq in state.running.values() if seq.lane is lane]
         if lane is not Lane.INTERACTIVE:
             return decodes_first(by_adapter(running))
-        return sorted(decodes_first(running), key=lambda seq: seq.num_remaining > state.config.long_prompt)
+        long = state.config.long_prompt
+        return sorted(decodes_first(running), key=lambda seq: seq.num_remaining > long)
 
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         return fair_order(state, lane, now)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.core.types import AdapterId, FetchAnswer, StepPlan, StepResult
+from engine.core.commands import FetchAnswer
+from engine.core.types import AdapterId, StepPlan, StepResult
 
 Report = Callable[[FetchAnswer], None]
 """Takes answers to fetches, from any thread."""

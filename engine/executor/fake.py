@@ -16,18 +16,8 @@ from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
-from engine.core.types import (
-    AdapterFetch,
-    AdapterFetched,
-    AdapterId,
-    Admission,
-    FetchAnswer,
-    FetchCancelled,
-    PageId,
-    SampledToken,
-    StepPlan,
-    StepResult,
-)
+from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled
+from engine.core.types import AdapterFetch, AdapterId, Admission, PageId, SampledToken, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.executor.cost import CostModel, LiveSequence, StepWork, measure
 

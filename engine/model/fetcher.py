@@ -10,7 +10,8 @@ from threading import Event
 import structlog
 import torch
 
-from engine.core.types import AdapterFetch, AdapterFetched, AdapterId, FetchAnswer, FetchCancelled, FetchFailed
+from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, FetchFailed
+from engine.core.types import AdapterFetch, AdapterId
 from engine.executor.base import Report
 from engine.model.host_store import HostStore
 from engine.model.packing import Packer

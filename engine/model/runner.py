@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
-from engine.core.types import AdapterFetched, AdapterLoad, Admission, FetchFailed, SampledToken, StepPlan, StepResult
+from engine.core.commands import AdapterFetched, FetchFailed
+from engine.core.types import AdapterLoad, Admission, SampledToken, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from engine.core.commands import AdapterFetched, AddAdapter, Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import AdapterFetched, AdapterId, AddAdapter, Lane, Submit
+from engine.core.types import AdapterId, Lane
 from engine.engine import Engine
 from engine.executor.cost import DeviceSpec
 from engine.executor.fake import TimedExecutor, VirtualClock, VirtualDisk

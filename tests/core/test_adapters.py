@@ -4,9 +4,10 @@ import pytest
 
 from engine.core.adapter_tiers import Ranking
 from engine.core.adapters import Adapter, HostCopy
+from engine.core.commands import Abort, AdapterFetched, FetchCancelled, FetchFailed
 from engine.core.commit_adapters import pin_adapter
 from engine.core.config import CoreConfig, Scheduling
-from engine.core.types import Abort, AdapterFetched, Cause, ErrorCode, FetchCancelled, FetchFailed
+from engine.core.types import Cause, ErrorCode
 from tests.core.virtual import House
 
 MIB = 1 << 20

@@ -11,23 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.core.adapters import HostCopy
 from engine.core.check import leftovers, violations
+from engine.core.commands import Abort, AdapterFetched, AddAdapter, DropAdapter, FetchCancelled, FetchFailed, Submit
 from engine.core.commit_adapters import add_adapter, pin_adapter
 from engine.core.config import CoreConfig, LaneGoals, Scheduling
 from engine.core.plan import plan_step
 from engine.core.state import EngineState
-from engine.core.types import (
-    Abort,
-    AdapterFetched,
-    AddAdapter,
-    DropAdapter,
-    FetchCancelled,
-    FetchFailed,
-    FinishReason,
-    Lane,
-    Request,
-    SamplingParams,
-    Submit,
-)
+from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor, fake_token
 

@@ -2,9 +2,10 @@
 
 from itertools import pairwise
 
+from engine.core.commands import AddAdapter, Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import AddAdapter, FinishReason, Lane, Request, SamplingParams, Submit
+from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor, VirtualClock
 

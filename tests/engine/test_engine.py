@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from engine.core.commands import Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import FinishReason, Request, SamplingParams, Submit
+from engine.core.types import FinishReason, Request, SamplingParams
 from engine.engine import Engine, EngineStopped
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb

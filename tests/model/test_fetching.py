@@ -11,9 +11,10 @@ from tiny_adapters import save_adapter
 from engine.config import EngineConfig
 from engine.core.adapters import HostCopy
 from engine.core.check import leftovers, violations
+from engine.core.commands import Abort, DropAdapter, Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import Abort, DropAdapter, ErrorCode, FinishReason, Request, SamplingParams, Submit
+from engine.core.types import ErrorCode, FinishReason, Request, SamplingParams
 from engine.engine import Engine
 from engine.model import fetcher as fetcher_module
 from engine.model.packing import Packer

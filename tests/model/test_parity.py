@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.config import EngineConfig
 from engine.core.check import leftovers, violations
+from engine.core.commands import Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams, Submit
+from engine.core.types import Lane, Request, SamplingParams
 from engine.demo import DEMO_ADAPTERS
 from engine.engine import Engine
 from engine.model.runner import ModelRunner

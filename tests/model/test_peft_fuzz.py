@@ -20,9 +20,10 @@ from peft_folders import TARGETS, base_model, save_adapter
 from peft_spoils import CONFIG, FIELDS, PICKLE, SPOILS, WEIGHTS, rewrite
 
 from engine.config import EngineConfig
+from engine.core.commands import Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, Request, SamplingParams, Submit
+from engine.core.types import AdapterId, Request, SamplingParams
 from engine.engine import Engine
 from engine.model.runner import ModelRunner
 

@@ -16,9 +16,10 @@ from transformers import LlamaForCausalLM
 
 from engine.config import EngineConfig
 from engine.core.check import leftovers, violations
+from engine.core.commands import Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams, Submit, TokenLogprobs
+from engine.core.types import Lane, Request, SamplingParams, TokenLogprobs
 from engine.engine import Engine
 from engine.model.runner import ModelRunner
 

@@ -11,9 +11,10 @@ from tiny_adapters import save_adapter
 
 from engine.config import EngineConfig
 from engine.core.check import leftovers, violations
+from engine.core.commands import Submit
 from engine.core.config import PREEMPTIONS, CoreConfig, Scheduling
 from engine.core.state import EngineState
-from engine.core.types import Lane, Request, SamplingParams, Submit
+from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.model.draws import uniforms
 from engine.model.runner import ModelRunner

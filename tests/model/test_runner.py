@@ -9,7 +9,8 @@ from tiny_adapters import save_adapter
 from transformers import AutoModelForCausalLM
 
 from engine.config import EngineConfig
-from engine.core.types import AdapterLoad, Admission, FetchFailed, PageCopy, SamplingParams, ScheduledChunk, StepPlan
+from engine.core.commands import FetchFailed
+from engine.core.types import AdapterLoad, Admission, PageCopy, SamplingParams, ScheduledChunk, StepPlan
 from engine.model.runner import ModelRunner
 
 BLOCK, NEW_TOKENS = 16, 12

@@ -1,0 +1,59 @@
+"""What every benchmark of servers has in common: its options, its cores, and how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.peers import PeerError
+from engine.paths import default_data_dir
+
+
+def make_parser(module: str, description: str | None, *, peer: bool = True) -> argparse.ArgumentParser:
+    """`peer`: vLLM may stand beside us."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if peer:
+        python = os.environ.get("LORALANE_VLLM_PYTHON")
+        parser.add_argument("--vllm-python", type=Path, default=Path(python) if python else None)
+    parser.add_argument("--cores", type=_cores, default="0,1", help="of the servers; the client gets the others")
+    parser.add_argument("--json", type=Path, help="also write everything here")
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
+    return parser
+
+
+def client_cores(servers: frozenset[int]) -> frozenset[int]:
+    """Those that are left, so that the client does not take the servers' time."""
+    return frozenset(os.sched_getaffinity(0)) - servers
+
+
+def tell_of_missing_peer(python: Path | None, console: Console) -> None:
+    if not python:
+        console.print("vLLM is left out: --vllm-python or LORALANE_VLLM_PYTHON names a Python that has it")
+
+
+def run(bench: Callable[[Console, Path], None]) -> None:
+    """Runs a benchmark with a console for its progress and a scratch folder, which goes with it, as servers do."""
+    console = Console(stderr=True)
+    # As Ctrl-C does, so that a benchmark that is told to end takes its servers with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with tempfile.TemporaryDirectory(prefix="loralane-bench-") as scratch:
+        try:
+            bench(console, Path(scratch))
+        except (PeerError, RuntimeError, ValueError) as error:
+            console.print(f"error: {error}", style="red", markup=False)
+            raise SystemExit(1) from error
+
+
+def _cores(text: str) -> frozenset[int]:
+    return frozenset(int(core) for core in text.split(","))

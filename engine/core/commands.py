@@ -1,0 +1,66 @@
+"""What an engine is told from outside: its inbox, read between two steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.core.types import AdapterId, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddAdapter:
+    """An adapter may be used from now on; a folder holds it."""
+
+    adapter: AdapterId
+    num_pages: int
+    rank: int = 0
+    """The largest of its projections: what a step's time depends on."""
+    num_bytes: int = 0
+    """Packed."""
+    path: str = ""
+    is_read: bool = False
+    """It has just been read: free host memory is reserved for it until a FetchAnswer, as if a plan had fetched it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropAdapter:
+    """No new requests for this adapter; forget it when the last one has ended."""
+
+    adapter: AdapterId
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFetched:
+    """It is packed in host memory, in the room that was reserved for it."""
+
+    adapter: AdapterId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """It cannot be read, however often it was tried; whoever waits for it is told the reason."""
+
+    adapter: AdapterId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCancelled:
+    """It was not read after all."""
+
+    adapter: AdapterId
+
+
+FetchAnswer = AdapterFetched | FetchFailed | FetchCancelled
+Command = Submit | Abort | AddAdapter | DropAdapter | FetchAnswer

@@ -1,7 +1,8 @@
 """LoRA out of the arena's pages as they lie, at every adapter's real rank.
 
-An *item* is up to four rows of one adapter and one projection: shrink and expand in one go, so that nothing between
-them leaves the core. Each of an adapter's weights is read once for its four rows.
+An *item* is up to four rows of one adapter, and the projections that read the same input: one, or all where the rows
+alone keep every thread busy, whose weights are then one stretch of memory. Shrink and expand go together, so that
+nothing between them leaves the core. Each of an adapter's weights is read once for its four rows.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from lora_kernels.simd import LANES
 CHUNK = 512
 """Output columns at a time: their sums stay in the first cache."""
 
+TILES_A_THREAD = 4
+"""Tiles that make items of all projections even out over the threads."""
+
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
@@ -35,12 +39,13 @@ class Block(ctypes.Structure):
     """Addresses, and strides in bytes.
 
     `tiles`: int32 [num_tiles, 3], slot, first of `rows`, number of rows. `targets`: int64 [num_targets, 3], index in
-    the table, first output column, output columns. `ranks` and `offsets`: the layer's, in the table.
+    the table, first output column, output columns; `item_targets` of them are an item's. `ranks` and `offsets`: the
+    layer's, in the table.
     """
 
     _fields_ = [
         *TICKETS,
-        *((name, ctypes.c_int64) for name in ("num_items", "num_targets", "tiles", "targets", "rows")),
+        *((name, ctypes.c_int64) for name in ("num_items", "item_targets", "num_targets", "tiles", "targets", "rows")),
         *((name, ctypes.c_int64) for name in ("x", "x_row", "out", "out_row", "arena", "in_features")),
         *((name, ctypes.c_int64) for name in ("ranks", "ranks_slot", "offsets", "offsets_slot")),
         *((name, ctypes.c_int64) for name in ("scratch", "scratch_bytes")),
@@ -53,11 +58,9 @@ def make_kernel(fmt: Format) -> Kernel:
         scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
         item = simd.take_ticket(pointer, ITEM)
         while item < block.num_items:
-            tile = block.tiles + 12 * (item // block.num_targets)
-            target = block.targets + 24 * (item % block.num_targets)
-            rank = simd.read_i32(block.ranks + simd.read_i32(tile) * block.ranks_slot + 4 * simd.read_i64(target))
-            if rank > 0:
-                _add_item(block, fmt, scratch, tile, target, rank)
+            parts = block.num_targets // block.item_targets
+            first = block.targets + 24 * block.item_targets * (item % parts)
+            _add_item(block, fmt, scratch, block.tiles + 12 * (item // parts), first)
             item = simd.take_ticket(pointer, ITEM)
 
     return Kernel(add, Block)
@@ -100,8 +103,10 @@ class PreparedLora:
         columns = np.cumsum((0, *group.out_features[:-1]))
         targets = np.stack([group.targets, columns, group.out_features], axis=1).astype(np.int64)
         scratch = torch.empty(torch.get_num_threads(), _scratch_bytes(group.in_features), dtype=torch.uint8)
+        whole = len(self.tiles) >= TILES_A_THREAD * torch.get_num_threads()
         block = Block(
-            num_items=len(self.tiles) * len(targets),
+            num_items=len(self.tiles) * (1 if whole else len(targets)),
+            item_targets=len(targets) if whole else 1,
             num_targets=len(targets),
             tiles=self.tiles.ctypes.data,
             targets=targets.ctypes.data,
@@ -141,21 +146,32 @@ def _scratch_bytes(in_features: int) -> int:
 
 
 @njit
-def _add_item(block, fmt, scratch, tile, target, rank):
+def _add_item(block, fmt, scratch, tile, target):
     simd.stay_apart()
     slot, num_rows = simd.read_i32(tile), simd.read_i32(tile + 8)
     rows = block.rows + 4 * simd.read_i32(tile + 4)
-    columns, features = simd.read_i64(target + 8), simd.read_i64(target + 16)
-    offsets = block.offsets + slot * block.offsets_slot + simd.read_i64(target) * 8 * MAX_TILES
     width, size = block.in_features, size_of(fmt)
     x_bytes = 4 * (-(-width // LANES) * LANES)
-    shrunk = scratch + MAX_ROWS * x_bytes
-    shrunk_bytes = 4 * MAX_RANK
-    sums = shrunk + MAX_ROWS * shrunk_bytes
     for r in range(num_rows):
         source = block.x + simd.read_i32(rows + 4 * r) * block.x_row
         for i in range(0, width, LANES):
             simd.store(scratch + r * x_bytes + 4 * i, load_as(fmt, source + size * i, width - i))
+    for _ in range(block.item_targets):
+        rank = simd.read_i32(block.ranks + slot * block.ranks_slot + 4 * simd.read_i64(target))
+        if rank > 0:
+            _add_target(block, fmt, scratch, x_bytes, rows, num_rows, slot, target, rank)
+        target += 24
+
+
+@njit
+def _add_target(block, fmt, scratch, x_bytes, rows, num_rows, slot, target, rank):
+    simd.stay_apart()
+    columns, features = simd.read_i64(target + 8), simd.read_i64(target + 16)
+    offsets = block.offsets + slot * block.offsets_slot + simd.read_i64(target) * 8 * MAX_TILES
+    width, size = block.in_features, size_of(fmt)
+    shrunk = scratch + MAX_ROWS * x_bytes
+    shrunk_bytes = 4 * MAX_RANK
+    sums = shrunk + MAX_ROWS * shrunk_bytes
     for first in range(0, rank, RANK_TILE):
         a = block.arena + simd.read_i32(offsets + 4 * (first // RANK_TILE)) * ALIGN * size
         count = min(RANK_TILE, rank - first)

@@ -123,16 +123,20 @@ class Engine:
         self._stopping = False
         self._loop = threading.Lock()
         """Held while `run` has the state to itself."""
+        self._changing = threading.Lock()
+        """Held while the state changes, which is not while the executor computes: others may look then."""
         self._folders = Folders()
         executor.connect(self.inbox.put)
 
     def step(self) -> list[TokenEvent]:
         """One iteration over all running sequences; returns what became of every request it moved."""
-        apply_commands(self.state, self.inbox.drain())
-        plan = plan_step(self.state, self.policy, self.clock())
-        commit(self.state, plan)
+        with self._changing:
+            apply_commands(self.state, self.inbox.drain())
+            plan = plan_step(self.state, self.policy, self.clock())
+            commit(self.state, plan)
         result = self.executor.execute(plan)
-        return absorb(self.state, result, self.clock())
+        with self._changing:
+            return absorb(self.state, result, self.clock())
 
     def run(self, deliver: Callable[[list[TokenEvent]], None]) -> None:
         """Steps while there is work and sleeps while there is none, until `stop`."""
@@ -185,8 +189,9 @@ class Engine:
         """
         if not self.inbox.is_closed and self._loop.acquire(blocking=False):
             try:
-                apply_commands(self.state, self.inbox.drain())
-                return question(self.state)
+                with self._changing:
+                    apply_commands(self.state, self.inbox.drain())
+                    return question(self.state)
             finally:
                 self._loop.release()
         answer: Future[T] = Future()
@@ -195,7 +200,8 @@ class Engine:
             if not answer.set_running_or_notify_cancel():
                 return  # whoever asked has gone, and takes what has not happened to be undone
             try:
-                answer.set_result(question(self.state))
+                with self._changing:
+                    answer.set_result(question(self.state))
             except Exception as error:
                 answer.set_exception(error)
 
@@ -206,6 +212,11 @@ class Engine:
             if answer.cancel():
                 raise
             return answer.result()  # it is being answered just now
+
+    def look(self, question: Callable[[EngineState], T]) -> T:
+        """The answer to a question that changes nothing, now: a step that is being computed is not waited for."""
+        with self._changing:
+            return question(self.state)
 
     def load_adapter(self, path: str) -> HostAdapter:
         """Makes an adapter usable by requests submitted from now on. The same folder is read by one caller at a time,

@@ -98,7 +98,8 @@ class EngineService(pb_grpc.EngineServicer):
 
     def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext) -> pb.EngineStats:  # noqa: N802
         engine = self._engine
-        return engine.inspect(lambda state: snapshot(state, engine.step_seconds, engine.clock(), check=request.check))
+        ask = engine.inspect if request.check else engine.look
+        return ask(lambda state: snapshot(state, engine.step_seconds, engine.clock(), check=request.check))
 
     def _read(self, session: GatewaySession, commands: Iterator[pb.Command]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A picture of the engine for operators: EngineStats from EngineState, taken between two steps.
+"""A picture of the engine for operators: EngineStats from EngineState, taken while no step changes it.
 
 One function a group of figures; each costs at most a walk over the live requests, the tenants or the adapters. Only the
 integrity check looks at every page, so it is made when somebody asks for it.

@@ -19,10 +19,12 @@ import structlog
 import uvicorn
 from redis.asyncio import Redis
 from rich.console import Console
+from rich.progress import Progress
 from starlette.types import ASGIApp
 
 from engine.client import EngineClient
 from engine.core.types import Lane
+from gateway.adapters.mirror import CONCURRENT_LOADS
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
 from gateway.adapters.store import RedisAdapterStore
@@ -202,13 +204,25 @@ async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor, c
 
 
 async def _preload(adapters: AdapterRegistry, config: Config, console: Console) -> None:
-    with console.status("loading adapters") as status:
-        for number, (name, path) in enumerate(config.adapters.preload.items(), 1):
-            status.update(f"loading adapters: {number} of {len(config.adapters.preload)}, {name}")
+    """Several at a time: reading one keeps a core busy, and the disk waiting."""
+    turns = asyncio.Semaphore(CONCURRENT_LOADS)
+
+    async def seed(name: str, path: Path) -> None:
+        async with turns:
             try:
                 await adapters.seed(name, str(path))
             except ApiError as error:
                 raise StartError(f"adapter {name}: {error.message}") from error
+        progress.advance(task)
+
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("loading adapters", total=len(config.adapters.preload))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, path in config.adapters.preload.items():
+                    group.create_task(seed(name, path))
+        except* StartError as errors:
+            raise errors.exceptions[0] from None
 
 
 @asynccontextmanager

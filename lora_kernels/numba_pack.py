@@ -34,6 +34,18 @@ def pack_tiles(
     _pack(source, tiles, scales, out, source.dtype == np.uint16, out.dtype == np.uint16)
 
 
+def is_finite(source: npt.NDArray[np.uint16] | npt.NDArray[np.float32], scale: float) -> bool:
+    """Whether all numbers are, and stay so when multiplied by up to `scale`. Reads at the memory's pace.
+
+    Args:
+        source: bf16 as uint16, or fp32.
+    """
+    bits = source if source.dtype == np.uint16 else source.view(np.uint32)
+    largest = np.uint32(_largest_magnitude(bits)) << np.uint32(16 if source.dtype == np.uint16 else 0)
+    with np.errstate(over="ignore"):  # that it overflows is the answer
+        return bool(np.isfinite(largest.view(np.float32) * np.float32(scale)))
+
+
 WORDS = (numba.types.uint16, numba.types.float32)
 READ_ONLY = [numba.types.Array(word, 1, "C", readonly=True) for word in WORDS]
 SIGNATURES = [
@@ -66,3 +78,17 @@ def _pack(source, tiles, scales, out, from_bf16, to_bf16):
             else:
                 for i in range(columns):
                     out[last + i] = row[i]
+
+
+@numba.njit(
+    [numba.types.uint32(numba.types.Array(word, 1, "C", readonly=True)) for word in (numba.uint16, numba.uint32)],
+    nogil=True,
+    cache=True,
+)
+def _largest_magnitude(bits):
+    """The bits without the sign order numbers by magnitude, infinity and NaN last."""
+    mask = np.uint32(0x7FFF if bits.itemsize == 2 else 0x7FFFFFFF)
+    largest = np.uint32(0)
+    for i in range(len(bits)):
+        largest = max(largest, np.uint32(bits[i] & mask))
+    return largest

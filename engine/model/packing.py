@@ -14,14 +14,14 @@ from engine.model.host_store import PackedAdapter
 from engine.model.peft_folder import PeftFolder, read_peft
 from engine.model.peft_loader import TargetShapes, check_peft
 from engine.model.recipes import Recipe, Recipes
-from lora_kernels.layout import pack_adapter, plan_layout
+from lora_kernels.layout import AdapterLayout, pack_adapter, plan_layout
 
 
 class Packer:
     """May be used from any thread.
 
-    Where there is numba, content that has been checked is packed by recipe; tensor by tensor otherwise, and where a
-    structure has no recipe.
+    Where there is numba, content that has been checked is packed by recipe, and of the next that has its structure only
+    the numbers are checked. Tensor by tensor otherwise, and where a structure has no recipe.
 
     Args:
         shapes: what of the model can be adapted.
@@ -37,9 +37,9 @@ class Packer:
         self._pins = pins
         self._recipes: Recipes | None = None
         if find_spec("numba") and dtype in (torch.bfloat16, torch.float32):
-            from lora_kernels.numba_pack import pack_tiles  # compiles, or finds what it compiled before
+            from lora_kernels.numba_pack import is_finite, pack_tiles  # compiles, or finds what it compiled before
 
-            self._pack_tiles = pack_tiles
+            self._is_finite, self._pack_tiles = is_finite, pack_tiles
             self._recipes = Recipes(shapes, page_elems)
 
     def read(self, path: str) -> PeftFolder:
@@ -48,10 +48,24 @@ class Packer:
 
     def check(self, folder: PeftFolder) -> HostAdapter:
         """What everybody above the model needs to know of it. Raises AdapterError: it cannot be served."""
+        recipe = self._recipes.known(folder) if self._recipes else None
+        if recipe is not None and self._is_sound(recipe, folder.data):
+            return self._describe(folder.id, recipe.layout)
         loaded = check_peft(folder, self._shapes)
-        num_pages = plan_layout(loaded.ranks, self._shapes.widths, self._page_elems, loaded.scaled).num_pages
-        num_bytes = num_pages * self._page_elems * self._dtype.itemsize
-        return HostAdapter(folder.id, loaded.rank, loaded.target_modules, num_pages, num_bytes)
+        return self._describe(
+            folder.id, plan_layout(loaded.ranks, self._shapes.widths, self._page_elems, loaded.scaled)
+        )
+
+    def _describe(self, adapter: str, layout: AdapterLayout) -> HostAdapter:
+        num_bytes = layout.num_pages * self._page_elems * self._dtype.itemsize
+        touched = tuple(name for name, ranks in zip(self._shapes.targets, layout.ranks.T, strict=True) if ranks.any())
+        return HostAdapter(adapter, int(layout.ranks.max()), touched, layout.num_pages, num_bytes)
+
+    def _is_sound(self, recipe: Recipe, data: bytes) -> bool:
+        """Whether numbers are as they must be, in a file whose structure is; if not, a whole check says why."""
+        if len(data) != recipe.end:
+            return False
+        return self._is_finite(np.frombuffer(data, recipe.source, offset=recipe.start), float(abs(recipe.scales).max()))
 
     def pack(self, folder: PeftFolder) -> PackedAdapter:
         """`folder` must have been checked, now or when it was loaded."""

@@ -33,13 +33,14 @@ class Recipe:
     """How adapters of one structure are packed.
 
     Attributes:
-        start: first byte of the numbers in the weights file.
+        start, end: bytes of the weights file between which the numbers lie.
         source: their type, as numpy sees it.
         tiles, scales: see `pack_tiles`.
     """
 
     layout: AdapterLayout
     start: int
+    end: int
     source: npt.DTypeLike
     tiles: npt.NDArray[np.int64]
     scales: npt.NDArray[np.float32]
@@ -54,9 +55,14 @@ class Recipes:
         self._known: OrderedDict[tuple[bytes, bytes], Recipe | None] = OrderedDict()
         self._lock = Lock()
 
+    def known(self, folder: PeftFolder) -> Recipe | None:
+        """That of a structure which has been met, and so checked, before."""
+        with self._lock:
+            return self._known.get(_structure(folder))
+
     def find(self, folder: PeftFolder) -> Recipe | None:
         """None: tensors of this structure need more than a copy (DoRA), or have types that packing does not know."""
-        key = (folder.settings.canonical(), folder.data[: _data_start(folder.data)])
+        key = _structure(folder)
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
@@ -80,7 +86,8 @@ class Recipes:
         if any(raw["data_offsets"][0] % np.dtype(source).itemsize for raw in tensors.values()):
             return None
         tiles, scales = [tile for tile, _ in rows], [scale for _, scale in rows]
-        return Recipe(layout, len(header), source, np.array(tiles, np.int64), np.array(scales, np.float32))
+        end = len(header) + max(raw["data_offsets"][1] for raw in tensors.values())
+        return Recipe(layout, len(header), end, source, np.array(tiles, np.int64), np.array(scales, np.float32))
 
     def _layout(self, pairs: Mapping[Place, Mapping[str, Any]]) -> AdapterLayout:
         ranks = np.zeros((self._shapes.layers, len(self._shapes.targets)), dtype=np.int32)
@@ -103,6 +110,6 @@ class Recipes:
                 yield (first_b + row, 1, rank, rows, width_out, to_b), scale
 
 
-def _data_start(data: bytes) -> int:
-    """Where the numbers begin in a safetensors file."""
-    return 8 + int.from_bytes(data[:8], "little")
+def _structure(folder: PeftFolder) -> tuple[bytes, bytes]:
+    """What its configuration computes, and the header of its weights file, up to where the numbers begin."""
+    return folder.settings.canonical(), folder.data[: 8 + int.from_bytes(folder.data[:8], "little")]

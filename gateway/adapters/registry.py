@@ -94,7 +94,7 @@ class AdapterRegistry:
         await self._mirror.close()
 
     async def settle(self) -> None:
-        """Waits until versions that were replaced or removed are gone from the engine."""
+        """Waits until versions replaced or removed are gone from the engine."""
         await self._mirror.settle()
 
     def pick(self, name: str) -> AdapterRecord:
@@ -208,14 +208,7 @@ class AdapterRegistry:
     async def restore(self) -> None:
         """Gives a new engine the adapters. What was changed on disk meanwhile becomes the version the name has."""
         self._mirror.restart()
-        for record in tuple(self.records.values()):
-            try:
-                await self._restore(record)
-            except ApiError as error:
-                self._mirror.note(record.name, error)
-                if error.fault is Fault.ENGINE_UNAVAILABLE:
-                    return
-                self._mirror.follow(record.name)
+        await asyncio.gather(*(self._restore_or_note(record) for record in tuple(self.records.values())))
 
     async def statuses(self) -> list[AdapterStatus]:
         """In order of names, from one question to the engine. Without an engine everything is on disk."""
@@ -234,12 +227,7 @@ class AdapterRegistry:
         return found[0]
 
     async def _load(
-        self,
-        name: str,
-        source: str,
-        previous: AdapterRecord | None,
-        tenants: tuple[str, ...] = (),
-        seed: str = "",
+        self, name: str, source: str, previous: AdapterRecord | None, tenants: tuple[str, ...] = (), seed: str = ""
     ) -> AdapterRecord:
         """The record as it is afterwards: `previous` itself where nothing is new."""
         async with self._content(name, source, previous) as record:
@@ -266,6 +254,14 @@ class AdapterRegistry:
             if record != previous:
                 await self._log.put(replace(record, updated=self._clock()), previous)
             return self._known(name)
+
+    async def _restore_or_note(self, record: AdapterRecord) -> None:
+        try:
+            await self._restore(record)
+        except ApiError as error:
+            self._mirror.note(record.name, error)
+            if error.fault is not Fault.ENGINE_UNAVAILABLE:  # else the next engine is given everything
+                self._mirror.follow(record.name)
 
     async def _restore(self, record: AdapterRecord) -> None:
         try:

@@ -115,6 +115,16 @@ def test_what_nobody_waits_for_any_more_is_not_done(running):
     assert running.executor.host == set()
 
 
+def test_operators_see_the_state_while_a_step_is_computed(running):
+    service = EngineService(running.engine, pb.EngineInfo())
+    adapter = running.engine.load_adapter("a").id
+    running.submit("r", adapter)
+    running.hold_step()
+    told = service.Stats(pb.StatsRequest(), None)
+    assert [(item.adapter, item.running) for item in told.adapters] == [(adapter, 1)]
+    assert running.engine.look(lambda state: not state.in_flight.is_empty), "it is being computed still"
+
+
 def test_loading_an_adapter_again_ends_its_unloading(running):
     engine = running.engine
     adapter = engine.load_adapter("a").id

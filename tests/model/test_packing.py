@@ -10,7 +10,7 @@ from tiny_adapters import save_adapter
 
 from engine.model.lora import TARGETS
 from engine.model.packing import Packer
-from engine.model.peft_loader import TargetShapes, load_peft
+from engine.model.peft_loader import AdapterError, TargetShapes, load_peft
 from engine.model.recipes import MOST_KNOWN, Recipes
 from lora_kernels.layout import pack_adapter, plan_layout
 
@@ -86,3 +86,44 @@ def test_a_mixture_of_types_has_no_recipe(tmp_path):
     first = next(iter(tensors))
     save_file(tensors | {first: tensors[first].bfloat16()}, file)
     assert Recipes(SHAPES, PAGE).find(packer().read(str(tmp_path / "x"))) is None
+
+
+def overwrite(folder, value):
+    """One number of the last tensor of the file, whose header stays as it is."""
+    file = folder / "adapter_model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[:-4] + np.float32(value).tobytes())
+
+
+def known_structure(tmp_path):
+    """A packer that has met a structure, and another adapter of it."""
+    ours = packer()
+    for number in range(2):
+        save_adapter(tmp_path / str(number), 3, seed=number)
+    ours.pack(ours.read(str(tmp_path / "0")))
+    return ours, tmp_path / "1"
+
+
+def test_a_known_structure_is_told_as_an_unknown_one(tmp_path, monkeypatch):
+    ours, folder = known_structure(tmp_path)
+    told = packer().check(ours.read(str(folder)))
+    monkeypatch.setattr("engine.model.packing.check_peft", None)
+    assert ours.check(ours.read(str(folder))) == told
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+def test_numbers_of_a_known_structure_are_checked(tmp_path, value):
+    """3e38 is finite, and no longer times the scale of 2."""
+    ours, folder = known_structure(tmp_path)
+    overwrite(folder, value)
+    with pytest.raises(AdapterError, match="NaN or infinite"):
+        ours.check(ours.read(str(folder)))
+
+
+@pytest.mark.parametrize("end", [-1, -4, -2000])
+def test_a_known_structure_cut_short_is_refused(tmp_path, end):
+    ours, folder = known_structure(tmp_path)
+    file = folder / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:end])
+    with pytest.raises(AdapterError, match="damaged or cut short"):
+        ours.check(ours.read(str(folder)))

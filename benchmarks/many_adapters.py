@@ -59,18 +59,17 @@ PAIRS = 24
 class Server:
     """A running loralane."""
 
-    url: str
     target: Target
+    admins: httpx.Client
 
     def admin(self, path: str) -> Any:
-        response = httpx.get(f"{self.url}{path}", headers={"authorization": f"Bearer {ADMIN_KEY}"}, timeout=60)
-        return response.raise_for_status().json()
+        return self.admins.get(path).raise_for_status().json()
 
     def adapters(self) -> dict[str, dict[str, Any]]:
         return {adapter["name"]: adapter for adapter in self.admin("/admin/v1/adapters")["adapters"]}
 
     def metric(self, name: str) -> float:
-        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        lines = self.admins.get("/metrics").text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
     def run(self, items: Sequence[Item], concurrency: int | None = CONCURRENCY) -> list[Stream]:
@@ -210,8 +209,9 @@ def serve(
     admin = {"keys": [f"sha256:{hashlib.sha256(ADMIN_KEY.encode()).hexdigest()}"]}
     extra = {"adapters": {"preload": preload}, "engine": engine, "admin": admin}
     peer = loralane(model, place, arguments.cores, extra)
-    with running(peer.command, place / "log") as url:
-        yield Server(url, Target(url, peer.key))
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    with running(peer.command, place / "log") as url, httpx.Client(base_url=url, headers=headers, timeout=60) as admins:
+        yield Server(Target(url, peer.key), admins)
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:

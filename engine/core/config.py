@@ -17,6 +17,7 @@ SHARES = (
     "forgetting",
     "spare_progress",
     "hold_share",
+    "locality_share",
 )
 
 
@@ -150,6 +151,10 @@ class Scheduling:
     a reason to serve it first. Small beside a request, large beside a step."""
     locality_window: int = 8
     """Waiting requests of a tenant looked at for locality."""
+    locality_share: float = 0.5
+    """Of its lane's goal for the first token, after which the first of them goes before more local ones. Measured on
+    two cores, 32 chats at once over 1,000 adapters: passed over for `adapter_age_s`, those whose adapter was in host
+    memory waited 1.9 s in the median, and the others 0.5."""
     priority_s: float = 10.0
     """Waiting time that one step of `priority` is worth: priorities order requests of a tenant, and age."""
     adapter_age_s: float = 2.0

@@ -55,7 +55,8 @@ def _local_first(state: EngineState, queue: Iterable[Sequence], now: float) -> I
     rules, rest = state.config.scheduling, iter(queue)
     window = list(islice(rest, rules.locality_window))
     while window:
-        chosen = _most_local(state, window, now - rules.adapter_age_s)
+        patience = min(rules.adapter_age_s, rules.locality_share * state.config.goals[window[0].lane].ttft_s)
+        chosen = _most_local(state, window, now - patience)
         yield window.pop(chosen)
         window.extend(islice(rest, 1))
 

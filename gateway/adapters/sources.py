@@ -28,11 +28,16 @@ Work = Callable[[], Path]
 
 
 class LocalSources:
-    """Folders of this machine, and nothing outside the roots."""
+    """Folders of this machine: those below the roots, and single ones."""
 
-    def __init__(self, roots: Collection[Path]) -> None:
-        """`roots`: folders below which adapters may lie; nothing else is ever read."""
+    def __init__(self, roots: Collection[Path], folders: Collection[Path] = ()) -> None:
+        """
+        Args:
+            roots: folders below which adapters may lie.
+            folders: of one adapter each; nothing else is ever read.
+        """
         self._roots = tuple(root.resolve() for root in roots)
+        self._folders = frozenset(folder.resolve() for folder in folders)
 
     async def fetch(self, source: str) -> Path:
         """The real folder, after symbolic links; `source` is absolute, or relative to a root.
@@ -49,6 +54,8 @@ class LocalSources:
                 folder = (root / source).resolve()
                 if folder.is_relative_to(root) and (folder.is_dir() or Path(source).is_absolute()):
                     return folder
+            if Path(source).is_absolute() and (folder := Path(source).resolve()) in self._folders:
+                return folder
         raise _refused(f"{source!r} is not a folder below a configured adapter root")
 
 
@@ -65,7 +72,7 @@ class AdapterSources:
             cache: folder for what is fetched, and a root.
             hub_endpoint: address of the hub; None: huggingface_hub's own choice.
         """
-        self._local = LocalSources((*config.roots, *config.preload.values(), cache))
+        self._local = LocalSources((*config.roots, cache), config.preload.values())
         self._config, self._cache, self._hub_endpoint = config, cache, hub_endpoint
         self._threads = ThreadPoolExecutor(FETCH_THREADS, "adapter-sources")
         self._fetches: dict[str, asyncio.Task[Path]] = {}

@@ -160,7 +160,7 @@ class Draft:
         """Starts a sequence and the copy of its adapter from host memory, both or neither."""
         if adapter.num_pages >= self._too_many[seq.lane]:
             return self._pass_over()
-        if not (self._is_old(seq) or self._budget.fits_pages(adapter.num_pages)):
+        if not self._budget.fits_pages(adapter.num_pages, is_old=self._is_old(seq)):
             return self._pass_over()
         if self._clearing.can_make(_room_of(adapter), seq):
             return self._admit(seq, adapter)

@@ -115,10 +115,11 @@ class StepBudget:
         if num_tokens:
             self._add(seq, start, num_tokens, self._rank(seq), -1)
 
-    def fits_pages(self, count: int) -> bool:
+    def fits_pages(self, count: int, *, is_old: bool = False) -> bool:
         """Whether so many more pages may be copied: in a step that others share, batch work may copy as much as would
-        fit beside them alone (behind full decodes it never would), or if it has had less than its floor."""
-        if not (count and self._is_shared) or self._limit == inf or self._owes_batch():
+        fit beside them alone (behind full decodes it never would), or if it has had less than its floor. An adapter
+        that was waited for too long, whatever its size, if it is the only one."""
+        if not (count and self._is_shared) or self._limit == inf or self._owes_batch() or (is_old and not self._moved):
             return True
         return self._before + self._model.prices.page * (self._moved + count) <= self._allowed
 

@@ -74,7 +74,7 @@ class LoraTuning:
 
     def num_splits(self, in_features: int) -> int:
         """Parts of the inner dimension. Depends on nothing else, so that a row's sums are always added the same way."""
-        return min(self.max_splits, 1 << (-(-in_features // self.k_per_split) - 1).bit_length())
+        return min(self.max_splits, -(-in_features // self.k_per_split))
 
     def shrink_options(self, long: bool) -> dict[str, int]:
         """Constants and launch options of `shrink_kernel`, for segments that are long or not."""

@@ -4,8 +4,8 @@ An adapter is a set of *blocks*: for every layer and projection it touches, an A
 and a B block (`rank` rows of `out_features`; B is stored transposed, and the LoRA scale is folded into it). Blocks are
 cut into *tiles* of at most `RANK_TILE` rows; a tile never straddles two pages, so each is one contiguous run of memory
 reached by one table entry. Ranks are real: nothing is padded to a maximum. Tiles may be stored in FP8 (e4m3), two
-numbers in each element of a 16-bit arena, with a factor for each rank before the rows of B. A projection whose base output the adapter
-scales (DoRA) has one tile more, before the others: see dora.py.
+numbers in each element of a 16-bit arena, with a factor for each rank before the rows of B. A projection whose base
+output the adapter scales (DoRA) has one tile more, before the others: see dora.py.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ def plan_layout(
         for side in (SIDE_A, SIDE_B):
             for tile in range(-(-int(ranks[layer, target]) // RANK_TILE)):
                 rows = min(RANK_TILE, int(ranks[layer, target]) - tile * RANK_TILE)
-                offsets[layer, target, side, tile] = cursor.place(_tile_elems(rows * int(widths[target, side]), side, fp8))
+                offsets[layer, target, side, tile] = cursor.place(
+                    _tile_elems(rows * int(widths[target, side]), side, fp8)
+                )
     return AdapterLayout(ranks, offsets, scales, -(-cursor.end // page_elems), fp8)
 
 
@@ -172,7 +174,8 @@ def _pack_fp8(blob: torch.Tensor, offsets: npt.NDArray[np.int64], a: torch.Tenso
 
 
 def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [rank, width] as e4m3 bits, uint8 [rank, width], and fp32 scales [rank, 1] that they are to be multiplied by."""
+    """Rows [rank, width] as the bits of e4m3 numbers, uint8 [rank, width], and what gives back rows when these are
+    multiplied by it, fp32 [rank, 1]."""
     largest = rows.float().abs().amax(dim=1, keepdim=True)
     scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
     return (rows.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8), scale

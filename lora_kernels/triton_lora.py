@@ -24,8 +24,6 @@ from lora_kernels.layout import ALIGN, FP8_SCALES, MAX_TILES, RANK_TILE, Project
 from lora_kernels.triton_lora_plan import PreparedLora, TileList
 from lora_kernels.triton_lora_tuning import PART_UNIT
 
-MAX_PROGRAMS = 65535
-"""Of a launch's second axis; tiles beyond them are walked."""
 LAYOUT = {"ALIGN": ALIGN, "RANK_TILE": RANK_TILE, "MAX_TILES": MAX_TILES}
 
 
@@ -45,7 +43,7 @@ def shrink(x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup
     if splits * len(group.targets) > len(prepared.sums):
         raise ValueError(f"{group.name} needs {splits * len(group.targets)} sums a rank, not {len(prepared.sums)}")
     for tiles, long in ((prepared.lists.shrink, False), (prepared.lists.long_shrink, True)):
-        grid = (len(group.targets), min(tiles.programs, MAX_PROGRAMS), 1 if long else splits)
+        grid = (len(group.targets), tiles.programs, 1 if long else splits)
         if tiles.programs:
             shrink_kernel[grid](
                 x,
@@ -73,7 +71,7 @@ def expand(out: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGro
         options = tuning.expand_options(long, splits)
         blocks = sum(triton.cdiv(features, options["BLOCK_N"]) for features in group.out_features)
         if tiles.programs:
-            expand_kernel[(blocks, min(tiles.programs, MAX_PROGRAMS))](
+            expand_kernel[(blocks, tiles.programs)](
                 out,
                 _stored(prepared),
                 prepared.arena.view(torch.float32) if prepared.table.fp8 else prepared.arena,
@@ -262,7 +260,8 @@ def expand_kernel(
         blocks_before += (OUT_FEATURES[i] + BLOCK_N - 1) // BLOCK_N
         columns_before += OUT_FEATURES[i]
     n = within * BLOCK_N + tl.arange(0, BLOCK_N)
-    r = tl.arange(0, RANK_TILE)
+    RANKS: tl.constexpr = 2 * RANK_TILE if FP8 else RANK_TILE  # 8 bits are fed to an instruction 32 ranks at a time
+    r = tl.arange(0, RANKS)
     part_stride = (len(GROUP) * max_rows).to(tl.int64) * sums_stride
     for number in range(tl.program_id(1), tl.load(count_ptr), tl.num_programs(1)):
         item = tiles_ptr + number * 4
@@ -278,13 +277,14 @@ def expand_kernel(
             base = tl.load(place, mask=mask, other=0.0)
             sums = sums_ptr + (index * max_rows + first + m).to(tl.int64) * sums_stride
             total = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
-            for first_rank in range(0, rank, RANK_TILE):
+            for first_rank in range(0, rank, RANKS):
                 live = first_rank + r < rank
-                tile = tl.load(tiles + first_rank // RANK_TILE).to(tl.int64)
-                weights = arena_ptr + tile * (2 * ALIGN if FP8 else ALIGN) + (4 * FP8_SCALES if FP8 else 0)
+                tile = tl.load(tiles + (first_rank + r) // RANK_TILE, mask=live, other=0).to(tl.int64)
+                weights = arena_ptr + tile * (2 * ALIGN if FP8 else ALIGN) + r % RANK_TILE * features
+                weights += 4 * FP8_SCALES if FP8 else 0
                 b_mask = live[:, None] & (n < features)[None, :]
-                b = tl.load(weights + r[:, None] * features + n[None, :], mask=b_mask, other=0)
-                shrunk = tl.zeros((RANK_TILE, ROWS), dtype=tl.float32)
+                b = tl.load(weights[:, None] + n[None, :], mask=b_mask, other=0)
+                shrunk = tl.zeros((RANKS, ROWS), dtype=tl.float32)
                 for part in tl.static_range(SPLITS):
                     shrunk += tl.load(
                         sums[None, :] + (first_rank + r)[:, None] + part * part_stride,
@@ -293,7 +293,7 @@ def expand_kernel(
                     )
                 if FP8:
                     b = _from_e4m3(b, base.dtype)
-                    factor = tl.load(factors_ptr + tile * (ALIGN // 2) + r, mask=live, other=0.0)
+                    factor = tl.load(factors_ptr + tile * (ALIGN // 2) + r % RANK_TILE, mask=live, other=0.0)
                     shrunk *= (factor * 65536.0)[:, None]
                 total = tl.dot(tl.trans(b), shrunk.to(b.dtype), total, input_precision="ieee")
             tl.store(place, (base.to(tl.float32) + total).to(base.dtype), mask=mask)

@@ -1,7 +1,7 @@
 """What the LoRA kernels of a step share: lists of tiles, made on the host in one array and sent in one copy.
 
-A *row tile* is some rows of one segment; a *shrink tile* is a row tile and some ranks of its adapter. Short segments and
-long ones have lists of their own, with tiles of different heights.
+A *row tile* is some rows of one segment; a *shrink tile* is a row tile and some ranks of its adapter. Long segments
+have lists of their own, with larger tiles.
 
 Without a workspace, everything is as large as the step needs. With one, everything lies where the workspace has it and
 launches depend on nothing but the number of rows they may serve, so that they may be recorded in a CUDA graph: each
@@ -10,7 +10,9 @@ step fills the lists anew, and programs that find no tile end at once.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +27,13 @@ Int32Array = npt.NDArray[np.int32]
 
 MAX_PARTS = 24
 """Sums a row and rank may have: three projections that share an input, in eight parts each."""
-HEADER = 8
-"""Numbers before the lists: how many tiles each has, in the order of `TileLists`."""
+NO_TILES: Int32Array = np.empty((0, 4), dtype=np.int32)
+COUNT = 4
+"""Numbers of the header for each list: how many tiles it has, and what keeps the next count aligned to 16 bytes."""
+HEADER = 4 * COUNT
+"""Numbers before the rows and the lists: counts in the order of `TileLists`."""
+MAX_PROGRAMS = 65535
+"""Of a launch's second axis; tiles beyond them are walked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +88,7 @@ class LoraWorkspace:
         parts: largest `LoraTuning.num_splits` times targets of any projection group.
     """
 
-    def __init__(
-        self, max_rows: int, device: torch.device, max_rank: int = MAX_RANK, parts: int = MAX_PARTS
-    ) -> None:
+    def __init__(self, max_rows: int, device: torch.device, max_rank: int = MAX_RANK, parts: int = MAX_PARTS) -> None:
         self.max_rows, self.max_rank = max_rows, _round_up(max_rank, RANK_TILE)
         self.sections = _sections(max_rows, (max_rows, max_rows * self.max_rank // RANK_TILE, 0, 0))
         self.meta = torch.zeros(self.sections[-1], dtype=torch.int32, device=device)
@@ -118,7 +123,8 @@ def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuni
     meta = _pinned(torch.from_numpy(host), arena).to(arena.device, non_blocking=True)
     max_rank = _round_up(int(ranks.max()), RANK_TILE)
     sums = torch.empty((MAX_PARTS, len(plan.rows), max_rank), dtype=torch.float32, device=arena.device)
-    return _prepared(arena, table, meta, sections, counts, sums, tuning)
+    rows = meta[HEADER : HEADER + len(plan.rows)]
+    return PreparedLora(arena, table, rows, _lists(meta, sections, counts), sums, tuning)
 
 
 def record(
@@ -127,7 +133,9 @@ def record(
     """For launches that serve any step of up to `num_rows` rows whose lists `upload` has put into the workspace."""
     shrink = min(num_rows * workspace.max_rank // RANK_TILE, max(num_rows, tuning.shrink_programs))
     programs = (min(num_rows, tuning.expand_programs), shrink, 0, 0)
-    return _prepared(arena, table, workspace.meta, workspace.sections, programs, workspace.sums, tuning)
+    rows = workspace.meta[HEADER : HEADER + workspace.max_rows]
+    lists = _lists(workspace.meta, workspace.sections, programs)
+    return PreparedLora(arena, table, rows, lists, workspace.sums, tuning)
 
 
 def upload(workspace: LoraWorkspace, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> None:
@@ -151,17 +159,16 @@ def _cut(
 ) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
     """int32 [num_tiles, 4] of each list, in the order of `TileLists`. Segments without a rank have no tiles."""
     long = plan.lengths >= long_from
-    short_rows, short_shrink = _cut_tiles(plan, np.where(long, 0, ranks), tuning.tile_rows, RANK_TILE)
-    long_rows, long_shrink = _cut_tiles(plan, np.where(long, ranks, 0), tuning.long_rows, tuning.long_ranks)
-    return short_rows, short_shrink, long_rows, long_shrink
+    if not long.any():
+        return *_cut_tiles(plan, ranks, tuning.tile_rows, RANK_TILE), NO_TILES, NO_TILES
+    short = _cut_tiles(plan, np.where(long, 0, ranks), tuning.tile_rows, RANK_TILE)
+    return *short, *_cut_tiles(plan, np.where(long, ranks, 0), tuning.long_rows, tuning.long_ranks)
 
 
-def _cut_tiles(
-    plan: SegmentPlan, ranks: Int32Array, tile_rows: int, tile_ranks: int
-) -> tuple[Int32Array, Int32Array]:
+def _cut_tiles(plan: SegmentPlan, ranks: Int32Array, tile_rows: int, tile_ranks: int) -> tuple[Int32Array, Int32Array]:
     """Row tiles of the segments with a rank, and the same for all their ranks; widest adapters first."""
     order = np.argsort(-ranks, kind="stable")[: int(np.count_nonzero(ranks))]
-    counts = -(-plan.lengths[order] // tile_rows)
+    counts = -(-np.diff(plan.starts)[order] // tile_rows)
     segment = np.repeat(order, counts)
     first = plan.starts[segment] + _within(counts) * tile_rows
     row_tiles = np.zeros((len(segment), 4), dtype=np.int32)
@@ -174,45 +181,37 @@ def _cut_tiles(
     return row_tiles, shrink_tiles
 
 
-def _within(counts: npt.NDArray[np.int64] | Int32Array) -> npt.NDArray[np.int64]:
+def _within(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """0, 1, ... of each run of so many."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def _sections(max_rows: int, tiles: tuple[int, ...]) -> tuple[int, ...]:
-    """Where the rows and each list begin behind the header, and where the last one ends; multiples of 16 bytes."""
-    ends = [HEADER, HEADER + _round_up(max_rows, 4)]
-    for capacity in tiles:
-        ends.append(ends[-1] + 4 * capacity)
-    return tuple(ends)
+def _sections(max_rows: int, capacities: tuple[int, ...]) -> tuple[int, ...]:
+    """Where the rows and then each list begin behind the header, and where the last one ends; multiples of 16 bytes."""
+    first_list = HEADER + _round_up(max_rows, 4)
+    return (HEADER, *(first_list + 4 * tiles for tiles in itertools.accumulate(capacities, initial=0)))
 
 
 def _write(host: Int32Array, sections: tuple[int, ...], rows: Int32Array, lists: tuple[Int32Array, ...]) -> int:
     """Header, rows and lists into their sections. Returns the end of the last number that means anything."""
-    host[: len(lists)] = [len(tiles) for tiles in lists]
+    host[:HEADER:COUNT] = [len(tiles) for tiles in lists]
     end = HEADER
-    for start, part in zip(sections[:-1], (rows, *lists), strict=True):
-        host[start : start + part.size] = part.reshape(-1)
-        end = max(end, start + part.size) if part.size else end
+    for start, part in zip(sections, (rows, *lists), strict=False):
+        if part.size:
+            end = start + part.size
+            host[start:end] = part.reshape(-1)
     return end
 
 
-def _prepared(
-    arena: Tensor,
-    table: LoraTable,
-    meta: Tensor,
-    sections: tuple[int, ...],
-    programs: tuple[int, ...],
-    sums: Tensor,
-    tuning: LoraTuning,
-) -> PreparedLora:
-    lists = TileLists(
+def _lists(meta: Tensor, sections: tuple[int, ...], programs: tuple[int, ...]) -> TileLists:
+    counts = meta[:HEADER].split(COUNT)
+    spans = itertools.pairwise(sections[1:])
+    return TileLists(
         *(
-            TileList(meta[start:stop].view(-1, 4), meta[index : index + 1], programs[index])
-            for index, (start, stop) in enumerate(zip(sections[1:-1], sections[2:], strict=True))
+            TileList(meta[start:stop].view(-1, 4), count[:1], min(most, MAX_PROGRAMS))
+            for (start, stop), count, most in zip(spans, counts, programs, strict=True)
         )
     )
-    return PreparedLora(arena, table, meta[sections[0] : sections[1]], lists, sums, tuning)
 
 
 def _round_up(number: int, unit: int) -> int:

@@ -10,6 +10,8 @@ PART_UNIT = 256
 """Parts of the inner dimension are multiples of this, whatever the blocks: every block of it divides it."""
 INSTRUCTION_ROWS = 8
 """Rows of the batch that one tensor-core instruction multiplies with 16 rows of weights: its n, in m16n8k16."""
+LEAST_K = 32
+"""Inner dimension that is fed to an instruction at once where weights have 8 bits."""
 WARP_GROUP, WARP_GROUP_HEIGHT = 4, 64
 """From this many warps and rows of weights on, Hopper multiplies by another instruction (wgmma), to other bits."""
 
@@ -63,9 +65,9 @@ class LoraTuning:
             size = getattr(self, field.name)
             if size < 1 or (field.name not in _COUNTS and size & (size - 1)):
                 raise ValueError(f"{field.name} must be a power of two, not {size}")
-        for name, step in (("narrow_k", 16), ("tile_k", 16), ("long_k", 16)):
-            if not step <= getattr(self, name) <= PART_UNIT:
-                raise ValueError(f"{name} must be {step} to {PART_UNIT}, not {getattr(self, name)}")
+        for name in ("narrow_k", "tile_k", "long_k"):
+            if not LEAST_K <= getattr(self, name) <= PART_UNIT:
+                raise ValueError(f"{name} must be {LEAST_K} to {PART_UNIT}, not {getattr(self, name)}")
         if not INSTRUCTION_ROWS <= self.narrow_rows <= self.tile_rows:
             raise ValueError(f"narrow_rows must be {INSTRUCTION_ROWS} to tile_rows, not {self.narrow_rows}")
         if self.long_rows < INSTRUCTION_ROWS or self.long_ranks < RANK_TILE:

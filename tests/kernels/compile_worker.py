@@ -1,6 +1,6 @@
 """Compiles the Triton kernels for a GPU that need not be there, and prints what each one uses. Run as a script.
 
-Prints one JSON object: kernel -> {"REG": ..., "STACK": ..., "LOCAL": ..., "SHARED": ...}.
+Prints one JSON object: kernel -> {"REG": ..., "STACK": ..., "LOCAL": ..., "SHARED": ..., "DOT": [...]}.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import compile_lora
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-
-import compile_lora
 
 from lora_kernels.layout import ALIGN
 from lora_kernels.triton_attention import DECODE_HEIGHT, PREFILL_HEIGHT, attention_kernel, tuning, write_kernel
@@ -95,7 +94,7 @@ def compile_for(kernel: Any, constants: dict[str, Any], options: dict[str, int],
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-def usage(kernel: Any) -> dict[str, int]:
+def usage(kernel: Any) -> dict[str, Any]:
     """Registers, stack and static memory as `cuobjdump` sees them, and the dynamic shared memory of a launch."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -103,7 +102,13 @@ def usage(kernel: Any) -> dict[str, int]:
         file.flush()
         report = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report.stdout)}
-    return {**found, "SHARED": kernel.metadata.shared}
+    return {**found, "SHARED": kernel.metadata.shared, "DOT": dots(kernel)}
+
+
+def dots(kernel: Any) -> list[str]:
+    """How it multiplies matrices: instructions, and how many neighbours of the inner dimension a thread feeds them."""
+    instructions = re.findall(r"(?:wgmma\.mma_async|mma\.sync)[\w.]+", kernel.asm["ptx"])
+    return sorted({*instructions, *re.findall(r"kWidth = \d+", kernel.asm["ttgir"])})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from lora_kernels.layout import ProjectionGroup
 from lora_kernels.triton_lora_plan import LoraWorkspace, PreparedLora, prepare, record, upload
 from lora_kernels.triton_lora_tuning import SHIPPED, LoraTuning
 
-SMALL = LoraTuning(k_per_split=256, tile_rows=16, long_from=24, long_rows=16, long_k=16, long_expand_rows=8)
+SMALL = LoraTuning(k_per_split=256, tile_rows=16, long_from=24, long_rows=16, long_k=32, long_expand_rows=8)
 """Blocks so small that every kind of tile, and four parts, occur in cases of little work."""
 SMOLLM = Shape(hidden=576, kv=192, inter=1536)
 PARTS = Shape(hidden=600, kv=40, inter=72)
@@ -80,10 +80,10 @@ def a_row_has_the_same_bits_whoever_shares_the_batch(dtype: torch.dtype, fp8: bo
 
 def blocks_change_no_bits() -> None:
     """What an autotuner may vary; parts of the inner dimension are what it may not."""
-    case = lora_case([40, 7], lengths(30, 3), PARTS, torch.float16, page_elems=1 << 14)
+    case = lora_case([40, 7], lengths(30, 3), PARTS, page_elems=1 << 14)
     tunings = (
         SMALL,
-        replace(SMALL, narrow_rows=16, narrow_k=256, tile_rows=32, tile_k=16, expand_block=32),
+        replace(SMALL, narrow_rows=16, narrow_k=256, tile_rows=32, tile_k=32, expand_block=32),
         replace(SMALL, long_from=1, long_rows=32, long_ranks=64, long_k=128, long_shrink_warps=2, long_expand_rows=32),
     )
     with tensor_cores():
@@ -149,12 +149,12 @@ def recorded_launches_serve_any_set_of_adapters() -> None:
         ([40, 7, 0, 64], lengths(3, 30, 2, 9)),
         ([1], [0]),
         ([8, 8], [-1, -1, -1]),
-        ([64] * 20, list(range(20))),
+        ([17] * 9, list(range(9))),
     )
     for adapters, slots in sets:
         case = lora_case(adapters, slots, PARTS, page_elems=1 << 14)
-        found = replay(workspace, case, QKV)
-        torch.testing.assert_close(found, expected(case, QKV), rtol=1e-4, atol=1e-4)
+        found = replay(workspace, case, OUTPUT)
+        torch.testing.assert_close(found, expected(case, OUTPUT), rtol=1e-4, atol=1e-4)
 
 
 def recorded_launches_walk_what_is_beyond_them() -> None:
@@ -169,7 +169,7 @@ def recorded_launches_walk_what_is_beyond_them() -> None:
 
 
 def recorded_launches_have_the_bits_of_others() -> None:
-    case = lora_case([40, 7, 16], lengths(30, 3, 1), PARTS, torch.float16, page_elems=1 << 14)
+    case = lora_case([40, 7, 16], lengths(30, 3, 1), PARTS, page_elems=1 << 14)
     workspace = LoraWorkspace(64, torch.device("cpu"))
     with tensor_cores():
         assert torch.equal(replay(workspace, case, OUTPUT), eager(case, OUTPUT, SMALL))
@@ -201,8 +201,8 @@ LORA_CHECKS: dict[str, Callable[[], None]] = {
         f"lora: same bits, {dtype}{', fp8' if fp8 else ''}": (
             lambda dtype=dtype, fp8=fp8: a_row_has_the_same_bits_whoever_shares_the_batch(dtype, fp8)
         )
-        for dtype in HALVES
-        for fp8 in (False, True)
+        # In fp32 a sum in another order shows; in 16 bits rounding may hide it.
+        for dtype, fp8 in ((torch.float32, False), (torch.bfloat16, False), (torch.float16, True))
     },
     **{f"lora: error of two gemms, {dtype}": lambda dtype=dtype: error_is_that_of_two_gemms(dtype) for dtype in HALVES},
     **{f"lora: fp8, {dtype}": lambda dtype=dtype: fp8_matches_what_was_stored(dtype) for dtype in HALVES},

@@ -56,7 +56,7 @@ def shrink(x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup
                 IN_FEATURES=group.in_features,
                 SPLITS=splits,
                 PART_UNIT=PART_UNIT,
-                **tuning.shrink_options(long),
+                **tuning.shrink_options(long, prepared.table.fp8),
             )
 
 
@@ -88,7 +88,7 @@ def expand(out: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGro
 
 def _stored(prepared: PreparedLora) -> Tensor:
     """The arena in the type of its A and B tiles."""
-    return prepared.arena.view(torch.uint8) if prepared.table.fp8 else prepared.arena
+    return prepared.arena.view(torch.int8) if prepared.table.fp8 else prepared.arena
 
 
 def _tables(prepared: PreparedLora, tiles: TileList) -> tuple[Tensor, ...]:
@@ -206,11 +206,10 @@ def _shrink_tile(
 
 @triton.jit
 def _from_e4m3(bits, dtype: tl.constexpr):
-    """256ths of e4m3 numbers, exactly: their bits where fp16 has its own, whose exponents begin at 2^-8 of theirs.
-    Expand's factors make up for it, of A and of B."""
-    wide = bits.to(tl.uint16)
-    half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
-    return half.to(dtype)
+    """256ths of e4m3 numbers, exactly, so that what they are multiplied with stays in fp16's range: their bits where
+    fp32 has its own, whose exponents begin 120 lower. Expand's factors make up for it, of A and of B."""
+    moved = (bits.to(tl.int32) << 20) & -0x78100000  # int8 copies its sign up: that, and seven bits from the 20th
+    return (moved.to(tl.float32, bitcast=True) * 2.0**112).to(dtype)
 
 
 @triton.jit(do_not_specialize=["layer", "max_rows"])

@@ -26,6 +26,7 @@ class LoraTuning:
         narrow_rows, narrow_k: rows of a tile with few of them, and the step over the inner dimension there.
         tile_rows, tile_k: the same of other tiles of short segments.
         shrink_warps, shrink_stages: of programs that shrink either.
+        fp8_shrink_warps: where A is FP8: each warp of a narrow tile converts all of it.
         expand_block, expand_warps, expand_stages: output columns of a program that expands either, and its launch.
         long_from: rows from which on a segment is long: cut into higher tiles, its inner dimension left in one piece.
         long_rows, long_ranks, long_k: rows, ranks and inner step of a tile of a long segment.
@@ -45,6 +46,7 @@ class LoraTuning:
     tile_k: int = 64
     shrink_warps: int = 2
     shrink_stages: int = 4
+    fp8_shrink_warps: int = 1
     expand_block: int = 128
     expand_warps: int = 2
     expand_stages: int = 1
@@ -78,14 +80,14 @@ class LoraTuning:
         """Parts of the inner dimension. Depends on nothing else, so that a row's sums are always added the same way."""
         return min(self.max_splits, -(-in_features // self.k_per_split))
 
-    def shrink_options(self, long: bool) -> dict[str, int]:
+    def shrink_options(self, long: bool, fp8: bool) -> dict[str, int]:
         """Constants and launch options of `shrink_kernel`, for segments that are long or not."""
         if long:
             blocks = {"RANKS": self.long_ranks, "ROWS": self.long_rows, "BLOCK_K": self.long_k}
             launch = {"num_warps": self.long_shrink_warps, "num_stages": self.long_shrink_stages}
             return {"SERIAL": True, "NARROW_ROWS": self.long_rows, "NARROW_K": self.long_k, **blocks, **launch}
         blocks = {"RANKS": RANK_TILE, "ROWS": self.tile_rows, "BLOCK_K": self.tile_k}
-        launch = {"num_warps": self.shrink_warps, "num_stages": self.shrink_stages}
+        launch = {"num_warps": self.fp8_shrink_warps if fp8 else self.shrink_warps, "num_stages": self.shrink_stages}
         return {"SERIAL": False, "NARROW_ROWS": self.narrow_rows, "NARROW_K": self.narrow_k, **blocks, **launch}
 
     def expand_options(self, long: bool, splits: int) -> dict[str, int]:

@@ -25,7 +25,7 @@ def cases() -> Iterator[tuple[str, Any, dict[str, Any], dict[str, int]]]:
         common = {"LAYERS": 32, "TARGETS": 7, "GROUP": group, "FP8": fp8, **LAYOUT}
         splits = SHIPPED.num_splits(width)
         constants = {"IN_FEATURES": width, "SPLITS": splits, "PART_UNIT": PART_UNIT}
-        yield f"shrink {case}", shrink_kernel, *_split({**common, **constants, **SHIPPED.shrink_options(long)})
+        yield f"shrink {case}", shrink_kernel, *_split({**common, **constants, **SHIPPED.shrink_options(long, fp8)})
         constants = {"OUT_FEATURES": outs, "FP8_SCALES": FP8_SCALES}
         yield f"expand {case}", expand_kernel, *_split({**common, **constants, **SHIPPED.expand_options(long, splits)})
 

@@ -84,7 +84,7 @@ def compile_for(kernel: Any, constants: dict[str, Any], options: dict[str, int],
             signature[name] = "constexpr"
         elif name.endswith("_ptr"):
             is_fp8 = name == "arena_ptr" and constants.get("FP8")
-            signature[name] = "*" + ("u8" if is_fp8 else POINTERS.get(name, "i32"))
+            signature[name] = "*" + ("i8" if is_fp8 else POINTERS.get(name, "i32"))
             attrs[(index,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "fp32" if name == "scale" else "i32"

@@ -3,8 +3,9 @@
 An adapter is a set of *blocks*: for every layer and projection it touches, an A block (`rank` rows of `in_features`)
 and a B block (`rank` rows of `out_features`; B is stored transposed, and the LoRA scale is folded into it). Blocks are
 cut into *tiles* of at most `RANK_TILE` rows; a tile never straddles two pages, so each is one contiguous run of memory
-reached by one table entry. Ranks are real: nothing is padded to a maximum. A projection whose base output the adapter
-scales (DoRA) has one tile more, before the others: see dora.py.
+reached by one table entry. Ranks are real: nothing is padded to a maximum. Tiles may be stored in FP8 (e4m3), two
+numbers in each element of a 16-bit arena, with a factor for each rank before the rows of B. A projection whose base
+output the adapter scales (DoRA) has one tile more, before the others: see dora.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ MAX_TILES = MAX_RANK // RANK_TILE
 ALIGN = 8
 """Offsets are multiples of 8 elements (16 bytes in bf16), and are stored divided by it: int32 spans any arena."""
 SIDE_A, SIDE_B = 0, 1
+FP8_SCALES = RANK_TILE
+"""fp32 numbers before the rows of a B tile in FP8: one for each rank, by which A's row times B's row is multiplied."""
+FP8_MAX = 448.0
+"""The largest e4m3 number."""
 SCALE_ROWS = 2
 """Rows of a scale tile, `out_features` wide: what the base output is multiplied by, less one; and what is added."""
 
@@ -53,12 +58,14 @@ class AdapterLayout:
             [num_pages * page_elems], on side A or B; 0 where there is no tile.
         scales: int64 [layers, targets]. Element offset of the projection's scale tile; -1 where there is none.
         num_pages: pages of the blob.
+        fp8: whether A and B tiles hold e4m3 numbers.
     """
 
     ranks: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
     scales: npt.NDArray[np.int64]
     num_pages: int
+    fp8: bool = False
 
 
 def plan_layout(
@@ -66,6 +73,7 @@ def plan_layout(
     widths: npt.NDArray[np.int32],
     page_elems: int,
     scaled: npt.NDArray[np.bool_] | None = None,
+    fp8: bool = False,
 ) -> AdapterLayout:
     """Places every tile, in the order the layers are computed, starting a new page when a tile does not fit.
 
@@ -74,6 +82,7 @@ def plan_layout(
         widths: int32 [targets, 2]. (in_features, out_features) of each projection.
         page_elems: elements of one page.
         scaled: bool [layers, targets]. Projections that have a scale tile; None: no one.
+        fp8: A and B in e4m3, in an arena of 16-bit elements.
 
     Raises:
         ValueError: one tile is larger than a page, or a rank is out of range.
@@ -90,8 +99,17 @@ def plan_layout(
         for side in (SIDE_A, SIDE_B):
             for tile in range(-(-int(ranks[layer, target]) // RANK_TILE)):
                 rows = min(RANK_TILE, int(ranks[layer, target]) - tile * RANK_TILE)
-                offsets[layer, target, side, tile] = cursor.place(rows * int(widths[target, side]))
-    return AdapterLayout(ranks, offsets, scales, num_pages=-(-cursor.end // page_elems))
+                offsets[layer, target, side, tile] = cursor.place(
+                    _tile_elems(rows * int(widths[target, side]), side, fp8)
+                )
+    return AdapterLayout(ranks, offsets, scales, -(-cursor.end // page_elems), fp8)
+
+
+def _tile_elems(numbers: int, side: int, fp8: bool) -> int:
+    """Elements of the arena that a tile of so many numbers takes."""
+    if not fp8:
+        return numbers
+    return -(-numbers // 2) + (2 * FP8_SCALES if side == SIDE_B else 0)
 
 
 class _Cursor:
@@ -129,15 +147,38 @@ def pack_adapter(
         [num_pages, page_elems], zero between tiles.
     """
     blob = torch.zeros(layout.num_pages * page_elems, dtype=dtype)
-    for (layer, target), (a, b) in blocks.items():
+    for place, (a, b) in blocks.items():
+        if layout.fp8:
+            _pack_fp8(blob, layout.offsets[place], a, b.T)
+            continue
         for side, rows in ((SIDE_A, a), (SIDE_B, b.T)):
             for tile, part in enumerate(rows.split(RANK_TILE)):
-                start = int(layout.offsets[layer, target, side, tile])
+                start = int(layout.offsets[*place, side, tile])
                 blob[start : start + part.numel()] = part.reshape(-1).to(dtype)
     for (layer, target), rows in scales.items():
         start = int(layout.scales[layer, target])
         blob[start : start + rows.numel()] = rows.reshape(-1).to(dtype)
     return blob.view(layout.num_pages, page_elems)
+
+
+def _pack_fp8(blob: torch.Tensor, offsets: npt.NDArray[np.int64], a: torch.Tensor, b: torch.Tensor) -> None:
+    """Writes A [rank, in_features] and B [rank, out_features], each row as e4m3 over a scale of its own. Only the
+    product of a rank's two scales is ever needed: it is kept before B."""
+    memory, (bits_a, scale_a), (bits_b, scale_b) = blob.view(torch.uint8), quantise_rows(a), quantise_rows(b)
+    factors = (scale_a * scale_b).view(torch.uint8).view(-1, 4)
+    for tile, rows in enumerate(torch.arange(len(a)).split(RANK_TILE)):
+        start_a, start_b = (int(offset) * 2 for offset in offsets[:, tile])
+        for start, part in ((start_a, bits_a), (start_b, factors), (start_b + 4 * FP8_SCALES, bits_b)):
+            chosen = part[rows].reshape(-1)
+            memory[start : start + len(chosen)] = chosen
+
+
+def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [rank, width] as the bits of e4m3 numbers, uint8 [rank, width], and what gives back rows when these are
+    multiplied by it, fp32 [rank, 1]."""
+    largest = rows.float().abs().amax(dim=1, keepdim=True)
+    scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
+    return (rows.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8), scale
 
 
 class LoraTable:
@@ -147,14 +188,20 @@ class LoraTable:
         ranks: int32 [max_slots, layers, targets], host and device copies.
         offsets: int32 [max_slots, layers, targets, 2, MAX_TILES]. Element offset in the arena, divided by ALIGN.
         scales: int32 [max_slots, layers, targets]. The same of scale tiles; 0, which is zeros, where there is none.
+        fp8: whether adapters are stored in e4m3; all of them, or none.
+        max_ranks: int32 [max_slots], host only. The largest rank of each slot.
         versions: int64 [max_slots], host only. Grows with every change of a slot, so that what was derived from it
             can tell that it is stale.
     """
 
-    def __init__(self, max_slots: int, layers: int, targets: int, page_elems: int, device: torch.device) -> None:
+    def __init__(
+        self, max_slots: int, layers: int, targets: int, page_elems: int, device: torch.device, fp8: bool = False
+    ) -> None:
         if page_elems % ALIGN:
             raise ValueError(f"page_elems must be a multiple of {ALIGN}, not {page_elems}")
         self.page_elems = page_elems
+        self.fp8 = fp8
+        self.max_ranks = np.zeros(max_slots, dtype=np.int32)
         self.host_ranks = np.zeros((max_slots, layers, targets), dtype=np.int32)
         self.host_offsets = np.zeros((max_slots, layers, targets, 2, MAX_TILES), dtype=np.int32)
         self.host_scales = np.zeros((max_slots, layers, targets), dtype=np.int32)
@@ -164,7 +211,13 @@ class LoraTable:
         self.scales = torch.from_numpy(self.host_scales).to(device)
 
     def set(self, slot: int, layout: AdapterLayout, pages: tuple[int, ...]) -> None:
-        """Points a slot at the pages its blob was copied into (`pages[i]` holds page i of the blob)."""
+        """Points a slot at the pages its blob was copied into (`pages[i]` holds page i of the blob).
+
+        Raises:
+            ValueError: the adapter is stored in FP8 and others are not, or the reverse.
+        """
+        if layout.fp8 != self.fp8:
+            raise ValueError(f"this table's adapters are {'' if self.fp8 else 'not '}stored in FP8")
         present = layout.ranks[:, :, None, None] > RANK_TILE * np.arange(MAX_TILES)
         self.host_ranks[slot] = layout.ranks
         self.host_offsets[slot] = np.where(present, self._in_arena(layout.offsets, pages), 0)
@@ -186,6 +239,7 @@ class LoraTable:
 
     def _upload(self, slot: int) -> None:
         self.versions[slot] += 1
+        self.max_ranks[slot] = self.host_ranks[slot].max(initial=0)
         self.ranks[slot].copy_(torch.from_numpy(self.host_ranks[slot]))
         self.offsets[slot].copy_(torch.from_numpy(self.host_offsets[slot]))
         self.scales[slot].copy_(torch.from_numpy(self.host_scales[slot]))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lora_kernels.backend import AttentionBatch
-from lora_kernels.layout import ALIGN, RANK_TILE, SIDE_A, SIDE_B, LoraTable, ProjectionGroup
+from lora_kernels.layout import ALIGN, FP8_SCALES, RANK_TILE, SIDE_A, SIDE_B, LoraTable, ProjectionGroup
 
 
 def attention(query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None) -> Tensor:
@@ -53,5 +53,16 @@ def _block(arena: Tensor, table: LoraTable, slot: int, layer: int, target: int, 
     for first in range(0, rank, RANK_TILE):
         count = min(RANK_TILE, rank - first)
         start = int(table.offsets[slot, layer, target, side, first // RANK_TILE]) * ALIGN
-        rows[first : first + count] = arena[start : start + count * width].view(count, width).float()
+        tile = _fp8_tile(arena, start, count, width, side) if table.fp8 else arena[start : start + count * width]
+        rows[first : first + count] = tile.view(count, width).float()
     return rows
+
+
+def _fp8_tile(arena: Tensor, start: int, count: int, width: int, side: int) -> Tensor:
+    """[count, width] in fp32; B's rows bring the factors of both."""
+    memory = arena.view(torch.uint8)[2 * start :]
+    if side == SIDE_A:
+        return memory[: count * width].view(torch.float8_e4m3fn).float()
+    header = 4 * FP8_SCALES
+    factors = memory[:header].view(torch.float32)[:count, None]
+    return memory[header : header + count * width].view(torch.float8_e4m3fn).float().view(count, width) * factors

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_kernels import triton_attention, triton_lora
+from lora_kernels import triton_attention, triton_lora, triton_lora_plan
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import TorchPointwise
 from lora_kernels.segments import SegmentPlan
+from lora_kernels.triton_lora_tuning import SHIPPED, LoraTuning
 
 
 class TritonBackend:
@@ -19,12 +20,13 @@ class TritonBackend:
 
     name = "triton"
 
-    def __init__(self) -> None:
+    def __init__(self, lora_tuning: LoraTuning = SHIPPED) -> None:
         self.pointwise = TorchPointwise()
         self._batch: AttentionBatch | None = None
         self._tiles: dict[int, tuple[triton_attention.QueryTiles, ...]] = {}
+        self._lora_tuning = lora_tuning
         self._lora_key: tuple[Any, ...] = ()
-        self._lora: triton_lora.PreparedLora | None = None
+        self._lora: triton_lora_plan.PreparedLora | None = None
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """See `Backend.write_kv`."""
@@ -45,17 +47,17 @@ class TritonBackend:
             triton_attention.attend(out, query, kv, batch, tiles, scale, window)
         return out
 
-    def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> triton_lora.PreparedLora | None:
+    def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> triton_lora_plan.PreparedLora | None:
         """See `Backend.prepare_lora`."""
         parts = (plan.rows, plan.slots, plan.starts, table.versions[plan.slots])
         key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
         if key != self._lora_key:
-            self._lora = triton_lora.prepare(arena, table, plan)
+            self._lora = triton_lora_plan.prepare(arena, table, plan, self._lora_tuning)
             self._lora_key = key
         return self._lora
 
     def add_lora(
-        self, out: Tensor, x: Tensor, prepared: triton_lora.PreparedLora, layer: int, group: ProjectionGroup
+        self, out: Tensor, x: Tensor, prepared: triton_lora_plan.PreparedLora, layer: int, group: ProjectionGroup
     ) -> None:
         """See `Backend.add_lora`."""
         triton_lora.add(out, x, prepared, layer, group)

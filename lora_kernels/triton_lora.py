@@ -1,227 +1,247 @@
 """LoRA on a GPU: two launches a projection group, whatever the number of adapters, targets and ranks.
 
-Shrink multiplies each tile of rows with one rank tile of its adapter's A; expand multiplies the result with B and adds
-it to the base output. The inner dimension of shrink is cut into a fixed number of parts, whose sums meet in a workspace
-and are added by expand in a fixed order: no atomics, nothing to clear, and the same bits for a row whoever shares the
-batch with it. Tensor cores are fed 16 rows even for one: decoding is bound by reading the weights.
+Shrink multiplies each tile of rows with some ranks of its adapter's A; expand multiplies the result with B and adds it
+to the base output. Weights are the left operand of a tensor-core product and rows of the batch its columns: 16 ranks
+fill the height of an instruction, and 8 columns are its least width, so that one row costs little more than reading its
+adapter, and many share what is read. The instruction is the same for tiles of every width, and the inner dimension is
+cut in parts that depend on nothing but its length, whose sums are added in a fixed order: a row has the same bits
+whoever shares the batch with it. No atomics, nothing to clear.
+
+Kernels walk lists of tiles (triton_lora_plan.py) whose lengths lie on the device, so that a launch may be recorded once
+and replayed for any set of adapters. docs/kernels-lora.md has the pictures and the numbers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lora_kernels.layout import ALIGN, MAX_TILES, RANK_TILE, LoraTable, ProjectionGroup
-from lora_kernels.segments import SegmentPlan
+from lora_kernels.layout import ALIGN, FP8_SCALES, MAX_TILES, RANK_TILE, ProjectionGroup
+from lora_kernels.triton_lora_plan import PreparedLora, TileList
+from lora_kernels.triton_lora_tuning import PART_UNIT
 
-ROW_TILE = 16
-"""Rows a tile: the height of a tensor-core tile."""
-BLOCK_K = 256
-BLOCK_N = 128
-K_PER_SPLIT = 1024
-MAX_SPLITS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedLora:
-    """What every layer of a step shares, on the device.
-
-    Attributes:
-        rows: int32 [num_lora_rows]. Batch rows sorted by adapter.
-        row_tiles: int32 [num_row_tiles, 4]. (slot, first index into `rows`, number of rows, 0) of each tile.
-        shrink_tiles: int32 [num_shrink_tiles, 4]. The same with a rank tile, for every rank tile of the adapter.
-        max_rank: largest rank of the batch, in whole rank tiles.
-    """
-
-    arena: Tensor
-    table: LoraTable
-    rows: Tensor
-    row_tiles: Tensor
-    shrink_tiles: Tensor
-    max_rank: int
-
-
-def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
-    """See `Backend.prepare_lora`. One upload."""
-    ranks = table.host_ranks[plan.slots].max(axis=(1, 2), initial=0)
-    row_tiles, shrink_tiles = _cut_tiles(plan, ranks)
-    if not len(row_tiles):
-        return None
-    parts = (row_tiles.reshape(-1), shrink_tiles.reshape(-1), plan.rows)
-    host = torch.from_numpy(np.concatenate(parts).astype(np.int32))
-    if arena.is_cuda:
-        host = host.pin_memory()
-    device = host.to(arena.device, non_blocking=True).split([part.size for part in parts])
-    max_rank = -(-int(ranks.max()) // RANK_TILE) * RANK_TILE
-    return PreparedLora(arena, table, device[2], device[0].view(-1, 4), device[1].view(-1, 4), max_rank)
-
-
-def _cut_tiles(plan: SegmentPlan, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row tiles of the segments with a rank, and the same for each of their rank tiles; widest adapters first."""
-    order = np.argsort(-ranks, kind="stable")[: int(np.count_nonzero(ranks))]
-    counts = -(-plan.lengths[order] // ROW_TILE)
-    segment = np.repeat(order, counts)
-    within = np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)
-    first = plan.starts[segment] + within * ROW_TILE
-    num_rows = np.minimum(plan.starts[segment + 1] - first, ROW_TILE)
-    row_tiles = np.stack([plan.slots[segment], first, num_rows, np.zeros_like(first)], axis=1)
-    rank_tiles = -(-ranks[segment] // RANK_TILE)
-    shrink_tiles = np.repeat(row_tiles, rank_tiles, axis=0)
-    shrink_tiles[:, 3] = np.arange(len(shrink_tiles)) - np.repeat(np.cumsum(rank_tiles) - rank_tiles, rank_tiles)
-    return row_tiles, shrink_tiles
-
-
-def num_splits(in_features: int) -> int:
-    """Parts of the inner dimension. Depends on nothing else, so that a row's sums are always added the same way."""
-    return min(MAX_SPLITS, triton.next_power_of_2(triton.cdiv(in_features, K_PER_SPLIT)))
+LAYOUT = {"ALIGN": ALIGN, "RANK_TILE": RANK_TILE, "MAX_TILES": MAX_TILES}
 
 
 def add(out: Tensor, x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup) -> None:
     """See `Backend.add_lora`."""
-    splits, num_rows = num_splits(group.in_features), len(prepared.rows)
-    table, max_rank = prepared.table, prepared.max_rank
-    workspace = x.new_empty((splits, len(group.targets), num_rows, max_rank), dtype=torch.float32)
-    _, layers, targets = table.ranks.shape
-    shrink_kernel[(len(prepared.shrink_tiles), len(group.targets), splits)](
-        x,
-        prepared.arena,
-        workspace,
-        table.offsets,
-        table.ranks,
-        prepared.shrink_tiles,
-        prepared.rows,
-        layer,
-        num_rows,
-        max_rank,
-        x.stride(0),
-        LAYERS=layers,
-        TARGETS=targets,
-        GROUP=group.targets,
-        IN_FEATURES=group.in_features,
-        SPLITS=splits,
-        BLOCK_M=ROW_TILE,
-        BLOCK_R=RANK_TILE,
-        BLOCK_K=BLOCK_K,
-        MAX_TILES=MAX_TILES,
-        ALIGN=ALIGN,
-        num_warps=4,
-        num_stages=3,
-    )
-    column_blocks = sum(triton.cdiv(features, BLOCK_N) for features in group.out_features)
-    expand_kernel[(len(prepared.row_tiles), column_blocks)](
-        out,
-        prepared.arena,
-        workspace,
-        table.offsets,
-        table.ranks,
-        prepared.row_tiles,
-        prepared.rows,
-        layer,
-        num_rows,
-        max_rank,
-        out.stride(0),
-        LAYERS=layers,
-        TARGETS=targets,
-        GROUP=group.targets,
-        OUT_FEATURES=group.out_features,
-        SPLITS=splits,
-        BLOCK_M=ROW_TILE,
-        BLOCK_R=RANK_TILE,
-        BLOCK_N=BLOCK_N,
-        MAX_TILES=MAX_TILES,
-        ALIGN=ALIGN,
-        num_warps=4,
-        num_stages=2,
-    )
+    shrink(x, prepared, layer, group)
+    expand(out, prepared, layer, group)
 
 
-@triton.jit(do_not_specialize=["layer", "num_rows", "max_rank"])
+def shrink(x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup) -> None:
+    """The first half of `add`, into the workspace. Needs the base projection's input only, and may run beside it.
+
+    Args:
+        x: [num_rows, group.in_features].
+    """
+    tuning, splits = prepared.tuning, prepared.tuning.num_splits(group.in_features)
+    if splits * len(group.targets) > len(prepared.sums):
+        raise ValueError(f"{group.name} needs {splits * len(group.targets)} sums a rank, not {len(prepared.sums)}")
+    for tiles, long in ((prepared.lists.shrink, False), (prepared.lists.long_shrink, True)):
+        grid = (len(group.targets), tiles.programs, 1 if long else splits)
+        if tiles.programs:
+            shrink_kernel[grid](
+                x,
+                _stored(prepared),
+                *_tables(prepared, tiles),
+                layer,
+                *prepared.sums.shape[1:],
+                x.stride(0),
+                **_constants(prepared, group),
+                IN_FEATURES=group.in_features,
+                SPLITS=splits,
+                PART_UNIT=PART_UNIT,
+                **tuning.shrink_options(long, prepared.table.fp8),
+            )
+
+
+def expand(out: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup) -> None:
+    """The second half of `add`, from the workspace.
+
+    Args:
+        out: [num_rows, sum(group.out_features)], changed in place.
+    """
+    tuning, splits = prepared.tuning, prepared.tuning.num_splits(group.in_features)
+    for tiles, long in ((prepared.lists.rows, False), (prepared.lists.long_rows, True)):
+        options = tuning.expand_options(long, splits)
+        blocks = sum(triton.cdiv(features, options["BLOCK_N"]) for features in group.out_features)
+        if tiles.programs:
+            expand_kernel[(blocks, tiles.programs)](
+                out,
+                _stored(prepared),
+                prepared.arena.view(torch.float32) if prepared.table.fp8 else prepared.arena,
+                *_tables(prepared, tiles),
+                layer,
+                *prepared.sums.shape[1:],
+                out.stride(0),
+                **_constants(prepared, group),
+                OUT_FEATURES=group.out_features,
+                FP8_SCALES=FP8_SCALES,
+                **options,
+            )
+
+
+def _stored(prepared: PreparedLora) -> Tensor:
+    """The arena in the type of its A and B tiles."""
+    return prepared.arena.view(torch.int8) if prepared.table.fp8 else prepared.arena
+
+
+def _tables(prepared: PreparedLora, tiles: TileList) -> tuple[Tensor, ...]:
+    """Pointers that both kernels take, in their order."""
+    table = prepared.table
+    return (prepared.sums, table.offsets, table.ranks, tiles.tiles, tiles.count, prepared.rows)
+
+
+def _constants(prepared: PreparedLora, group: ProjectionGroup) -> dict[str, Any]:
+    _, layers, targets = prepared.table.ranks.shape
+    return {"LAYERS": layers, "TARGETS": targets, "GROUP": group.targets, "FP8": prepared.table.fp8, **LAYOUT}
+
+
+@triton.jit(do_not_specialize=["layer", "max_rows"])
 def shrink_kernel(
     x_ptr,
     arena_ptr,
-    workspace_ptr,
+    sums_ptr,
     offsets_ptr,
     ranks_ptr,
     tiles_ptr,
+    count_ptr,
     rows_ptr,
     layer,
-    num_rows,
-    max_rank,
+    max_rows,
+    sums_stride,
     x_stride,
     LAYERS: tl.constexpr,
     TARGETS: tl.constexpr,
     GROUP: tl.constexpr,
+    FP8: tl.constexpr,
+    ALIGN: tl.constexpr,
+    RANK_TILE: tl.constexpr,
+    MAX_TILES: tl.constexpr,
     IN_FEATURES: tl.constexpr,
     SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    PART_UNIT: tl.constexpr,
+    SERIAL: tl.constexpr,
+    RANKS: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    MAX_TILES: tl.constexpr,
-    ALIGN: tl.constexpr,
+    NARROW_ROWS: tl.constexpr,
+    NARROW_K: tl.constexpr,
 ):
-    """workspace[split, index, row, rank tile] = x[row, part of K] A^T, for one (row tile, rank tile, target, split)."""
-    index = tl.program_id(1)
-    split = tl.program_id(2)
+    """sums[part, target, rows, ranks] = x[rows, part of K] A^T for one (target, shrink tile, part), or, if SERIAL, the
+    sum of all parts at part 0."""
+    index = tl.program_id(0)
     target = 0
     for i in tl.static_range(len(GROUP)):
         target = tl.where(index == i, GROUP[i], target)
-    item = tiles_ptr + tl.program_id(0) * 4
-    slot, first, count, rank_tile = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
-    entry = (slot * LAYERS + layer) * TARGETS + target
-    rank = tl.load(ranks_ptr + entry)
-    if rank_tile * BLOCK_R < rank:
-        start = tl.load(offsets_ptr + entry * (2 * MAX_TILES) + rank_tile).to(tl.int64) * ALIGN
-        m = tl.arange(0, BLOCK_M)
-        r = tl.arange(0, BLOCK_R)
-        row = tl.load(rows_ptr + first + m, mask=m < count, other=0).to(tl.int64)
-        a_mask = (r < rank - rank_tile * BLOCK_R)[None, :]
-        x_mask = (m < count)[:, None]
-        PART: tl.constexpr = ((IN_FEATURES + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K)) * BLOCK_K
-        total = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
-        for step in range(0, PART, BLOCK_K):
-            k = split * PART + step + tl.arange(0, BLOCK_K)
-            inside = k < IN_FEATURES
-            x = tl.load(x_ptr + row[:, None] * x_stride + k[None, :], mask=x_mask & inside[None, :], other=0.0)
-            a = tl.load(
-                arena_ptr + start + r[None, :] * IN_FEATURES + k[:, None], mask=a_mask & inside[:, None], other=0.0
-            )
-            total = tl.dot(x, a, total, input_precision="ieee")
-        place = (split * len(GROUP) + index) * num_rows + first + m
-        column = rank_tile * BLOCK_R + r
-        tl.store(workspace_ptr + place[:, None].to(tl.int64) * max_rank + column[None, :], total, mask=x_mask)
+    for number in range(tl.program_id(1), tl.load(count_ptr), tl.num_programs(1)):
+        item = tiles_ptr + number * 4
+        slot, first, count, first_rank = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+        entry = (slot * LAYERS + layer) * TARGETS + target
+        rank = tl.load(ranks_ptr + entry)
+        if first_rank < rank:
+            r = first_rank + tl.arange(0, RANKS)
+            live = r < rank
+            tile = tl.load(offsets_ptr + entry * (2 * MAX_TILES) + r // RANK_TILE, mask=live, other=0).to(tl.int64)
+            weights = arena_ptr + tile * (2 * ALIGN if FP8 else ALIGN) + (r % RANK_TILE) * IN_FEATURES
+            sums = sums_ptr + (index * max_rows + first).to(tl.int64) * sums_stride + r
+            part_stride = (len(GROUP) * max_rows).to(tl.int64) * sums_stride
+            rows = rows_ptr + first
+            if NARROW_ROWS < ROWS and count <= NARROW_ROWS:
+                _shrink_tile(
+                    x_ptr, rows, count, weights, live, sums, x_stride, sums_stride, part_stride,
+                    FP8, IN_FEATURES, SPLITS, PART_UNIT, SERIAL, RANKS, NARROW_ROWS, NARROW_K,
+                )  # fmt: skip
+            else:
+                _shrink_tile(
+                    x_ptr, rows, count, weights, live, sums, x_stride, sums_stride, part_stride,
+                    FP8, IN_FEATURES, SPLITS, PART_UNIT, SERIAL, RANKS, ROWS, BLOCK_K,
+                )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["layer", "num_rows", "max_rank"])
+@triton.jit
+def _shrink_tile(
+    x_ptr,
+    rows_ptr,
+    count,
+    weights,
+    live,
+    sums,
+    x_stride,
+    sums_stride,
+    part_stride,
+    FP8: tl.constexpr,
+    IN_FEATURES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PART_UNIT: tl.constexpr,
+    SERIAL: tl.constexpr,
+    RANKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One tile of `shrink_kernel`. `weights` and `sums` [RANKS] point to rows of A and to the sums of the first row."""
+    PART: tl.constexpr = ((IN_FEATURES + SPLITS * PART_UNIT - 1) // (SPLITS * PART_UNIT)) * PART_UNIT
+    m = tl.arange(0, ROWS)
+    x_row = x_ptr + tl.load(rows_ptr + m, mask=m < count, other=0).to(tl.int64) * x_stride
+    first_part = tl.program_id(2)
+    total = tl.zeros((RANKS, ROWS), dtype=tl.float32)
+    for part in range(first_part, SPLITS if SERIAL else first_part + 1):
+        product = tl.zeros((RANKS, ROWS), dtype=tl.float32)
+        for first_k in range(part * PART, tl.minimum(part * PART + PART, IN_FEATURES), BLOCK_K):
+            k = first_k + tl.arange(0, BLOCK_K)
+            a = tl.load(weights[:, None] + k[None, :], mask=live[:, None] & (k < IN_FEATURES)[None, :], other=0)
+            x = tl.load(x_row[None, :] + k[:, None], mask=(m < count)[None, :] & (k < IN_FEATURES)[:, None], other=0.0)
+            if FP8:
+                a = _from_e4m3(a, x.dtype)
+            product = tl.dot(a, x, product, input_precision="ieee")
+        total += product
+    place = sums[:, None] + m[None, :] * sums_stride + first_part * part_stride
+    tl.store(place, total, mask=live[:, None] & (m < count)[None, :])
+
+
+@triton.jit
+def _from_e4m3(bits, dtype: tl.constexpr):
+    """256ths of e4m3 numbers, exactly, so that what they are multiplied with stays in fp16's range: their bits where
+    fp32 has its own, whose exponents begin 120 lower. Expand's factors make up for it, of A and of B."""
+    moved = (bits.to(tl.int32) << 20) & -0x78100000  # int8 copies its sign up: that, and seven bits from the 20th
+    return (moved.to(tl.float32, bitcast=True) * 2.0**112).to(dtype)
+
+
+@triton.jit(do_not_specialize=["layer", "max_rows"])
 def expand_kernel(
     out_ptr,
     arena_ptr,
-    workspace_ptr,
+    factors_ptr,
+    sums_ptr,
     offsets_ptr,
     ranks_ptr,
     tiles_ptr,
+    count_ptr,
     rows_ptr,
     layer,
-    num_rows,
-    max_rank,
+    max_rows,
+    sums_stride,
     out_stride,
     LAYERS: tl.constexpr,
     TARGETS: tl.constexpr,
     GROUP: tl.constexpr,
-    OUT_FEATURES: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MAX_TILES: tl.constexpr,
+    FP8: tl.constexpr,
     ALIGN: tl.constexpr,
+    RANK_TILE: tl.constexpr,
+    MAX_TILES: tl.constexpr,
+    OUT_FEATURES: tl.constexpr,
+    FP8_SCALES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """out[row, columns] += (sum of the splits) B, for one (row tile, block of columns of one target)."""
-    block = tl.program_id(1)
+    """out[rows, columns] += (sum of the parts) B, for one (block of columns of one target, row tile)."""
+    block = tl.program_id(0)
     index = 0
     target = GROUP[0]
     features = OUT_FEATURES[0]
@@ -238,35 +258,41 @@ def expand_kernel(
         within = tl.where(here, block - blocks_before, within)
         blocks_before += (OUT_FEATURES[i] + BLOCK_N - 1) // BLOCK_N
         columns_before += OUT_FEATURES[i]
-    item = tiles_ptr + tl.program_id(0) * 4
-    slot, first, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
-    entry = (slot * LAYERS + layer) * TARGETS + target
-    rank = tl.load(ranks_ptr + entry)
-    if rank > 0:
-        m = tl.arange(0, BLOCK_M)
-        r = tl.arange(0, BLOCK_R)
-        n = within * BLOCK_N + tl.arange(0, BLOCK_N)
-        row_mask = (m < count)[:, None]
-        n_mask = (n < features)[None, :]
-        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        place = (index * num_rows + first + m).to(tl.int64) * max_rank
-        for done in range(0, rank, BLOCK_R):
-            start = tl.load(offsets_ptr + entry * (2 * MAX_TILES) + MAX_TILES + done // BLOCK_R).to(tl.int64) * ALIGN
-            r_mask = r < rank - done
-            part = workspace_ptr + place[:, None] + (done + r)[None, :]
-            shrunk = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
-            for split in tl.static_range(SPLITS):
-                shrunk += tl.load(
-                    part + split * (len(GROUP) * num_rows).to(tl.int64) * max_rank,
-                    mask=row_mask & r_mask[None, :],
-                    other=0.0,
-                )
-            b = tl.load(
-                arena_ptr + start + r[:, None] * features + n[None, :], mask=r_mask[:, None] & n_mask, other=0.0
-            )
-            total = tl.dot(shrunk.to(b.dtype), b, total, input_precision="ieee")
-        row = tl.load(rows_ptr + first + m, mask=m < count, other=0).to(tl.int64)
-        place_out = out_ptr + row[:, None] * out_stride + (column + n)[None, :]
-        mask = row_mask & n_mask
-        base = tl.load(place_out, mask=mask, other=0.0)
-        tl.store(place_out, (base.to(tl.float32) + total).to(base.dtype), mask=mask)
+    n = within * BLOCK_N + tl.arange(0, BLOCK_N)
+    RANKS: tl.constexpr = 2 * RANK_TILE if FP8 else RANK_TILE  # 8 bits are fed to an instruction 32 ranks at a time
+    r = tl.arange(0, RANKS)
+    part_stride = (len(GROUP) * max_rows).to(tl.int64) * sums_stride
+    for number in range(tl.program_id(1), tl.load(count_ptr), tl.num_programs(1)):
+        item = tiles_ptr + number * 4
+        slot, first, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+        entry = (slot * LAYERS + layer) * TARGETS + target
+        tiles = offsets_ptr + entry * (2 * MAX_TILES) + MAX_TILES
+        rank = tl.load(ranks_ptr + entry)
+        for done in range(0, tl.where(rank > 0, count, 0), ROWS):
+            m = done + tl.arange(0, ROWS)
+            mask = (n < features)[:, None] & (m < count)[None, :]
+            row = tl.load(rows_ptr + first + m, mask=m < count, other=0).to(tl.int64)
+            place = out_ptr + row[None, :] * out_stride + (column + n)[:, None]
+            base = tl.load(place, mask=mask, other=0.0)
+            sums = sums_ptr + (index * max_rows + first + m).to(tl.int64) * sums_stride
+            total = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
+            for first_rank in range(0, rank, RANKS):
+                live = first_rank + r < rank
+                tile = tl.load(tiles + (first_rank + r) // RANK_TILE, mask=live, other=0).to(tl.int64)
+                weights = arena_ptr + tile * (2 * ALIGN if FP8 else ALIGN) + r % RANK_TILE * features
+                weights += 4 * FP8_SCALES if FP8 else 0
+                b_mask = live[:, None] & (n < features)[None, :]
+                b = tl.load(weights[:, None] + n[None, :], mask=b_mask, other=0)
+                shrunk = tl.zeros((RANKS, ROWS), dtype=tl.float32)
+                for part in tl.static_range(SPLITS):
+                    shrunk += tl.load(
+                        sums[None, :] + (first_rank + r)[:, None] + part * part_stride,
+                        mask=live[:, None] & (m < count)[None, :],
+                        other=0.0,
+                    )
+                if FP8:
+                    b = _from_e4m3(b, base.dtype)
+                    factor = tl.load(factors_ptr + tile * (ALIGN // 2) + r % RANK_TILE, mask=live, other=0.0)
+                    shrunk *= (factor * 65536.0)[:, None]
+                total = tl.dot(tl.trans(b), shrunk.to(b.dtype), total, input_precision="ieee")
+            tl.store(place, (base.to(tl.float32) + total).to(base.dtype), mask=mask)

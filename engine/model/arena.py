@@ -45,11 +45,17 @@ class Arena:
     """
 
     def __init__(
-        self, shape: PageShape, num_pages: int, max_adapters: int, dtype: torch.dtype, device: torch.device
+        self,
+        shape: PageShape,
+        num_pages: int,
+        max_adapters: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        fp8_adapters: bool = False,
     ) -> None:
         self.shape = shape
         self.pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
-        self.table = LoraTable(max_adapters, shape.layers, len(TARGETS), shape.elements, device)
+        self.table = LoraTable(max_adapters, shape.layers, len(TARGETS), shape.elements, device, fp8_adapters)
         split = (shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
         by_layer = self.pages.unflatten(1, split)
         self._kv = tuple(by_layer[:, layer] for layer in range(shape.layers))

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.executor.base import HostAdapter
 from engine.model.host_store import PackedAdapter
 from engine.model.peft_folder import PeftFolder, read_peft
-from engine.model.peft_loader import TargetShapes, check_peft
+from engine.model.peft_loader import LoadedAdapter, TargetShapes, check_peft
 from engine.model.recipes import Recipe, Recipes
 from lora_kernels.layout import AdapterLayout, pack_adapter, plan_layout
 
@@ -28,15 +28,19 @@ class Packer:
         page_elems: elements of a page.
         dtype: of the arena.
         pins: a GPU copies from what is packed.
+        fp8: A and B are stored in e4m3, for which there are no recipes.
     """
 
-    def __init__(self, shapes: TargetShapes, page_elems: int, dtype: torch.dtype, *, pins: bool) -> None:
+    def __init__(
+        self, shapes: TargetShapes, page_elems: int, dtype: torch.dtype, *, pins: bool, fp8: bool = False
+    ) -> None:
         self._shapes = shapes
         self._page_elems = page_elems
         self._dtype = dtype
         self._pins = pins
+        self._fp8 = fp8
         self._recipes: Recipes | None = None
-        if find_spec("numba") and dtype in (torch.bfloat16, torch.float32):
+        if find_spec("numba") and not fp8 and dtype in (torch.bfloat16, torch.float32):
             from lora_kernels.numba_pack import is_finite, pack_tiles  # compiles, or finds what it compiled before
 
             self._is_finite, self._pack_tiles = is_finite, pack_tiles
@@ -52,9 +56,7 @@ class Packer:
         if recipe is not None and self._is_sound(recipe, folder.data):
             return self._describe(folder.id, recipe.layout)
         loaded = check_peft(folder, self._shapes)
-        return self._describe(
-            folder.id, plan_layout(loaded.ranks, self._shapes.widths, self._page_elems, loaded.scaled)
-        )
+        return self._describe(folder.id, self._layout(loaded))
 
     def _describe(self, adapter: str, layout: AdapterLayout) -> HostAdapter:
         num_bytes = layout.num_pages * self._page_elems * self._dtype.itemsize
@@ -73,9 +75,12 @@ class Packer:
         if recipe is not None:
             return PackedAdapter(folder.id, recipe.layout, self._pinned(self._follow(recipe, folder.data)))
         loaded = check_peft(folder, self._shapes)
-        layout = plan_layout(loaded.ranks, self._shapes.widths, self._page_elems, loaded.scaled)
+        layout = self._layout(loaded)
         blob = pack_adapter(layout, loaded.blocks, self._page_elems, self._dtype, loaded.scales)
         return PackedAdapter(folder.id, layout, self._pinned(blob))
+
+    def _layout(self, loaded: LoadedAdapter) -> AdapterLayout:
+        return plan_layout(loaded.ranks, self._shapes.widths, self._page_elems, loaded.scaled, self._fp8)
 
     def _follow(self, recipe: Recipe, data: bytes) -> Tensor:
         """The blob [num_pages, page_elems] of an adapter whose weights file is `data`."""

@@ -57,6 +57,7 @@ class ModelRunner:
         self.spec = read_spec(folder)
         self.device = _pick_device(config.device)
         self.dtype = _pick_dtype(config.dtype, self.device)
+        fp8 = _stores_fp8(config.adapter_dtype, self.device, self.dtype)
         self.block_size = config.block_size
         self.max_model_len = _max_model_len(config, self.spec)
         self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}")
@@ -73,7 +74,7 @@ class ModelRunner:
         shape = page_shape(self.spec, config.block_size)
         self.page_bytes = shape.elements * self.dtype.itemsize
         self.num_pages = count_pages(config, self.page_bytes, self.device)
-        self._arena = Arena(shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device)
+        self._arena = Arena(shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device, fp8)
         self.num_host_pages = count_host_pages(config, self.page_bytes)
         self._host_pages = HostPages(self.num_host_pages, shape.elements, self.dtype, self.device)
         self._batch = BatchState(config.max_seqs, self.max_model_len, config.block_size, self.device)
@@ -81,7 +82,7 @@ class ModelRunner:
         self._host = HostStore()
         self._report: Report = lambda _: None
         self._loaders = start_threads(config.fetch_threads, "load")
-        self._packer = Packer(targets, shape.elements, self.dtype, pins=self.device.type == "cuda")
+        self._packer = Packer(targets, shape.elements, self.dtype, pins=self.device.type == "cuda", fp8=fp8)
         self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
 
     @property
@@ -177,6 +178,15 @@ def _pick_dtype(name: str, device: torch.device) -> torch.dtype:
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if device.type == "cuda" or native else torch.float32
+
+
+def _stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Raises ValueError: adapters cannot be stored so."""
+    if adapter_dtype == "fp8" and (device.type != "cuda" or dtype == torch.float32):
+        raise ValueError(
+            f"engine.adapter_dtype fp8 needs device cuda and 16-bit weights, not {device.type} and {dtype}"
+        )
+    return adapter_dtype == "fp8"
 
 
 def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:

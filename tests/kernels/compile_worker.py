@@ -1,6 +1,6 @@
 """Compiles the Triton kernels for a GPU that need not be there, and prints what each one uses. Run as a script.
 
-Prints one JSON object: kernel -> {"REG": ..., "STACK": ..., "LOCAL": ..., "SHARED": ...}.
+Prints one JSON object: kernel -> {"REG": ..., "STACK": ..., "LOCAL": ..., "SHARED": ..., "DOT": [...]}.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import compile_lora
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from lora_kernels.layout import ALIGN, MAX_TILES, RANK_TILE
+from lora_kernels.layout import ALIGN
 from lora_kernels.triton_attention import DECODE_HEIGHT, PREFILL_HEIGHT, attention_kernel, tuning, write_kernel
 from lora_kernels.triton_dora import BLOCK, scale_kernel
-from lora_kernels.triton_lora import BLOCK_K, BLOCK_N, ROW_TILE, expand_kernel, num_splits, shrink_kernel
 
 Case = tuple[str, Any, dict[str, Any], dict[str, int]]
 """Name, kernel, constants, launch options."""
@@ -36,22 +36,15 @@ POINTERS = {
     "key_ptr": "bf16",
     "value_ptr": "bf16",
     "workspace_ptr": "fp32",
+    "sums_ptr": "fp32",
+    "factors_ptr": "fp32",
     "slots_ptr": "i64",
-}
-LORA = {"LAYERS": 32, "TARGETS": 7, "BLOCK_M": ROW_TILE, "BLOCK_R": RANK_TILE, "MAX_TILES": MAX_TILES, "ALIGN": ALIGN}
-GROUPS = {
-    "qkv": ((0, 1, 2), 4096, (4096, 1024, 1024)),
-    "down": ((6,), 1536, (576,)),
 }
 
 
 def cases() -> Iterator[Case]:
-    for name, (group, width, outs) in GROUPS.items():
-        common = {**LORA, "GROUP": group, "SPLITS": num_splits(width)}
-        constants = {**common, "IN_FEATURES": width, "BLOCK_K": BLOCK_K}
-        yield f"shrink {name}", shrink_kernel, constants, {"num_warps": 4, "num_stages": 3}
-        constants = {**common, "OUT_FEATURES": outs, "BLOCK_N": BLOCK_N}
-        yield f"expand {name}", expand_kernel, constants, {"num_warps": 4, "num_stages": 2}
+    yield from compile_lora.cases()
+    for name, (group, _, outs) in compile_lora.GROUPS.items():
         shape = {"LAYERS": 32, "TARGETS": 7, "GROUP": group, "OUT_FEATURES": outs}
         yield (
             f"scale {name}",
@@ -90,7 +83,8 @@ def compile_for(kernel: Any, constants: dict[str, Any], options: dict[str, int],
         if name in constants:
             signature[name] = "constexpr"
         elif name.endswith("_ptr"):
-            signature[name] = "*" + POINTERS.get(name, "i32")
+            is_fp8 = name == "arena_ptr" and constants.get("FP8")
+            signature[name] = "*" + ("i8" if is_fp8 else POINTERS.get(name, "i32"))
             attrs[(index,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "fp32" if name == "scale" else "i32"
@@ -100,7 +94,7 @@ def compile_for(kernel: Any, constants: dict[str, Any], options: dict[str, int],
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-def usage(kernel: Any) -> dict[str, int]:
+def usage(kernel: Any) -> dict[str, Any]:
     """Registers, stack and static memory as `cuobjdump` sees them, and the dynamic shared memory of a launch."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -108,7 +102,13 @@ def usage(kernel: Any) -> dict[str, int]:
         file.flush()
         report = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report.stdout)}
-    return {**found, "SHARED": kernel.metadata.shared}
+    return {**found, "SHARED": kernel.metadata.shared, "DOT": dots(kernel)}
+
+
+def dots(kernel: Any) -> list[str]:
+    """How it multiplies matrices: instructions, and how many neighbours of the inner dimension a thread feeds them."""
+    instructions = re.findall(r"(?:wgmma\.mma_async|mma\.sync)[\w.]+", kernel.asm["ptx"])
+    return sorted({*instructions, *re.findall(r"kWidth = \d+", kernel.asm["ttgir"])})
 
 
 if __name__ == "__main__":

@@ -79,17 +79,18 @@ def lora_case(
     page_elems: int = 2048,
     zero_b: bool = False,
     seed: int = 0,
+    fp8: bool = False,
 ) -> LoraCase:
     """An arena with `adapters[i]` (a rank, or ranks [layers, targets]) at slot i, over scattered pages."""
     shape = shape or Shape()
     generator = torch.Generator().manual_seed(seed)
     per_slot = [np.broadcast_to(np.asarray(ranks, dtype=np.int32), (LAYERS, 7)).copy() for ranks in adapters]
-    layouts = [plan_layout(ranks, shape.widths, page_elems) for ranks in per_slot]
+    layouts = [plan_layout(ranks, shape.widths, page_elems, fp8=fp8) for ranks in per_slot]
     num_pages = 2 * sum(layout.num_pages for layout in layouts) + 2
     arena = torch.full((num_pages, page_elems), float("nan"), dtype=dtype)
     arena[0] = 0
     free = (torch.randperm(num_pages - 1, generator=generator) + 1).tolist()
-    table = LoraTable(len(adapters) + 1, LAYERS, 7, page_elems, torch.device("cpu"))
+    table = LoraTable(len(adapters) + 1, LAYERS, 7, page_elems, torch.device("cpu"), fp8)
     all_blocks, all_pages = [], []
     for slot, (ranks, layout) in enumerate(zip(per_slot, layouts, strict=True)):
         blocks = make_blocks(shape, ranks, generator)

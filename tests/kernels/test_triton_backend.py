@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from backend_checks import CHECKS
 from dora_checks import DORA_CHECKS
+from lora_checks import LORA_CHECKS
 
 ROOT = Path(__file__).parents[2]
-NAMES = [*(name for name in CHECKS if "bf16" not in name), "lora_rows_keep_their_bits", *DORA_CHECKS]
+NAMES = [*(name for name in CHECKS if "bf16" not in name), *DORA_CHECKS, *LORA_CHECKS]
 
 
 @pytest.fixture(scope="module")

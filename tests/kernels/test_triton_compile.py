@@ -49,3 +49,16 @@ def test_no_kernel_spills(compiled, capability):
 def test_shared_memory_fits(compiled, capability):
     limit = SHARED_BYTES[capability]
     assert {name: used for name, used in compiled[capability].items() if used["SHARED"] > limit} == {}
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_every_lora_tile_is_multiplied_by_one_instruction(compiled, capability):
+    """So that a row has the same bits in a tile of any height. Hopper has another (wgmma), for tall ones."""
+    for fp8 in (False, True):
+        kinds = {
+            tuple(used["DOT"])
+            for name, used in compiled[capability].items()
+            if name.startswith(("shrink", "expand")) and name.endswith("fp8") == fp8
+        }
+        instruction = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+        assert kinds == {(f"kWidth = {4 if fp8 else 2}", instruction)}

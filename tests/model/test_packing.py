@@ -12,7 +12,8 @@ from engine.model.lora import TARGETS
 from engine.model.packing import Packer
 from engine.model.peft_loader import AdapterError, TargetShapes, load_peft
 from engine.model.recipes import MOST_KNOWN, Recipes
-from lora_kernels.layout import pack_adapter, plan_layout
+from lora_kernels.layout import LoraTable, ProjectionGroup, pack_adapter, plan_layout
+from lora_kernels.reference import lora_delta
 
 WIDTHS = np.array([(64, 64), (64, 32), (64, 32), (64, 64), (64, 96), (64, 96), (96, 64)], dtype=np.int32)
 SHAPES = TargetShapes(2, TARGETS, WIDTHS, lambda module: None)
@@ -127,3 +128,20 @@ def test_a_known_structure_cut_short_is_refused(tmp_path, end):
     file.write_bytes(file.read_bytes()[:end])
     with pytest.raises(AdapterError, match="damaged or cut short"):
         ours.check(ours.read(str(folder)))
+
+
+def test_in_fp8_an_adapter_takes_half_the_pages(tmp_path):
+    """And multiplies as it did, but for what e4m3's four bits cost."""
+    save_adapter(tmp_path / "x", 20, seed=0)
+    ours, plain = Packer(SHAPES, PAGE, torch.bfloat16, pins=False, fp8=True), packer()
+    folder = ours.read(str(tmp_path / "x"))
+    packed, host = ours.pack(folder), ours.check(folder)
+    assert packed.layout.fp8 and host.num_pages == len(packed.blob)
+    assert host.num_bytes == packed.blob.nbytes < 0.6 * plain.check(folder).num_bytes
+    loaded, table = load_peft(tmp_path / "x", SHAPES), LoraTable(1, 2, 7, PAGE, torch.device("cpu"), fp8=True)
+    table.set(0, packed.layout, tuple(range(host.num_pages)))
+    (layer, target), (a, b) = next(iter(loaded.blocks.items()))
+    group = ProjectionGroup("one", (target,), a.shape[1], (len(b),))
+    delta = lora_delta(torch.eye(a.shape[1]), [0] * a.shape[1], packed.blob.view(-1), table, layer, group)
+    error = (delta - (b @ a).T.float()).norm() / (b @ a).norm()
+    assert 0 < error < 0.05

@@ -34,6 +34,11 @@ def config(folder):
     )
 
 
+def test_adapters_in_fp8_need_a_gpu(config):
+    with pytest.raises(ValueError, match=r"engine\.adapter_dtype fp8 needs device cuda"):
+        ModelRunner(replace(config, adapter_dtype="fp8"))
+
+
 @pytest.fixture
 def runner(config):
     return ModelRunner(config)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from attention_checks import ATTENTION_CHECKS
 from backend_checks import CHECKS, run_lora
 from dora_checks import DORA_CHECKS
 from kernel_cases import lora_case
@@ -45,5 +46,6 @@ if __name__ == "__main__":
     checks = {name: check for name, check in CHECKS.items() if "bf16" not in name}
     checks = {**checks, "lora_rows_keep_their_bits": lora_rows_keep_their_bits}
     runs = {name: partial(check, TritonBackend()) for name, check in checks.items()}
+    runs |= ATTENTION_CHECKS
     runs |= {name: partial(check, triton_dora.prepare) for name, check in DORA_CHECKS.items()}
     print(json.dumps({name: outcome(run) for name, run in runs.items()}))

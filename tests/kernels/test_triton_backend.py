@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from attention_checks import ATTENTION_CHECKS
 from backend_checks import CHECKS
 from dora_checks import DORA_CHECKS
 
 ROOT = Path(__file__).parents[2]
-NAMES = [*(name for name in CHECKS if "bf16" not in name), "lora_rows_keep_their_bits", *DORA_CHECKS]
+NAMES = [*(name for name in CHECKS if "bf16" not in name), "lora_rows_keep_their_bits", *ATTENTION_CHECKS, *DORA_CHECKS]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from compile_attention import PROCESSORS, programs_side_by_side
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).parent / "compile_worker.py"
@@ -49,3 +50,15 @@ def test_no_kernel_spills(compiled, capability):
 def test_shared_memory_fits(compiled, capability):
     limit = SHARED_BYTES[capability]
     assert {name: used for name, used in compiled[capability].items() if used["SHARED"] > limit} == {}
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_decode_programs_fit_side_by_side(compiled, capability):
+    """The number that is launched runs at once: one that had to wait would double the time."""
+    for name, programs in programs_side_by_side(capability).items():
+        used = compiled[capability][name]
+        registers = -(-used["REG"] // 8) * 8 * 128
+        shared = used["SHARED"] + 1024
+        assert programs >= 2
+        assert programs * registers <= 65536
+        assert programs * shared <= PROCESSORS[capability].shared_bytes, name

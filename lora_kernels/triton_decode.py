@@ -141,7 +141,7 @@ def split_size(span, BLOCK_N: tl.constexpr, SPLIT_TOKENS: tl.constexpr, MAX_SPLI
     return tl.maximum(tl.cdiv(tl.cdiv(span, splits), BLOCK_N), 1) * BLOCK_N
 
 
-@triton.jit(do_not_specialize=["num_seqs", "window"])
+@triton.jit(do_not_specialize=["rows_ptr", "contexts_ptr", "tables_ptr", "window", "num_seqs", "table_stride"])
 def decode_kernel(
     out_ptr,
     query_ptr,

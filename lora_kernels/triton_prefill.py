@@ -184,7 +184,7 @@ def prefill_constants(group: int, split: bool, tuning: PrefillTuning) -> dict[st
     return {"SPLIT": split, "BLOCK_M": tuning.height(group), "BLOCK_N": tuning.block_n}
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["query_starts_ptr", "contexts_ptr", "tables_ptr", "window", "table_stride"])
 def prefill_kernel(
     out_ptr,
     query_ptr,

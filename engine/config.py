@@ -13,6 +13,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
 ADAPTER_DTYPES = ("auto", "fp8")
+KV_DTYPES = ("auto", "fp8")
 NESTED = {"interactive": LaneGoals, "batch": LaneGoals, "scheduling": Scheduling}
 
 
@@ -34,6 +35,8 @@ class EngineConfig:
     """auto: cuda where there is one, else cpu."""
     adapter_dtype: str = "auto"
     """auto: adapters are stored in dtype. fp8: in e4m3 with a scale for each rank, in half the pages; on a GPU only."""
+    kv_dtype: str = "auto"
+    """auto: the KV cache is in dtype. fp8: in e4m3, twice as many tokens to a page pool; GPUs of 8.9 and above only."""
     memory_gb: float = 0.0
     """Size of the page pool in GiB; 0: a quarter of free memory, at most 4, on the CPU, and 90 % of it on a GPU."""
     num_pages: int = 0
@@ -69,7 +72,13 @@ class EngineConfig:
     scheduling: Scheduling = field(default_factory=Scheduling)
 
     def __post_init__(self) -> None:
-        choices = {"dtype": DTYPES, "device": DEVICES, "load_format": LOAD_FORMATS, "adapter_dtype": ADAPTER_DTYPES}
+        choices = {
+            "dtype": DTYPES,
+            "device": DEVICES,
+            "load_format": LOAD_FORMATS,
+            "adapter_dtype": ADAPTER_DTYPES,
+            "kv_dtype": KV_DTYPES,
+        }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"engine.{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")

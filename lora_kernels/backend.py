@@ -26,6 +26,7 @@ class AttentionBatch:
             a sequence sees all of them, the one before it one fewer.
         block_tables: int32 [num_seqs, max_blocks]. Page of each block; padded with page 0.
         kv_slots: int64 [num_rows]. `page * block_size + offset` where each row's K and V are written.
+            In a captured step, rows that pad it have a negative one, and context 0: they write and read nothing.
         num_decodes: leading sequences with exactly one query row.
         max_query, max_context: host integers, the largest of the batch.
         host_query_starts, host_context_lens: the same numbers on the host, for loops and launch sizes.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from lora_kernels import triton_attention, triton_lora, triton_lora_plan
+from lora_kernels import triton_kv, triton_lora, triton_lora_plan
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import TorchPointwise
 from lora_kernels.segments import SegmentPlan
+from lora_kernels.triton_attention import PagedAttention
 from lora_kernels.triton_lora_tuning import SHIPPED, LoraTuning
 
 
@@ -22,30 +22,20 @@ class TritonBackend:
 
     def __init__(self, lora_tuning: LoraTuning = SHIPPED) -> None:
         self.pointwise = TorchPointwise()
-        self._batch: AttentionBatch | None = None
-        self._tiles: dict[int, tuple[triton_attention.QueryTiles, ...]] = {}
+        self.paged_attention = PagedAttention()
         self._lora_tuning = lora_tuning
         self._lora_key: tuple[Any, ...] = ()
         self._lora: triton_lora_plan.PreparedLora | None = None
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """See `Backend.write_kv`."""
-        triton_attention.write_kv(kv, key, value, batch)
+        triton_kv.write_kv(kv, key, value, batch.kv_slots)
 
     def attention(
         self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
     ) -> Tensor:
         """See `Backend.attention`."""
-        if batch is not self._batch:
-            self._batch = batch
-            self._tiles = {}
-        group = query.shape[1] // kv.shape[3]
-        if group not in self._tiles:
-            self._tiles[group] = triton_attention.plan_tiles(batch, group)
-        out = torch.empty_like(query)
-        for tiles in self._tiles[group]:
-            triton_attention.attend(out, query, kv, batch, tiles, scale, window)
-        return out
+        return self.paged_attention(query, kv, batch, scale, window)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> triton_lora_plan.PreparedLora | None:
         """See `Backend.prepare_lora`."""

@@ -17,20 +17,24 @@ from lora_kernels.layout import AdapterLayout, LoraTable
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """A page is `block_size` tokens of K and V across all layers, so moving it is one contiguous copy."""
+    """A page is `block_size` tokens of K and V across all layers, so moving it is one contiguous copy.
+
+    With `fp8_kv`, two numbers of K or V (float8_e4m3fn) lie in one 16-bit element of a page.
+    """
 
     layers: int
     block_size: int
     kv_heads: int
     head_dim: int
+    fp8_kv: bool = False
 
     @property
     def elements(self) -> int:
-        return self.layers * 2 * self.block_size * self.kv_heads * self.head_dim
+        return self.layers * 2 * self.block_size * self.kv_heads * self.head_dim // (2 if self.fp8_kv else 1)
 
 
-def page_shape(spec: ModelSpec, block_size: int) -> PageShape:
-    return PageShape(spec.layers, block_size, spec.kv_heads, spec.head_dim)
+def page_shape(spec: ModelSpec, block_size: int, fp8_kv: bool = False) -> PageShape:
+    return PageShape(spec.layers, block_size, spec.kv_heads, spec.head_dim, fp8_kv)
 
 
 class Arena:
@@ -57,7 +61,7 @@ class Arena:
         self.pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
         self.table = LoraTable(max_adapters, shape.layers, len(TARGETS), shape.elements, device, fp8_adapters)
         split = (shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
-        by_layer = self.pages.unflatten(1, split)
+        by_layer = (self.pages.view(torch.float8_e4m3fn) if shape.fp8_kv else self.pages).unflatten(1, split)
         self._kv = tuple(by_layer[:, layer] for layer in range(shape.layers))
         self.copies = make_copies(self.pages)
         self._slots: dict[AdapterId, int] = {}

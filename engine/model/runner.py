@@ -71,7 +71,7 @@ class ModelRunner:
         targets = TargetShapes(
             self.spec.layers, TARGETS, target_widths(self.spec), base_linears(self.spec, source), (folder.name,)
         )
-        shape = page_shape(self.spec, config.block_size)
+        shape = page_shape(self.spec, config.block_size, _has_fp8_kv(config, self.dtype, self.device))
         self.page_bytes = shape.elements * self.dtype.itemsize
         self.num_pages = count_pages(config, self.page_bytes, self.device)
         self._arena = Arena(shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device, fp8)
@@ -187,6 +187,18 @@ def _stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) ->
             f"engine.adapter_dtype fp8 needs device cuda and 16-bit weights, not {device.type} and {dtype}"
         )
     return adapter_dtype == "fp8"
+
+
+def _has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Raises ValueError: it is asked for where it is not supported."""
+    if config.kv_dtype == "auto":
+        return False
+    capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    if not capable or dtype.itemsize != 2:
+        raise ValueError(
+            f"engine.kv_dtype fp8 needs a GPU of compute capability 8.9 and 16-bit weights, not {device.type}, {dtype}"
+        )
+    return True
 
 
 def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:

@@ -5,7 +5,6 @@ Prints one JSON object: kernel -> {"REG": ..., "STACK": ..., "LOCAL": ..., "SHAR
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import subprocess
@@ -15,13 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import compile_attention
 import compile_lora
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from lora_kernels.layout import ALIGN
-from lora_kernels.triton_attention import DECODE_HEIGHT, PREFILL_HEIGHT, attention_kernel, tuning, write_kernel
 from lora_kernels.triton_dora import BLOCK, scale_kernel
 
 Case = tuple[str, Any, dict[str, Any], dict[str, int]]
@@ -38,6 +37,9 @@ POINTERS = {
     "workspace_ptr": "fp32",
     "sums_ptr": "fp32",
     "factors_ptr": "fp32",
+    "totals_ptr": "fp32",
+    "stats_ptr": "fp32",
+    "scales_ptr": "fp32",
     "slots_ptr": "i64",
 }
 
@@ -52,39 +54,18 @@ def cases() -> Iterator[Case]:
             {**shape, "BLOCK": BLOCK, "ALIGN": ALIGN},
             {"num_warps": 4, "num_stages": 1},
         )
-    for head_dim, decode, window in itertools.product((64, 128, 256), (True, False), (True, False)):
-        if head_dim == 128 or not window:
-            yield attention_case(head_dim, decode, window)
-    yield "write", write_kernel, {"BLOCK_SIZE": 16, "WIDTH": 1024, "BLOCK": 1024}, {"num_warps": 4, "num_stages": 1}
-
-
-def attention_case(head_dim: int, decode: bool, window: bool) -> Case:
-    height = DECODE_HEIGHT if decode else PREFILL_HEIGHT
-    options = tuning(head_dim, height)
-    launch = {key: options.pop(key) for key in ("num_warps", "num_stages")}
-    constants = {
-        **options,
-        "DECODE": decode,
-        "HAS_WINDOW": window,
-        "GROUP": 4,
-        "KV_HEADS": 8,
-        "HEAD_DIM": head_dim,
-        "BLOCK_SIZE": 16,
-        "BLOCK_M": height,
-    }
-    name = f"{'decode' if decode else 'prefill'} {head_dim}{' window' if window else ''}"
-    return name, attention_kernel, constants, launch
 
 
 def compile_for(kernel: Any, constants: dict[str, Any], options: dict[str, int], capability: int) -> Any:
     """The kernel compiled for sm_`capability`, with pointers and strides aligned as they are in life."""
     signature, attrs = {}, {}
+    pointers = POINTERS | ({"kv_ptr": "fp8e4nv"} if constants.get("FP8") else {})
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
         elif name.endswith("_ptr"):
             is_fp8 = name == "arena_ptr" and constants.get("FP8")
-            signature[name] = "*" + ("i8" if is_fp8 else POINTERS.get(name, "i32"))
+            signature[name] = "*" + ("i8" if is_fp8 else pointers.get(name, "i32"))
             attrs[(index,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "fp32" if name == "scale" else "i32"
@@ -114,6 +95,7 @@ def dots(kernel: Any) -> list[str]:
 if __name__ == "__main__":
     capability = int(sys.argv[1])
     found = {
-        name: usage(compile_for(kernel, constants, options, capability)) for name, kernel, constants, options in cases()
+        name: usage(compile_for(kernel, constants, options, capability))
+        for name, kernel, constants, options in (*cases(), *compile_attention.cases(capability))
     }
     print(json.dumps(found))

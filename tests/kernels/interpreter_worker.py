@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from attention_checks import ATTENTION_CHECKS
 from backend_checks import CHECKS
 from dora_checks import DORA_CHECKS
 from lora_checks import LORA_CHECKS
@@ -30,6 +31,7 @@ if __name__ == "__main__":
     # The interpreter computes wrongly in bf16: see interpreter_numbers.py, which corrects it where it is needed.
     checks = {name: check for name, check in CHECKS.items() if "bf16" not in name}
     runs = {name: partial(check, TritonBackend()) for name, check in checks.items()}
+    runs |= ATTENTION_CHECKS
     runs |= {name: partial(check, triton_dora.prepare) for name, check in DORA_CHECKS.items()}
     runs |= LORA_CHECKS
     print(json.dumps({name: outcome(run) for name, run in runs.items()}))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from compile_attention import PROCESSORS, programs_side_by_side
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).parent / "compile_worker.py"
@@ -62,3 +63,15 @@ def test_every_lora_tile_is_multiplied_by_one_instruction(compiled, capability):
         }
         instruction = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
         assert kinds == {(f"kWidth = {4 if fp8 else 2}", instruction)}
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_decode_programs_fit_side_by_side(compiled, capability):
+    """The number that is launched runs at once: one that had to wait would double the time."""
+    for name, programs in programs_side_by_side(capability).items():
+        used = compiled[capability][name]
+        registers = -(-used["REG"] // 8) * 8 * 128
+        shared = used["SHARED"] + 1024
+        assert programs >= 2
+        assert programs * registers <= 65536
+        assert programs * shared <= PROCESSORS[capability].shared_bytes, name

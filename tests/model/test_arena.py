@@ -1,5 +1,7 @@
 """Pages are KV and adapter memory at once; slots come and go."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -38,6 +40,17 @@ def test_layers_share_a_page_without_overlap(arena):
     assert arena.pages[3].sum() == SHAPE.elements / 2 * (1 + 2)
     assert arena.pages.sum() == arena.pages[3].sum()
     assert arena.flat.data_ptr() == arena.pages.data_ptr()
+
+
+def test_eight_bit_kv_takes_half_a_page():
+    shape = replace(SHAPE, fp8_kv=True)
+    arena = Arena(shape, num_pages=4, max_adapters=2, dtype=torch.bfloat16, device=CPU)
+    assert shape.elements == SHAPE.elements // 2
+    for layer in range(2):
+        assert arena.kv(layer).shape == (4, 2, 4, 2, 8)
+        arena.kv(layer)[3] = torch.full((2, 4, 2, 8), layer + 1).to(torch.float8_e4m3fn)
+    assert arena.pages[3].view(torch.float8_e4m3fn).float().sum() == SHAPE.elements / 2 * (1 + 2)
+    assert not arena.pages[:3].any()
 
 
 def test_a_loaded_adapter_is_found_through_the_table(arena):

@@ -289,6 +289,13 @@ def test_host_memory_for_pages_is_sized(config, monkeypatch):
     assert ModelRunner(config).num_host_pages == 5
 
 
+def test_eight_bit_kv_is_refused_where_nothing_reads_it(config):
+    with pytest.raises(ValueError, match=r"engine\.kv_dtype fp8 needs a GPU"):
+        ModelRunner(replace(config, kv_dtype="fp8"))
+    with pytest.raises(ValueError, match=r"engine\.kv_dtype must be one of auto, fp8"):
+        replace(config, kv_dtype="int4")
+
+
 def test_too_long_a_context_is_refused(config):
     with pytest.raises(ValueError, match="max_model_len is 129, the model was made for 128"):
         ModelRunner(replace(config, max_model_len=129))

@@ -1,0 +1,134 @@
+"""What decoding and prefilling share: query rows that walk over blocks of a paged context with an online softmax
+(FlashAttention-2, Dao 2023), and how each block is found through the block table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E = 1.4426950408889634
+MIN_DOT = 16
+"""Tensor cores multiply no smaller tiles."""
+FP8 = torch.float8_e4m3fn
+
+
+def block_width(head_dim: int) -> int:
+    """Columns of a tile of heads, a power of two: those beyond `head_dim` are zeros that nobody reads."""
+    return max(MIN_DOT, triton.next_power_of_2(head_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """Attention of one layer, in one step.
+
+    Attributes:
+        out, query: [num_rows, heads, head_dim].
+        kv: [num_pages, 2, block_size, kv_heads, head_dim], strided across pages, in the query's dtype or float8_e4m3fn.
+        scale: of the scores.
+        window: positions that a row sees, up to its own; None: all.
+        kv_scales: fp32 [2, kv_heads]. What stored K and V are multiplied by; None: 1.
+    """
+
+    out: Tensor
+    query: Tensor
+    kv: Tensor
+    scale: float
+    window: int | None = None
+    kv_scales: Tensor | None = None
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head (GQA)."""
+        return self.query.shape[1] // self.kv.shape[3]
+
+    @property
+    def strides(self) -> tuple[int, int, int, int]:
+        """Elements from row to row of the query and of `out`, from page to page, and from K to V."""
+        return self.query.stride(0), self.out.stride(0), self.kv.stride(0), self.kv.stride(1)
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        """Those that all attention kernels are compiled for."""
+        _, _, block_size, kv_heads, head_dim = self.kv.shape
+        return {
+            "HAS_WINDOW": self.window is not None,
+            "HAS_SCALES": self.kv_scales is not None,
+            "FP8": self.kv.dtype == FP8,
+            "GROUP": self.group,
+            "KV_HEADS": kv_heads,
+            "HEAD_DIM": head_dim,
+            "BLOCK_SIZE": block_size,
+            "BLOCK_D": block_width(head_dim),
+        }
+
+
+@triton.jit
+def find_pages(table_ptr, n, end, BLOCK_SIZE: tl.constexpr):
+    """Pages of tokens `n`; the null page from `end` on."""
+    return tl.load(table_ptr + n // BLOCK_SIZE, mask=n < end, other=0)
+
+
+@triton.jit
+def attend_blocks(
+    query,
+    peak,
+    norm,
+    total,
+    head_ptr,
+    table_ptr,
+    begin,
+    end,
+    position,
+    window,
+    scale,
+    page_stride,
+    side_stride,
+    EDGE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Adds context tokens `begin:end` to the softmax (peak, norm, total) of query rows at `position` < `end`.
+
+    Without EDGE the tokens fill whole blocks and every row sees them all, so that nothing is compared.
+    """
+    step = tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)
+    # Pages are looked up one block ahead: a load of K that waits for a load of its page cannot be pipelined.
+    page = find_pages(table_ptr, begin + step, end, BLOCK_SIZE)
+    for block in range(begin, end, BLOCK_N):
+        n = block + step
+        place = page.to(tl.int64) * page_stride + n % BLOCK_SIZE * (KV_HEADS * HEAD_DIM)
+        page = find_pages(table_ptr, n + BLOCK_N, end, BLOCK_SIZE)
+        key_ptr = head_ptr + place[:, None] + d[None, :]
+        if EDGE or HEAD_DIM < BLOCK_D:
+            mask = (d < HEAD_DIM)[None, :] & (n < end)[:, None]
+            key = tl.load(key_ptr, mask=mask, other=0.0)
+            value = tl.load(key_ptr + side_stride, mask=mask, other=0.0)
+        else:
+            key = tl.load(key_ptr)
+            value = tl.load(key_ptr + side_stride)
+        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * scale
+        if EDGE:
+            visible = n[None, :] <= position[:, None]
+            if HAS_WINDOW:
+                visible &= n[None, :] > position[:, None] - window
+            scores = tl.where(visible, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        shift = new_peak
+        if EDGE:
+            # A row that has seen nothing yet: keep -inf - -inf out of the exponent.
+            shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(scores - shift[:, None])
+        fade = tl.exp2(peak - shift)
+        norm = norm * fade + tl.sum(weights, 1)
+        total = tl.dot(weights.to(query.dtype), value.to(query.dtype), total * fade[:, None], input_precision="ieee")
+        peak = new_peak
+    return peak, norm, total

@@ -1,0 +1,194 @@
+"""What the Triton attention kernels must satisfy beyond `backend_checks`, for tunings so small that few tokens make
+many blocks, tiles and splits. To be run under the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from kernel_cases import AttentionCase, attention_case
+from torch import Tensor
+
+from lora_kernels import reference
+from lora_kernels.triton_attention import PagedAttention
+from lora_kernels.triton_context import FP8
+from lora_kernels.triton_decode import DecodeTuning
+from lora_kernels.triton_kv import write_kv
+from lora_kernels.triton_prefill import PrefillTuning
+
+DECODE = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=5)
+PREFILL = PrefillTuning(block_m=16, block_n=16, fill=1)
+SPLITTING = replace(PREFILL, fill=64, split_tokens=16, max_splits=4)
+SPLIT_CONTEXTS = (1, 31, 32, 33, 47, 64, 65, 128, 129, 200, 257)
+"""For 32 tokens a split and at most four: none, exact multiples, one past them, longer splits instead of more."""
+
+
+def attend(
+    case: AttentionCase, window: int | None = None, decode: DecodeTuning = DECODE, prefill: PrefillTuning = PREFILL
+) -> Tensor:
+    write_kv(case.kv, case.key, case.value, case.batch.kv_slots)
+    return PagedAttention(decode, prefill)(case.query, case.kv, case.batch, case.scale, window)
+
+
+def matches_reference(
+    case: AttentionCase, window: int | None = None, decode: DecodeTuning = DECODE, prefill: PrefillTuning = PREFILL
+) -> None:
+    out = attend(case, window, decode, prefill)
+    expected = reference.attention(case.query, case.kv, case.batch, case.scale, window)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def any_group(group: int) -> None:
+    case = attention_case([(1, 40), (1, 7), (6, 21)], heads=2 * group, kv_heads=2)
+    matches_reference(case, prefill=SPLITTING)
+
+
+def any_head(head_dim: int) -> None:
+    matches_reference(attention_case([(1, 70), (3, 20)], head_dim=head_dim, block_size=16), prefill=SPLITTING)
+
+
+def any_split(window: int | None) -> None:
+    matches_reference(attention_case([(1, context) for context in SPLIT_CONTEXTS]), window)
+
+
+def ragged_chunks_beside_decodes(window: int | None) -> None:
+    """Chunks that end in a tile, at its end and one past it; alone and deep in a context; split and not."""
+    chunks = [(1, 90), (8, 8), (1, 1), (16, 16), (17, 50), (9, 100), (2, 33), (1, 33)]
+    for prefill in (PREFILL, SPLITTING):
+        matches_reference(attention_case(chunks), window, prefill=prefill)
+
+
+def part_of(case: AttentionCase, sequence: int) -> AttentionCase:
+    """The same pages and rows, with one sequence in the batch."""
+    batch, (start, stop) = case.batch, case.batch.host_query_starts[sequence : sequence + 2]
+    rows, context = slice(start, stop), batch.host_context_lens[sequence]
+    alone = replace(
+        batch,
+        query_starts=torch.tensor([0, stop - start], dtype=torch.int32),
+        context_lens=batch.context_lens[sequence : sequence + 1],
+        block_tables=batch.block_tables[sequence : sequence + 1],
+        kv_slots=batch.kv_slots[rows],
+        num_decodes=int(stop - start == 1),
+        max_query=stop - start,
+        max_context=context,
+        host_query_starts=(0, stop - start),
+        host_context_lens=(context,),
+    )
+    return replace(case, query=case.query[rows], key=case.key[rows], value=case.value[rows], batch=alone)
+
+
+def rows_keep_their_bits(window: int | None) -> None:
+    """Whoever shares the batch, and however many programs there are."""
+    case = attention_case([(1, context) for context in (33, 1, 200, 64)] + [(9, 60), (20, 20)])
+    together = attend(case, window, prefill=SPLITTING)
+    for sequence, start in enumerate(case.batch.host_query_starts[:-1]):
+        alone = attend(part_of(case, sequence), window, replace(DECODE, programs=1 + sequence), SPLITTING)
+        assert torch.equal(together[start : start + len(alone)], alone)
+
+
+def rows_keep_their_bits_however_a_prompt_is_cut() -> None:
+    whole = attention_case([(40, 40)])
+    out = attend(whole)
+    tail = part_of(whole, 0)
+    rows = slice(29, 40)
+    batch = replace(
+        tail.batch,
+        query_starts=torch.tensor([0, 11], dtype=torch.int32),
+        kv_slots=tail.batch.kv_slots[rows],
+        host_query_starts=(0, 11),
+    )
+    cut = replace(tail, query=tail.query[rows], key=tail.key[rows], value=tail.value[rows], batch=batch)
+    assert torch.equal(attend(cut), out[rows])
+
+
+def padding_rows_become_zero() -> None:
+    """A captured step has rows without a sequence: context 0, and a slot that is none."""
+    case = attention_case([(1, 40), (1, 9), (1, 70), (1, 5)])
+    expected = attend(case)
+    case.batch.context_lens[1] = 0
+    case.batch.block_tables[1] = 0
+    case.batch.kv_slots[1] = -1
+    before = case.kv.clone()
+    case.key[1], case.value[1] = float("nan"), float("nan")
+    out = attend(case)
+    assert torch.equal(case.kv.nan_to_num(7), before.nan_to_num(7))
+    expected[1] = 0
+    assert torch.equal(out, expected)
+
+
+def a_launch_serves_later_contexts() -> None:
+    """One workspace and one batch object, whose tensors change between two steps, as a captured step's do."""
+    attention = PagedAttention(DECODE, PREFILL)
+    case = attention_case([(1, 200), (1, 65), (1, 40)])
+    write_kv(case.kv, case.key, case.value, case.batch.kv_slots)
+    attention.reserve(3, 4, case.kv)
+    for contexts in ((200, 65, 40), (10, 33, 1), (129, 0, 38)):
+        case.batch.context_lens.copy_(torch.tensor(contexts))
+        out = attention(case.query, case.kv, case.batch, case.scale)
+        batch = replace(case.batch, host_context_lens=tuple(max(1, context) for context in contexts))
+        expected = reference.attention(case.query, case.kv, batch, case.scale)
+        expected[[context == 0 for context in contexts]] = 0
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def no_more_decodes_than_reserved() -> None:
+    attention, case = PagedAttention(DECODE, PREFILL), attention_case([(1, 4), (1, 9)])
+    attention.reserve(1, 4, case.kv)
+    with pytest.raises(ValueError, match="2 decodes, and room was reserved for 1"):
+        attention(case.query, case.kv, case.batch, case.scale)
+
+
+def eight_bits(scaled: bool) -> None:
+    """What is stored is what is read, in pages full of NaN; fp16 holds every e4m3 number.
+
+    Numbers are ones that need no rounding: to the next power of two, the interpreter rounds to half of it.
+    """
+    case = attention_case([(1, 90), (1, 33), (9, 40)], heads=6, dtype=torch.float16)
+    key, value = (given.abs().clamp(0.25).copysign(given).to(FP8).half() for given in (case.key, case.value))
+    case = replace(case, key=key, value=value)
+    scales = torch.tensor([[0.25, 0.5], [2.0, 0.125]]) if scaled else None
+    divisor = torch.ones(2, 2) if scales is None else scales
+    kv = case.kv.float().div(divisor[:, None, :, None]).to(FP8)
+    write_kv(kv, case.key, case.value, case.batch.kv_slots, scales)
+    out = PagedAttention(DECODE, SPLITTING)(case.query, kv, case.batch, case.scale, None, scales)
+    stored = kv.float() * divisor[:, None, :, None]
+    page, offset = case.batch.kv_slots // 8, case.batch.kv_slots % 8
+    for side, given in enumerate((case.key, case.value)):
+        assert torch.equal(stored[page, side, offset], given.float())
+    expected = reference.attention(case.query, stored, case.batch, case.scale)
+    torch.testing.assert_close(out.float(), expected, rtol=5e-3, atol=2e-3)
+
+
+def eight_bits_cut_what_is_too_large() -> None:
+    case = attention_case([(1, 1)], dtype=torch.float16)
+    kv = case.kv.to(FP8)
+    case.key[:], case.value[:] = 1000, -1000
+    write_kv(kv, case.key, case.value, case.batch.kv_slots)
+    page, offset = int(case.batch.kv_slots[0]) // 8, int(case.batch.kv_slots[0]) % 8
+    assert (kv[page, 0, offset].float() == 448).all()
+    assert (kv[page, 1, offset].float() == -448).all()
+
+
+ATTENTION_CHECKS: dict[str, Callable[[], None]] = {
+    **{f"attention: group of {group}": partial(any_group, group) for group in range(1, 9)},
+    **{f"attention: head of {size}": partial(any_head, size) for size in (64, 80, 96, 112, 128, 256)},
+    **{f"attention: splits, window {window}": partial(any_split, window) for window in (None, 1, 32, 50, 100)},
+    **{
+        f"attention: chunks, window {window}": partial(ragged_chunks_beside_decodes, window) for window in (None, 5, 30)
+    },
+    **{f"attention: bits, window {window}": partial(rows_keep_their_bits, window) for window in (None, 40)},
+    **{f"attention: eight bits{', scaled' * scaled}": partial(eight_bits, scaled) for scaled in (False, True)},
+    **{
+        f"attention: {check.__name__}": check
+        for check in (
+            rows_keep_their_bits_however_a_prompt_is_cut,
+            padding_rows_become_zero,
+            a_launch_serves_later_contexts,
+            no_more_decodes_than_reserved,
+            eight_bits_cut_what_is_too_large,
+        )
+    },
+}

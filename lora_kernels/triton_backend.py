@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lora_kernels import triton_attention, triton_lora
+from lora_kernels import triton_attention, triton_lora, triton_pointwise
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.layout import LoraTable, ProjectionGroup
-from lora_kernels.pointwise import TorchPointwise
+from lora_kernels.pointwise import HeadNorms
 from lora_kernels.segments import SegmentPlan
 
 
@@ -20,11 +20,17 @@ class TritonBackend:
     name = "triton"
 
     def __init__(self) -> None:
-        self.pointwise = TorchPointwise()
+        self.pointwise = triton_pointwise.TritonPointwise()
         self._batch: AttentionBatch | None = None
         self._tiles: dict[int, tuple[triton_attention.QueryTiles, ...]] = {}
         self._lora_key: tuple[Any, ...] = ()
         self._lora: triton_lora.PreparedLora | None = None
+
+    def rotate_and_write(
+        self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
+        """See `Backend.rotate_and_write`."""
+        return triton_pointwise.rotate_and_write(qkv, kv, batch.kv_slots, cos, sin, norms)
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """See `Backend.write_kv`."""

@@ -1,0 +1,395 @@
+"""From logits to tokens on a GPU: two launches a step, whatever its requests ask for, and no number comes to the host.
+
+The first cuts every row into chunks, shapes their scores (bans, bias, penalties, temperature) and leaves of each chunk
+its highest score and the sum of its exponentials. The second has one program a row. Greedy rows take the best of their
+chunks. Rows without filters find the chunk in which their draw lies, and read that chunk again. Rows with filters need
+an order: they look at the likeliest blocks of eight tokens first, and at the whole row only where a filter may keep
+more than lies there. What a request asks for is read from its words (sampling_words.py); the program that chose its
+token counts it, so that the next step needs nothing from the host either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lora_kernels.sampling_words import DRAWN, FILTERED, GREEDY, SlotWords
+from lora_kernels.triton_ranking import (
+    LOWEST,
+    ONE,
+    find,
+    key_score,
+    likely_mass,
+    order_key,
+    point_in,
+    search,
+    share,
+    tally,
+    weigh,
+)
+
+_FIELDS = SlotWords._fields
+NUM_WORDS = tl.constexpr(len(_FIELDS))
+KIND = tl.constexpr(_FIELDS.index("kind"))
+SEED = tl.constexpr(_FIELDS.index("seed"))
+POSITION = tl.constexpr(_FIELDS.index("position"))
+NUM_GENERATED = tl.constexpr(_FIELDS.index("num_generated"))
+MIN_TOKENS = tl.constexpr(_FIELDS.index("min_tokens"))
+TEMPERATURE = tl.constexpr(_FIELDS.index("temperature"))
+TOP_K = tl.constexpr(_FIELDS.index("top_k"))
+TOP_P = tl.constexpr(_FIELDS.index("top_p"))
+MIN_P = tl.constexpr(_FIELDS.index("min_p"))
+REPETITION = tl.constexpr(_FIELDS.index("repetition"))
+FREQUENCY = tl.constexpr(_FIELDS.index("frequency"))
+PRESENCE = tl.constexpr(_FIELDS.index("presence"))
+NUM_STOPS = tl.constexpr(_FIELDS.index("num_stops"))
+NUM_EDITS = tl.constexpr(_FIELDS.index("num_edits"))
+EDITS = tl.constexpr(_FIELDS.index("edits"))
+SEEN = tl.constexpr(_FIELDS.index("seen"))
+IS_GREEDY = tl.constexpr(GREEDY)
+IS_DRAWN = tl.constexpr(DRAWN)
+IS_FILTERED = tl.constexpr(FILTERED)
+HUGE = tl.constexpr(1e30)
+"""An infinite logit counts as this, which the lowest temperature leaves finite."""
+OFF_TOP_P = tl.constexpr(1 << 62)
+CHUNK_ONE = tl.constexpr(float(1 << 40))
+"""Exponentials of a chunk are integers of 2^-40 of its highest: 2^12 of them are added without an overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTiles:
+    """Sizes, in tokens unless said otherwise. Results do not depend on them.
+
+    Attributes:
+        chunk: what one program shapes.
+        block: neighbours represented by their highest score.
+        keep: blocks looked at before a whole row is.
+        tile: what a pass over a row holds in registers.
+    """
+
+    chunk: int = 4096
+    block: int = 8
+    keep: int = 1024
+    tile: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Room between the launches.
+
+    Attributes:
+        peaks: fp32 [num_rows, num_chunks]. Highest score of each chunk.
+        best: int32, the same shape. Its first token.
+        masses: int64, the same shape. Sum of exponentials, see `CHUNK_ONE`.
+        scores: fp32 [num_rows, padded + padded / block + keep * block], padded being num_chunks * chunk: the row, the
+            highest score of each block, and the blocks looked at first. One number where no row has filters.
+        places: int32 [num_rows, keep]. Which blocks those are.
+    """
+
+    peaks: Tensor
+    best: Tensor
+    masses: Tensor
+    scores: Tensor
+    places: Tensor
+
+
+def sample(
+    logits: Tensor, slots: Tensor, words: Tensor, last: Tensor, any_filters: bool, tiles: SamplingTiles
+) -> Tensor:
+    """Chooses the next token of every row and counts it in the row's words.
+
+    Args:
+        logits: [num_rows, vocab_size], of any floating dtype; not changed. A row of NaN gives some token.
+        slots: int32 [num_rows]. Row of `words` of each row; negative: the row is padding and its token is 0.
+        words: int64 [num_slots, 16]. See `SlotWords`.
+        last: int64 [num_slots]. Takes each slot's token.
+        any_filters: whether any row may be FILTERED.
+
+    Returns:
+        int64 [num_rows].
+    """
+    rows, vocab = logits.shape
+    chunks = triton.cdiv(vocab, tiles.chunk)
+    work = _make_work(rows, chunks, any_filters, tiles, logits.device)
+    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    common = {"CHUNK": tiles.chunk, "BLOCK": tiles.block, "HAS_FILTERS": any_filters, "num_warps": 8}
+    score_kernel[(rows, chunks)](
+        logits, slots, words, work.peaks, work.best, work.masses, work.scores, vocab, chunks, logits.stride(0),
+        work.scores.stride(0), **common,
+    )  # fmt: skip
+    choose_kernel[(rows,)](
+        ids, last, logits, slots, words, work.peaks, work.best, work.masses, work.scores, work.places, vocab, chunks,
+        logits.stride(0), work.scores.stride(0), CHUNKS=triton.next_power_of_2(chunks), KEEP=tiles.keep,
+        TILE=tiles.tile, **common,
+    )  # fmt: skip
+    return ids
+
+
+def _make_work(rows: int, chunks: int, any_filters: bool, tiles: SamplingTiles, device: torch.device) -> Work:
+    padded = chunks * tiles.chunk
+    width = padded + padded // tiles.block + tiles.keep * tiles.block
+    return Work(
+        peaks=torch.empty(rows, chunks, dtype=torch.float32, device=device),
+        best=torch.empty(rows, chunks, dtype=torch.int32, device=device),
+        masses=torch.empty(rows, chunks, dtype=torch.int64, device=device),
+        scores=torch.empty((rows, width) if any_filters else (1, 1), dtype=torch.float32, device=device),
+        places=torch.empty((rows, tiles.keep) if any_filters else (1, 1), dtype=torch.int32, device=device),
+    )
+
+
+@triton.jit
+def load_fp32(word_ptr):
+    return tl.load(word_ptr).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def shape_chunk(logits_ptr, word_ptr, first, vocab, CHUNK: tl.constexpr):
+    """fp32 [CHUNK]: scores of the tokens from `first` on, as the row's words want them; -inf beyond the vocabulary."""
+    token = first + tl.arange(0, CHUNK)
+    mask = token < vocab
+    scores = tl.load(logits_ptr + token, mask=mask, other=float("-inf")).to(tl.float32)
+    scores = tl.where(scores == scores, tl.minimum(scores, HUGE), float("-inf"))
+    num_edits = tl.load(word_ptr + NUM_EDITS)
+    edits_ptr = tl.load(word_ptr + EDITS).to(tl.pointer_type(tl.int64))
+    is_banned = tl.load(word_ptr + NUM_GENERATED) < tl.load(word_ptr + MIN_TOKENS)
+    for i in range(tl.where(is_banned, 0, tl.load(word_ptr + NUM_STOPS)), num_edits):
+        edit = tl.load(edits_ptr + i)
+        edited = (edit >> 32).to(tl.int32)
+        if (edited >= first) & (edited < first + CHUNK):
+            scores += tl.where(token == edited, edit.to(tl.int32).to(tl.float32, bitcast=True), 0.0)
+    seen_address = tl.load(word_ptr + SEEN)
+    if seen_address != 0:
+        seen = tl.load(seen_address.to(tl.pointer_type(tl.int32)) + token, mask=mask, other=0)
+        repetition = load_fp32(word_ptr + REPETITION)
+        repeated = tl.where(scores > 0, tl.div_rn(scores, repetition), scores * repetition)
+        scores = tl.where(seen > 0, repeated, scores)
+        scores -= load_fp32(word_ptr + FREQUENCY) * (seen >> 1).to(tl.float32)
+        scores -= load_fp32(word_ptr + PRESENCE) * (seen > 1).to(tl.float32)
+    if tl.load(word_ptr + KIND) != IS_GREEDY:
+        scores = tl.div_rn(scores, load_fp32(word_ptr + TEMPERATURE))
+    return scores
+
+
+@triton.jit
+def score_kernel(
+    logits_ptr,
+    slots_ptr,
+    words_ptr,
+    peaks_ptr,
+    best_ptr,
+    masses_ptr,
+    scores_ptr,
+    vocab,
+    num_chunks,
+    logits_stride,
+    scores_stride,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_FILTERS: tl.constexpr,
+):
+    """Shapes one (row, chunk), and leaves what `choose_kernel` needs of it."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    if slot >= 0:
+        word_ptr = words_ptr + slot * NUM_WORDS
+        first = chunk * CHUNK
+        scores = shape_chunk(logits_ptr + row * logits_stride, word_ptr, first, vocab, CHUNK)
+        peak, best = tl.max(scores, 0, return_indices=True)
+        place = row * num_chunks + chunk
+        tl.store(peaks_ptr + place, peak)
+        tl.store(best_ptr + place, first + best)
+        kind = tl.load(word_ptr + KIND)
+        if kind != IS_GREEDY:
+            masses = weigh(scores, tl.where(peak == float("-inf"), 0.0, peak), CHUNK_ONE)
+            tl.store(masses_ptr + place, tl.sum(masses, 0))
+        if HAS_FILTERS:
+            if kind == IS_FILTERED:
+                row_ptr = scores_ptr + row * scores_stride
+                tl.store(row_ptr + first + tl.arange(0, CHUNK), scores)
+                tops = tl.max(tl.reshape(scores, (CHUNK // BLOCK, BLOCK)), 1)
+                top_ptr = row_ptr + num_chunks * CHUNK + chunk * (CHUNK // BLOCK)
+                tl.store(top_ptr + tl.arange(0, CHUNK // BLOCK), tops)
+
+
+@triton.jit(do_not_specialize=["num_chunks"])
+def choose_kernel(
+    ids_ptr,
+    last_ptr,
+    logits_ptr,
+    slots_ptr,
+    words_ptr,
+    peaks_ptr,
+    best_ptr,
+    masses_ptr,
+    scores_ptr,
+    places_ptr,
+    vocab,
+    num_chunks,
+    logits_stride,
+    scores_stride,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_FILTERS: tl.constexpr,
+    KEEP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The token of one row, and its counts."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    token = tl.full((), 0, tl.int64)
+    if slot >= 0:
+        word_ptr = words_ptr + slot * NUM_WORDS
+        kind = tl.load(word_ptr + KIND)
+        chunk = tl.arange(0, CHUNKS)
+        is_chunk = chunk < num_chunks
+        peaks = tl.load(peaks_ptr + row * num_chunks + chunk, mask=is_chunk, other=float("-inf"))
+        peak, first_best = tl.max(peaks, 0, return_indices=True)
+        if (kind == IS_GREEDY) | (peak == float("-inf")):
+            token = tl.load(best_ptr + row * num_chunks + first_best).to(tl.int64)
+        else:
+            masses = tl.load(masses_ptr + row * num_chunks + chunk, mask=is_chunk, other=0)
+            fades = tl.exp(peaks - peak)
+            masses = (masses.to(tl.float64) * fades.to(tl.float64)).to(tl.int64)
+            if kind == IS_DRAWN:
+                token = draw(
+                    logits_ptr + row * logits_stride, word_ptr, masses, fades, peaks, vocab, CHUNKS, CHUNK
+                )
+            elif HAS_FILTERS:
+                scale = tl.div_rn(CHUNK_ONE, tl.sum(masses, 0).to(tl.float32)) * (1 << 60)
+                token = draw_filtered(
+                    scores_ptr + row * scores_stride, places_ptr + row * KEEP, word_ptr, peak, scale,
+                    num_chunks * CHUNK, BLOCK, KEEP, TILE,
+                )  # fmt: skip
+        token = tl.minimum(token, vocab - 1)
+        tl.store(last_ptr + slot, token)
+        tl.store(word_ptr + POSITION, tl.load(word_ptr + POSITION) + 1)
+        tl.store(word_ptr + NUM_GENERATED, tl.load(word_ptr + NUM_GENERATED) + 1)
+        seen_address = tl.load(word_ptr + SEEN)
+        if seen_address != 0:
+            seen_ptr = seen_address.to(tl.pointer_type(tl.int32)) + token
+            tl.store(seen_ptr, tl.load(seen_ptr) + 2)
+    tl.store(ids_ptr + row, token)
+
+
+@triton.jit
+def draw(logits_ptr, word_ptr, masses, fades, peaks, vocab, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
+    """int64: the first token, by id, up to which there is more than the row's uniform number of the probability.
+
+    masses, fades, peaks: [CHUNKS]. Probability of each chunk, what made it of the chunk's own sum, its highest score.
+    """
+    through = tl.cumsum(masses, 0)
+    point = point_in(tl.max(through, 0), tl.load(word_ptr + SEED), tl.load(word_ptr + POSITION))
+    chosen = tl.sum((through <= point).to(tl.int32), 0)
+    here = tl.arange(0, CHUNKS) == chosen
+    before = tl.max(tl.where(here, through - masses, 0), 0)
+    fade = tl.max(tl.where(here, fades, 0.0), 0)
+    peak = tl.max(tl.where(here, peaks, float("-inf")), 0)
+    scores = shape_chunk(logits_ptr, word_ptr, chosen * CHUNK, vocab, CHUNK)
+    weights = weigh(scores, peak, CHUNK_ONE)
+    within = ((point - before).to(tl.float64) / fade.to(tl.float64)).to(tl.int64)
+    within = tl.minimum(within, tl.sum(weights, 0) - 1)
+    return chosen.to(tl.int64) * CHUNK + tl.sum((tl.cumsum(weights, 0) <= within).to(tl.int32), 0)
+
+
+@triton.jit
+def draw_filtered(
+    row_ptr,
+    places_ptr,
+    word_ptr,
+    peak,
+    scale,
+    padded,
+    BLOCK: tl.constexpr,
+    KEEP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """int64: the token, in order of scores, up to which there is more than the row's uniform number of what is kept.
+
+    `row_ptr`: as `Work.scores`, with `padded` scores of tokens first.
+    """
+    top_k = tl.load(word_ptr + TOP_K)
+    top_p = tl.load(word_ptr + TOP_P)
+    min_p = tl.load(word_ptr + MIN_P)
+    limited = (top_k > 0) | (min_p > 0)
+    least = share(min_p, weigh(peak, peak, scale))
+    beyond = order_key(peak).to(tl.int64) + 1
+
+    top_ptr = row_ptr + padded
+    first_ptr = top_ptr + padded // BLOCK
+    one = tl.full((), ONE, tl.int64)
+    low = tl.full((), LOWEST, tl.int64)
+    if padded // BLOCK > KEEP:
+        low = search(top_ptr, padded // BLOCK, low, beyond, KEEP, peak, scale, False, TILE) + 1
+    gathered = gather_blocks(row_ptr, top_ptr, first_ptr, places_ptr, padded // BLOCK, low, BLOCK, KEEP, TILE)
+    count, mass = tally(first_ptr, gathered, low, peak, scale, TILE)
+    certain = (top_k > 0) & (count >= top_k)
+    certain |= (min_p > 0) & (weigh(key_score(low.to(tl.int32)), peak, scale) < least)
+    certain |= (limited == 0) & (mass >= share(top_p, one))
+    certain |= low == LOWEST
+    if not certain:
+        low = tl.full((), LOWEST, tl.int64)
+        count, mass = tally(row_ptr, padded, low, peak, scale, TILE)
+    n = tl.where(certain, gathered, padded)
+    offset = tl.where(certain, padded + padded // BLOCK, 0)
+    ptr = row_ptr + offset
+
+    kept = mass
+    if (top_k > 0) & (top_k <= count):
+        kth = search(ptr, n, low, beyond, top_k - 1, peak, scale, False, TILE)
+        above, mass_above = tally(ptr, n, kth + 1, peak, scale, TILE)
+        kept = mass_above + (top_k - above) * weigh(key_score(kth.to(tl.int32)), peak, scale)
+    if min_p > 0:
+        kept = tl.minimum(kept, likely_mass(ptr, n, least, peak, scale, TILE))
+    if top_p < OFF_TOP_P:
+        nucleus = tl.maximum(share(top_p, tl.where(limited, kept, one)), 1)
+        if nucleus <= mass:
+            last = search(ptr, n, low, beyond, nucleus - 1, peak, scale, True, TILE)
+            above, mass_above = tally(ptr, n, last + 1, peak, scale, TILE)
+            weight = weigh(key_score(last.to(tl.int32)), peak, scale)
+            kept = tl.minimum(kept, mass_above + (nucleus - mass_above + weight - 1) // weight * weight)
+    point = point_in(kept, tl.load(word_ptr + SEED), tl.load(word_ptr + POSITION))
+    chosen = search(ptr, n, low, beyond, point, peak, scale, True, TILE)
+    above, mass_above = tally(ptr, n, chosen + 1, peak, scale, TILE)
+    tie = (point - mass_above) // weigh(key_score(chosen.to(tl.int32)), peak, scale)
+    place = find(ptr, n, chosen.to(tl.int32), tie, TILE)
+    if certain:
+        place = tl.load(places_ptr + place // BLOCK).to(tl.int64) * BLOCK + place % BLOCK
+    return place
+
+
+@triton.jit
+def gather_blocks(
+    row_ptr,
+    top_ptr,
+    first_ptr,
+    places_ptr,
+    num_blocks,
+    low,
+    BLOCK: tl.constexpr,
+    KEEP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Puts the blocks whose highest key is at least `low`, at most `KEEP`, side by side; returns their tokens."""
+    gathered = num_blocks * 0
+    for start in range(0, num_blocks, TILE):
+        i = start + tl.arange(0, TILE)
+        tops = tl.load(top_ptr + i, mask=i < num_blocks, other=float("-inf"))
+        wanted = ((order_key(tops) >= low) & (i < num_blocks)).to(tl.int32)
+        place = gathered + tl.cumsum(wanted, 0) - wanted
+        tl.store(places_ptr + place, i, mask=wanted > 0)
+        gathered += tl.sum(wanted, 0)
+    tl.debug_barrier()
+    for start in range(0, gathered * BLOCK, TILE):
+        i = start + tl.arange(0, TILE)
+        block = tl.load(places_ptr + i // BLOCK, mask=i < gathered * BLOCK, other=0)
+        scores = tl.load(row_ptr + block * BLOCK + i % BLOCK, mask=i < gathered * BLOCK, other=float("-inf"))
+        scores = tl.where(order_key(scores) >= low, scores, float("-inf"))
+        tl.store(first_ptr + i, scores, mask=i < gathered * BLOCK)
+    tl.debug_barrier()
+    return gathered * BLOCK

@@ -1,11 +1,13 @@
 """Searching a row of scores without sorting it: the pieces of the sampling kernels.
 
-Tokens are ordered by (score, descending; id, ascending). Every filter keeps a prefix of that order and a draw is a place
-in it, so all of them are one search: for the lowest score from which on there is more than so much (so many tokens, or
-so much probability). A pass over the row measures three candidates at once, which halves the interval twice.
+Tokens are ordered by (score, descending; id, ascending). Every filter keeps a prefix of that order and a draw is a
+place in it, so all of them are one search: how far down until there is more than so much (so many tokens, or so much
+probability). A histogram of the likely scores answers to a sixteenth of a logit; the tokens above that are put side by
+side, and passes over those few, which measure three candidates each, quarter the interval until it is one score.
 
-Probabilities are integers of 2^-60: their sums do not depend on the order in which they are added, which makes a row's
-outcome the same in every batch, for every tile size and on every device that computes the same exponentials.
+Probabilities are integers of 2^-43. Sums of integers do not depend on the order in which they are added, atomically or
+not: a row's outcome is the same in every batch, for every tile size and on every device that computes the same
+exponentials. A bin of the histogram counts tokens in its low bits and probability in those above.
 """
 
 from __future__ import annotations
@@ -13,10 +15,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-ONE = tl.constexpr(1 << 60)
+COUNT_BITS = tl.constexpr(19)
+COUNT_MASK = tl.constexpr((1 << 19) - 1)
+ONE = tl.constexpr(1 << 43)
 """A probability of 1."""
 LOWEST = tl.constexpr(-2139095041)
 """The key of -inf."""
+BINS = tl.constexpr(256)
+BINS_A_LOGIT = tl.constexpr(16)
 
 
 @triton.jit
@@ -62,16 +68,60 @@ def point_in(mass, seed, position):
 
 
 @triton.jit
-def measure(scores, peak, scale, WEIGH: tl.constexpr):
-    """What a token counts for in a search: its probability, or 1."""
+def field(measured, WEIGH: tl.constexpr):
+    """The probability or the number of tokens in what was measured."""
     if WEIGH:
-        return weigh(scores, peak, scale)
-    return (scores == scores).to(tl.int64)
+        return measured >> COUNT_BITS
+    return measured & COUNT_MASK
+
+
+@triton.jit
+def bin_of(scores, peak):
+    """int32: which bin of the histogram a score falls into; BINS for all that are too low for one."""
+    return tl.minimum((peak - scores) * BINS_A_LOGIT, BINS).to(tl.int32)
+
+
+@triton.jit
+def fill_histogram(bins_ptr, row_ptr, n, peak, scale, TILE: tl.constexpr):
+    """int64 [BINS]: what the tokens of each bin, and of those before it, measure."""
+    bins = tl.arange(0, BINS)
+    tl.store(bins_ptr + bins, tl.zeros((BINS,), dtype=tl.int64))
+    tl.debug_barrier()
+    for start in range(0, n, TILE):
+        i = start + tl.arange(0, TILE)
+        scores = tl.load(row_ptr + i, mask=i < n, other=float("-inf"))
+        place = bin_of(scores, peak)
+        measured = (weigh(scores, peak, scale) << COUNT_BITS) | 1
+        tl.atomic_add(bins_ptr + place, measured, mask=place < BINS, sem="relaxed")
+    tl.debug_barrier()
+    return tl.cumsum(tl.load(bins_ptr + bins), 0)
+
+
+@triton.jit
+def gather(to_ptr, row_ptr, n, last_bin, least, peak, scale, TILE: tl.constexpr):
+    """Puts scores of the bins up to `last_bin` side by side, where they weigh at least `least`.
+
+    Returns how many there are, and their probability.
+    """
+    gathered = n * 0
+    mass = tl.zeros((TILE,), dtype=tl.int64)
+    for start in range(0, n, TILE):
+        i = start + tl.arange(0, TILE)
+        scores = tl.load(row_ptr + i, mask=i < n, other=float("-inf"))
+        near = (bin_of(scores, peak) <= last_bin) & (i < n)
+        if tl.max(near.to(tl.int32), 0) > 0:
+            weights = weigh(scores, peak, scale)
+            wanted = (near & (weights >= least)).to(tl.int32)
+            mass += tl.where(wanted > 0, weights, 0)
+            tl.store(to_ptr + gathered + tl.cumsum(wanted, 0) - wanted, scores, mask=wanted > 0)
+            gathered += tl.sum(wanted, 0)
+    tl.debug_barrier()
+    return gathered, tl.sum(mass, 0)
 
 
 @triton.jit
 def search(ptr, n, low, high, target, peak, scale, WEIGH: tl.constexpr, TILE: tl.constexpr):
-    """The highest key from which on `ptr[:n]` measures more than `target`.
+    """The highest key from which on `ptr[:n]` holds more than `target`.
 
     Keys are int64 here. More than `target` lies from `low` on, and not more from `high` on.
     """
@@ -87,7 +137,9 @@ def search(ptr, n, low, high, target, peak, scale, WEIGH: tl.constexpr, TILE: tl
             i = start + tl.arange(0, TILE)
             scores = tl.load(ptr + i, mask=i < n, other=float("-inf"))
             key = order_key(scores)
-            amount = tl.where(i < n, measure(scores, peak, scale, WEIGH), 0)
+            amount = (i < n).to(tl.int64)
+            if WEIGH:
+                amount = weigh(scores, peak, scale)
             from_first += tl.where(key >= first.to(tl.int32), amount, 0)
             from_second += tl.where(key >= second.to(tl.int32), amount, 0)
             from_third += tl.where(key >= third.to(tl.int32), amount, 0)
@@ -115,17 +167,6 @@ def tally(ptr, n, low, peak, scale, TILE: tl.constexpr):
 
 
 @triton.jit
-def likely_mass(ptr, n, least, peak, scale, TILE: tl.constexpr):
-    """int64: the probability of tokens that have at least `least` each."""
-    mass = tl.zeros((TILE,), dtype=tl.int64)
-    for start in range(0, n, TILE):
-        i = start + tl.arange(0, TILE)
-        weights = weigh(tl.load(ptr + i, mask=i < n, other=float("-inf")), peak, scale)
-        mass += tl.where(weights >= least, weights, 0)
-    return tl.sum(mass, 0)
-
-
-@triton.jit
 def find(ptr, n, key, index, TILE: tl.constexpr):
     """int64: the place of the `index`-th (from 0) of `ptr[:n]` with this key, or of the last of them."""
     place = (n * 0).to(tl.int64)
@@ -134,7 +175,9 @@ def find(ptr, n, key, index, TILE: tl.constexpr):
         i = start + tl.arange(0, TILE)
         scores = tl.load(ptr + i, mask=i < n, other=float("-inf"))
         equal = ((order_key(scores) == key) & (i < n)).to(tl.int32)
-        before = seen + tl.cumsum(equal, 0) - equal
-        place = tl.maximum(place, tl.max(tl.where((equal > 0) & (before <= index), i, 0), 0))
-        seen += tl.sum(equal, 0)
+        number = tl.sum(equal, 0)
+        if (number > 0) & (seen <= index):
+            before = seen + tl.cumsum(equal, 0) - equal
+            place = tl.maximum(place, tl.max(tl.where((equal > 0) & (before <= index), i, 0), 0))
+        seen += number
     return place

@@ -3,9 +3,9 @@
 The first cuts every row into chunks, shapes their scores (bans, bias, penalties, temperature) and leaves of each chunk
 its highest score and the sum of its exponentials. The second has one program a row. Greedy rows take the best of their
 chunks. Rows without filters find the chunk in which their draw lies, and read that chunk again. Rows with filters need
-an order: they look at the likeliest blocks of eight tokens first, and at the whole row only where a filter may keep
-more than lies there. What a request asks for is read from its words (sampling_words.py); the program that chose its
-token counts it, so that the next step needs nothing from the host either.
+an order, which is searched and not sorted (triton_ranking.py). What a request asks for is read from its words
+(sampling_words.py); the program that chose its token counts it, so that the next step needs nothing from the host
+either.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from torch import Tensor
 
 from lora_kernels.sampling_words import DRAWN, FILTERED, GREEDY, SlotWords
 from lora_kernels.triton_ranking import (
+    BINS,
+    BINS_A_LOGIT,
     LOWEST,
     ONE,
+    field,
+    fill_histogram,
     find,
+    gather,
     key_score,
-    likely_mass,
     order_key,
     point_in,
     search,
@@ -66,14 +70,10 @@ class SamplingTiles:
 
     Attributes:
         chunk: what one program shapes.
-        block: neighbours represented by their highest score.
-        keep: blocks looked at before a whole row is.
         tile: what a pass over a row holds in registers.
     """
 
     chunk: int = 4096
-    block: int = 8
-    keep: int = 1024
     tile: int = 2048
 
 
@@ -85,16 +85,15 @@ class Work:
         peaks: fp32 [num_rows, num_chunks]. Highest score of each chunk.
         best: int32, the same shape. Its first token.
         masses: int64, the same shape. Sum of exponentials, see `CHUNK_ONE`.
-        scores: fp32 [num_rows, padded + padded / block + keep * block], padded being num_chunks * chunk: the row, the
-            highest score of each block, and the blocks looked at first. One number where no row has filters.
-        places: int32 [num_rows, keep]. Which blocks those are.
+        scores: fp32 [num_rows, 2, num_chunks * chunk]. A row with filters, and those of its scores that may be kept.
+        bins: int64 [num_rows, BINS]. Its histogram. Both are empty where no row has filters.
     """
 
     peaks: Tensor
     best: Tensor
     masses: Tensor
     scores: Tensor
-    places: Tensor
+    bins: Tensor
 
 
 def sample(
@@ -116,28 +115,26 @@ def sample(
     chunks = triton.cdiv(vocab, tiles.chunk)
     work = _make_work(rows, chunks, any_filters, tiles, logits.device)
     ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    common = {"CHUNK": tiles.chunk, "BLOCK": tiles.block, "HAS_FILTERS": any_filters, "num_warps": 8}
+    common = {"CHUNK": tiles.chunk, "num_warps": 8}
     score_kernel[(rows, chunks)](
         logits, slots, words, work.peaks, work.best, work.masses, work.scores, vocab, chunks, logits.stride(0),
-        work.scores.stride(0), **common,
+        **common,
     )  # fmt: skip
     choose_kernel[(rows,)](
-        ids, last, logits, slots, words, work.peaks, work.best, work.masses, work.scores, work.places, vocab, chunks,
-        logits.stride(0), work.scores.stride(0), CHUNKS=triton.next_power_of_2(chunks), KEEP=tiles.keep,
-        TILE=tiles.tile, **common,
+        ids, last, logits, slots, words, work.peaks, work.best, work.masses, work.scores, work.bins, vocab, chunks,
+        logits.stride(0), CHUNKS=triton.next_power_of_2(chunks), TILE=tiles.tile, HAS_FILTERS=any_filters, **common,
     )  # fmt: skip
     return ids
 
 
 def _make_work(rows: int, chunks: int, any_filters: bool, tiles: SamplingTiles, device: torch.device) -> Work:
-    padded = chunks * tiles.chunk
-    width = padded + padded // tiles.block + tiles.keep * tiles.block
+    filtered = rows if any_filters else 0
     return Work(
         peaks=torch.empty(rows, chunks, dtype=torch.float32, device=device),
         best=torch.empty(rows, chunks, dtype=torch.int32, device=device),
         masses=torch.empty(rows, chunks, dtype=torch.int64, device=device),
-        scores=torch.empty((rows, width) if any_filters else (1, 1), dtype=torch.float32, device=device),
-        places=torch.empty((rows, tiles.keep) if any_filters else (1, 1), dtype=torch.int32, device=device),
+        scores=torch.empty(filtered, 2, chunks * tiles.chunk, dtype=torch.float32, device=device),
+        bins=torch.empty(filtered, BINS.value, dtype=torch.int64, device=device),
     )
 
 
@@ -177,7 +174,7 @@ def shape_chunk(logits_ptr, word_ptr, first, vocab, CHUNK: tl.constexpr):
 @triton.jit
 def score_kernel(
     logits_ptr,
-    slots_ptr,
+    row_slots_ptr,
     words_ptr,
     peaks_ptr,
     best_ptr,
@@ -186,15 +183,12 @@ def score_kernel(
     vocab,
     num_chunks,
     logits_stride,
-    scores_stride,
     CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_FILTERS: tl.constexpr,
 ):
     """Shapes one (row, chunk), and leaves what `choose_kernel` needs of it."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    slot = tl.load(slots_ptr + row).to(tl.int64)
+    slot = tl.load(row_slots_ptr + row).to(tl.int64)
     if slot >= 0:
         word_ptr = words_ptr + slot * NUM_WORDS
         first = chunk * CHUNK
@@ -207,13 +201,8 @@ def score_kernel(
         if kind != IS_GREEDY:
             masses = weigh(scores, tl.where(peak == float("-inf"), 0.0, peak), CHUNK_ONE)
             tl.store(masses_ptr + place, tl.sum(masses, 0))
-        if HAS_FILTERS:
-            if kind == IS_FILTERED:
-                row_ptr = scores_ptr + row * scores_stride
-                tl.store(row_ptr + first + tl.arange(0, CHUNK), scores)
-                tops = tl.max(tl.reshape(scores, (CHUNK // BLOCK, BLOCK)), 1)
-                top_ptr = row_ptr + num_chunks * CHUNK + chunk * (CHUNK // BLOCK)
-                tl.store(top_ptr + tl.arange(0, CHUNK // BLOCK), tops)
+        if kind == IS_FILTERED:
+            tl.store(scores_ptr + row * 2 * num_chunks * CHUNK + first + tl.arange(0, CHUNK), scores)
 
 
 @triton.jit(do_not_specialize=["num_chunks"])
@@ -221,27 +210,24 @@ def choose_kernel(
     ids_ptr,
     last_ptr,
     logits_ptr,
-    slots_ptr,
+    row_slots_ptr,
     words_ptr,
     peaks_ptr,
     best_ptr,
     masses_ptr,
     scores_ptr,
-    places_ptr,
+    bins_ptr,
     vocab,
     num_chunks,
     logits_stride,
-    scores_stride,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
     HAS_FILTERS: tl.constexpr,
-    KEEP: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """The token of one row, and its counts."""
     row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots_ptr + row).to(tl.int64)
+    slot = tl.load(row_slots_ptr + row).to(tl.int64)
     token = tl.full((), 0, tl.int64)
     if slot >= 0:
         word_ptr = words_ptr + slot * NUM_WORDS
@@ -257,15 +243,13 @@ def choose_kernel(
             fades = tl.exp(peaks - peak)
             masses = (masses.to(tl.float64) * fades.to(tl.float64)).to(tl.int64)
             if kind == IS_DRAWN:
-                token = draw(
-                    logits_ptr + row * logits_stride, word_ptr, masses, fades, peaks, vocab, CHUNKS, CHUNK
-                )
+                token = draw(logits_ptr + row * logits_stride, word_ptr, masses, fades, peaks, vocab, CHUNKS, CHUNK)
             elif HAS_FILTERS:
-                scale = tl.div_rn(CHUNK_ONE, tl.sum(masses, 0).to(tl.float32)) * (1 << 60)
+                scale = tl.div_rn(CHUNK_ONE, tl.sum(masses, 0).to(tl.float32)) * ONE
+                padded = num_chunks * CHUNK
                 token = draw_filtered(
-                    scores_ptr + row * scores_stride, places_ptr + row * KEEP, word_ptr, peak, scale,
-                    num_chunks * CHUNK, BLOCK, KEEP, TILE,
-                )  # fmt: skip
+                    scores_ptr + row * 2 * padded, bins_ptr + row * BINS, word_ptr, peak, scale, padded, TILE
+                )
         token = tl.minimum(token, vocab - 1)
         tl.store(last_ptr + slot, token)
         tl.store(word_ptr + POSITION, tl.load(word_ptr + POSITION) + 1)
@@ -298,98 +282,48 @@ def draw(logits_ptr, word_ptr, masses, fades, peaks, vocab, CHUNKS: tl.constexpr
 
 
 @triton.jit
-def draw_filtered(
-    row_ptr,
-    places_ptr,
-    word_ptr,
-    peak,
-    scale,
-    padded,
-    BLOCK: tl.constexpr,
-    KEEP: tl.constexpr,
-    TILE: tl.constexpr,
-):
+def draw_filtered(row_ptr, bins_ptr, word_ptr, peak, scale, padded, TILE: tl.constexpr):
     """int64: the token, in order of scores, up to which there is more than the row's uniform number of what is kept.
 
-    `row_ptr`: as `Work.scores`, with `padded` scores of tokens first.
+    `row_ptr`: `padded` scores, and room for as many.
     """
     top_k = tl.load(word_ptr + TOP_K)
     top_p = tl.load(word_ptr + TOP_P)
     min_p = tl.load(word_ptr + MIN_P)
     limited = (top_k > 0) | (min_p > 0)
-    least = share(min_p, weigh(peak, peak, scale))
-    beyond = order_key(peak).to(tl.int64) + 1
-
-    top_ptr = row_ptr + padded
-    first_ptr = top_ptr + padded // BLOCK
     one = tl.full((), ONE, tl.int64)
-    low = tl.full((), LOWEST, tl.int64)
-    if padded // BLOCK > KEEP:
-        low = search(top_ptr, padded // BLOCK, low, beyond, KEEP, peak, scale, False, TILE) + 1
-    gathered = gather_blocks(row_ptr, top_ptr, first_ptr, places_ptr, padded // BLOCK, low, BLOCK, KEEP, TILE)
-    count, mass = tally(first_ptr, gathered, low, peak, scale, TILE)
-    certain = (top_k > 0) & (count >= top_k)
-    certain |= (min_p > 0) & (weigh(key_score(low.to(tl.int32)), peak, scale) < least)
-    certain |= (limited == 0) & (mass >= share(top_p, one))
-    certain |= low == LOWEST
-    if not certain:
-        low = tl.full((), LOWEST, tl.int64)
-        count, mass = tally(row_ptr, padded, low, peak, scale, TILE)
-    n = tl.where(certain, gathered, padded)
-    offset = tl.where(certain, padded + padded // BLOCK, 0)
-    ptr = row_ptr + offset
+
+    # The bins that hold what the filters keep, and the tokens in them.
+    through = fill_histogram(bins_ptr, row_ptr, padded, peak, scale, TILE)
+    last_bin = tl.full((), BINS, tl.int32)
+    if top_k > 0:
+        last_bin = tl.sum((field(through, False) < top_k).to(tl.int32), 0)
+    elif not limited:
+        last_bin = tl.sum((field(through, True) < share(top_p, one)).to(tl.int32), 0)
+    if min_p > 0:
+        distance = -tl.log(min_p.to(tl.float32) / (1 << 62)) * BINS_A_LOGIT
+        last_bin = tl.minimum(last_bin, tl.minimum(distance, BINS).to(tl.int32) + 2)
+    ptr = row_ptr + padded
+    least = share(min_p, weigh(peak, peak, scale))
+    n, mass = gather(ptr, row_ptr, padded, last_bin, least, peak, scale, TILE)
+    low = order_key(peak - (last_bin + 2).to(tl.float32) / BINS_A_LOGIT).to(tl.int64)
+    low = tl.where(last_bin < BINS, low, LOWEST)
+    high = order_key(peak).to(tl.int64) + 1
 
     kept = mass
-    if (top_k > 0) & (top_k <= count):
-        kth = search(ptr, n, low, beyond, top_k - 1, peak, scale, False, TILE)
+    if (top_k > 0) & (top_k <= n):
+        kth = search(ptr, n, low, high, top_k - 1, peak, scale, False, TILE)
         above, mass_above = tally(ptr, n, kth + 1, peak, scale, TILE)
         kept = mass_above + (top_k - above) * weigh(key_score(kth.to(tl.int32)), peak, scale)
-    if min_p > 0:
-        kept = tl.minimum(kept, likely_mass(ptr, n, least, peak, scale, TILE))
     if top_p < OFF_TOP_P:
         nucleus = tl.maximum(share(top_p, tl.where(limited, kept, one)), 1)
         if nucleus <= mass:
-            last = search(ptr, n, low, beyond, nucleus - 1, peak, scale, True, TILE)
+            last = search(ptr, n, low, high, nucleus - 1, peak, scale, True, TILE)
             above, mass_above = tally(ptr, n, last + 1, peak, scale, TILE)
             weight = weigh(key_score(last.to(tl.int32)), peak, scale)
             kept = tl.minimum(kept, mass_above + (nucleus - mass_above + weight - 1) // weight * weight)
     point = point_in(kept, tl.load(word_ptr + SEED), tl.load(word_ptr + POSITION))
-    chosen = search(ptr, n, low, beyond, point, peak, scale, True, TILE)
+    chosen = search(ptr, n, low, high, point, peak, scale, True, TILE)
     above, mass_above = tally(ptr, n, chosen + 1, peak, scale, TILE)
     tie = (point - mass_above) // weigh(key_score(chosen.to(tl.int32)), peak, scale)
-    place = find(ptr, n, chosen.to(tl.int32), tie, TILE)
-    if certain:
-        place = tl.load(places_ptr + place // BLOCK).to(tl.int64) * BLOCK + place % BLOCK
-    return place
-
-
-@triton.jit
-def gather_blocks(
-    row_ptr,
-    top_ptr,
-    first_ptr,
-    places_ptr,
-    num_blocks,
-    low,
-    BLOCK: tl.constexpr,
-    KEEP: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Puts the blocks whose highest key is at least `low`, at most `KEEP`, side by side; returns their tokens."""
-    gathered = num_blocks * 0
-    for start in range(0, num_blocks, TILE):
-        i = start + tl.arange(0, TILE)
-        tops = tl.load(top_ptr + i, mask=i < num_blocks, other=float("-inf"))
-        wanted = ((order_key(tops) >= low) & (i < num_blocks)).to(tl.int32)
-        place = gathered + tl.cumsum(wanted, 0) - wanted
-        tl.store(places_ptr + place, i, mask=wanted > 0)
-        gathered += tl.sum(wanted, 0)
-    tl.debug_barrier()
-    for start in range(0, gathered * BLOCK, TILE):
-        i = start + tl.arange(0, TILE)
-        block = tl.load(places_ptr + i // BLOCK, mask=i < gathered * BLOCK, other=0)
-        scores = tl.load(row_ptr + block * BLOCK + i % BLOCK, mask=i < gathered * BLOCK, other=float("-inf"))
-        scores = tl.where(order_key(scores) >= low, scores, float("-inf"))
-        tl.store(first_ptr + i, scores, mask=i < gathered * BLOCK)
-    tl.debug_barrier()
-    return gathered * BLOCK
+    return find(row_ptr, padded, chosen.to(tl.int32), tie, TILE)

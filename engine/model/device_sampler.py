@@ -113,7 +113,10 @@ class DeviceSampler:
         """See `TokenSampler.add`. Raises ValueError when every slot is taken."""
         if not self._free:
             raise ValueError(f"request {request_id} finds every one of {len(self._words)} slots taken")
-        stops, (bias_ids, bias) = stops_of(params, self.eos_token_ids, self.vocab_size), bias_of(params, self.vocab_size)
+        stops, (bias_ids, bias) = (
+            stops_of(params, self.eos_token_ids, self.vocab_size),
+            bias_of(params, self.vocab_size),
+        )
         forbidden = np.full(len(stops), -np.inf, dtype=np.float32)
         edits = self._upload(pack_edits(np.append(stops, bias_ids), np.append(forbidden, bias)))
         seen = self._upload_seen(tokens, num_prompt) if has_penalties(params) else None

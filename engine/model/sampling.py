@@ -43,9 +43,7 @@ class TokenSampler(Protocol):
         """
 
 
-def make_sampler(
-    vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...], max_seqs: int
-) -> TokenSampler:
+def make_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...], max_seqs: int) -> TokenSampler:
     """The device's sampler.
 
     Args:

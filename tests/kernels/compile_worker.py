@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import compile_step
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -37,6 +38,7 @@ POINTERS = {
     "value_ptr": "bf16",
     "workspace_ptr": "fp32",
     "slots_ptr": "i64",
+    **compile_step.POINTERS,
 }
 LORA = {"LAYERS": 32, "TARGETS": 7, "BLOCK_M": ROW_TILE, "BLOCK_R": RANK_TILE, "MAX_TILES": MAX_TILES, "ALIGN": ALIGN}
 GROUPS = {
@@ -63,6 +65,7 @@ def cases() -> Iterator[Case]:
         if head_dim == 128 or not window:
             yield attention_case(head_dim, decode, window)
     yield "write", write_kernel, {"BLOCK_SIZE": 16, "WIDTH": 1024, "BLOCK": 1024}, {"num_warps": 4, "num_stages": 1}
+    yield from compile_step.cases()
 
 
 def attention_case(head_dim: int, decode: bool, window: bool) -> Case:

@@ -8,6 +8,8 @@ side, and passes over those few, which measure three candidates each, quarter th
 Probabilities are integers of 2^-43. Sums of integers do not depend on the order in which they are added, atomically or
 not: a row's outcome is the same in every batch, for every tile size and on every device that computes the same
 exponentials. A bin of the histogram counts tokens in its low bits and probability in those above.
+
+Whatever is passed over is `n` scores and then -inf up to the end of a tile.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import triton
 import triton.language as tl
 
 COUNT_BITS = tl.constexpr(19)
-COUNT_MASK = tl.constexpr((1 << 19) - 1)
+COUNT_MASK = tl.constexpr((1 << COUNT_BITS.value) - 1)
 ONE = tl.constexpr(1 << 43)
 """A probability of 1."""
 LOWEST = tl.constexpr(-2139095041)
@@ -89,7 +91,7 @@ def fill_histogram(bins_ptr, row_ptr, n, peak, scale, TILE: tl.constexpr):
     tl.debug_barrier()
     for start in range(0, n, TILE):
         i = start + tl.arange(0, TILE)
-        scores = tl.load(row_ptr + i, mask=i < n, other=float("-inf"))
+        scores = tl.load(row_ptr + i)
         place = bin_of(scores, peak)
         measured = (weigh(scores, peak, scale) << COUNT_BITS) | 1
         tl.atomic_add(bins_ptr + place, measured, mask=place < BINS, sem="relaxed")
@@ -101,20 +103,22 @@ def fill_histogram(bins_ptr, row_ptr, n, peak, scale, TILE: tl.constexpr):
 def gather(to_ptr, row_ptr, n, last_bin, least, peak, scale, TILE: tl.constexpr):
     """Puts scores of the bins up to `last_bin` side by side, where they weigh at least `least`.
 
-    Returns how many there are, and their probability.
+    Returns how many there are, and their probability. The last tile is filled up with -inf.
     """
     gathered = n * 0
     mass = tl.zeros((TILE,), dtype=tl.int64)
     for start in range(0, n, TILE):
         i = start + tl.arange(0, TILE)
-        scores = tl.load(row_ptr + i, mask=i < n, other=float("-inf"))
-        near = (bin_of(scores, peak) <= last_bin) & (i < n)
+        scores = tl.load(row_ptr + i)
+        near = bin_of(scores, peak) <= last_bin
         if tl.max(near.to(tl.int32), 0) > 0:
             weights = weigh(scores, peak, scale)
             wanted = (near & (weights >= least)).to(tl.int32)
             mass += tl.where(wanted > 0, weights, 0)
             tl.store(to_ptr + gathered + tl.cumsum(wanted, 0) - wanted, scores, mask=wanted > 0)
             gathered += tl.sum(wanted, 0)
+    tail = gathered + tl.arange(0, TILE)
+    tl.store(to_ptr + tail, float("-inf"), mask=tail < tl.cdiv(gathered, TILE) * TILE)
     tl.debug_barrier()
     return gathered, tl.sum(mass, 0)
 
@@ -135,9 +139,9 @@ def search(ptr, n, low, high, target, peak, scale, WEIGH: tl.constexpr, TILE: tl
         from_third = tl.zeros((TILE,), dtype=tl.int64)
         for start in range(0, n, TILE):
             i = start + tl.arange(0, TILE)
-            scores = tl.load(ptr + i, mask=i < n, other=float("-inf"))
+            scores = tl.load(ptr + i)
             key = order_key(scores)
-            amount = (i < n).to(tl.int64)
+            amount = tl.full((TILE,), 1, tl.int64)
             if WEIGH:
                 amount = weigh(scores, peak, scale)
             from_first += tl.where(key >= first.to(tl.int32), amount, 0)
@@ -159,8 +163,8 @@ def tally(ptr, n, low, peak, scale, TILE: tl.constexpr):
     mass = tl.zeros((TILE,), dtype=tl.int64)
     for start in range(0, n, TILE):
         i = start + tl.arange(0, TILE)
-        scores = tl.load(ptr + i, mask=i < n, other=float("-inf"))
-        above = (order_key(scores) >= low) & (i < n)
+        scores = tl.load(ptr + i)
+        above = order_key(scores) >= low
         count += above.to(tl.int64)
         mass += tl.where(above, weigh(scores, peak, scale), 0)
     return tl.sum(count, 0), tl.sum(mass, 0)
@@ -173,8 +177,8 @@ def find(ptr, n, key, index, TILE: tl.constexpr):
     seen = place
     for start in range(0, n, TILE):
         i = start + tl.arange(0, TILE)
-        scores = tl.load(ptr + i, mask=i < n, other=float("-inf"))
-        equal = ((order_key(scores) == key) & (i < n)).to(tl.int32)
+        scores = tl.load(ptr + i)
+        equal = (order_key(scores) == key).to(tl.int32)
         number = tl.sum(equal, 0)
         if (number > 0) & (seen <= index):
             before = seen + tl.cumsum(equal, 0) - equal

@@ -21,6 +21,7 @@ from lora_kernels.sampling_words import DRAWN, FILTERED, GREEDY, SlotWords
 from lora_kernels.triton_ranking import (
     BINS,
     BINS_A_LOGIT,
+    COUNT_BITS,
     LOWEST,
     ONE,
     field,
@@ -36,6 +37,8 @@ from lora_kernels.triton_ranking import (
     weigh,
 )
 
+MAX_VOCAB = 1 << COUNT_BITS.value
+"""A row and its padding are counted in so many bits."""
 _FIELDS = SlotWords._fields
 NUM_WORDS = tl.constexpr(len(_FIELDS))
 KIND = tl.constexpr(_FIELDS.index("kind"))
@@ -70,7 +73,7 @@ class SamplingTiles:
 
     Attributes:
         chunk: what one program shapes.
-        tile: what a pass over a row holds in registers.
+        tile: what a pass over a row holds in registers; divides `chunk`.
     """
 
     chunk: int = 4096
@@ -160,7 +163,8 @@ def shape_chunk(logits_ptr, word_ptr, first, vocab, CHUNK: tl.constexpr):
             scores += tl.where(token == edited, edit.to(tl.int32).to(tl.float32, bitcast=True), 0.0)
     seen_address = tl.load(word_ptr + SEEN)
     if seen_address != 0:
-        seen = tl.load(seen_address.to(tl.pointer_type(tl.int32)) + token, mask=mask, other=0)
+        seen_ptr = tl.multiple_of(seen_address.to(tl.pointer_type(tl.int32)), 16)
+        seen = tl.load(seen_ptr + token, mask=mask, other=0)
         repetition = load_fp32(word_ptr + REPETITION)
         repeated = tl.where(scores > 0, tl.div_rn(scores, repetition), scores * repetition)
         scores = tl.where(seen > 0, repeated, scores)

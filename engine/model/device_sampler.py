@@ -20,7 +20,7 @@ from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
 from engine.model.sampler import GREEDY_BELOW, TokenCounts, bias_of, has_filters, has_penalties, stops_of
 from lora_kernels.sampling_words import DRAWN, FILTERED, GREEDY, SlotWords, pack_edits
 from lora_kernels.triton_logprobs import logprobs
-from lora_kernels.triton_sampling import SamplingTiles, sample
+from lora_kernels.triton_sampling import MAX_VOCAB, SamplingTiles, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,9 @@ class DeviceSampler:
 
     Attributes:
         last_tokens: int64 [max_seqs], at a fixed address. Each slot's last sampled token.
+
+    Raises:
+        ValueError: the vocabulary is too large for the kernels.
     """
 
     def __init__(
@@ -100,6 +103,8 @@ class DeviceSampler:
         max_seqs: int = 64,
         tiles: SamplingTiles | None = None,
     ) -> None:
+        if vocab_size >= MAX_VOCAB:
+            raise ValueError(f"a vocabulary of {vocab_size} is larger than {MAX_VOCAB - 1}")
         self.vocab_size = vocab_size
         self.device = device
         self.eos_token_ids = eos_token_ids
@@ -150,19 +155,29 @@ class DeviceSampler:
         """int32 [len(request_ids)], for a step that uploads everything at once; pad it with -1."""
         return np.array([self._entries[request_id].slot for request_id in request_ids], dtype=np.int32)
 
-    def start(self, logits: Tensor, request_ids: Sequence[str], slots: Tensor | None = None) -> DeviceSample:
-        """See `TokenSampler.start`.
+    def start(self, logits: Tensor, request_ids: Sequence[str]) -> DeviceSample:
+        """See `TokenSampler.start`."""
+        any_filters = any(self._entries[request_id].is_filtered for request_id in request_ids)
+        return self.collect(
+            self.choose(logits, self._upload(self.slots(request_ids)), any_filters), logits, request_ids
+        )
+
+    def choose(self, logits: Tensor, slots: Tensor, any_filters: bool = True) -> Tensor:
+        """The launches alone, whose shapes depend on those of the arguments only: a CUDA graph may hold them.
 
         Args:
             logits: [num_rows, vocab_size]; rows beyond the requests are padding.
-            slots: `self.slots(request_ids)`, padded, on the device already; None: it is uploaded now.
+            slots: `self.slots(request_ids)` on the device, padded with -1.
+            any_filters: False promises that no request has top-k, top-p or min-p.
+
+        Returns:
+            int64 [num_rows], 0 in padding.
         """
-        entries = [self._entries[request_id] for request_id in request_ids]
-        if slots is None:
-            slots = self._upload(self.slots(request_ids))
-        any_filters = any(entry.is_filtered for entry in entries)
-        ids = sample(logits, slots, self._words, self.last_tokens, any_filters, self._tiles)
-        host_logprobs = self._start_logprobs(logits, ids, entries)
+        return sample(logits, slots, self._words, self.last_tokens, any_filters, self._tiles)
+
+    def collect(self, ids: Tensor, logits: Tensor, request_ids: Sequence[str]) -> DeviceSample:
+        """Begins to copy the tokens of `choose`, and what was asked for besides, to the host."""
+        host_logprobs = self._start_logprobs(logits, ids, [self._entries[request_id] for request_id in request_ids])
         host_ids = self._download(ids)
         ready = torch.cuda.Event() if ids.is_cuda else None
         if ready is not None:

@@ -48,10 +48,8 @@ def weigh(scores, peak, scale):
 
 @triton.jit
 def share(part, mass):
-    """int64: part 2^-62 of mass, rounded up. `part` is at most 2^62, `mass` at most 2^61."""
-    part = part.to(tl.uint64)
-    whole = mass.to(tl.uint64) << 2
-    return tl.umulhi(part, whole).to(tl.int64) + ((part * whole) != 0).to(tl.int64)
+    """int64: part 2^-62 of mass, cut off. `part` is at most 2^62, `mass` at most 2^61."""
+    return tl.umulhi(part.to(tl.uint64), mass.to(tl.uint64) << 2).to(tl.int64)
 
 
 @triton.jit

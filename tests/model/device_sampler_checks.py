@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.core.types import SampledToken, SamplingParams
 from engine.model.device_sampler import DeviceSampler
+from engine.model.draws import uniforms
 from engine.model.sampler import Sampler
 from lora_kernels.triton_sampling import SamplingTiles
 
@@ -93,18 +94,16 @@ def filters_among_ties() -> None:
 
 
 def filters_wider_than_the_histogram() -> None:
-    """What is kept lies further below the best than bins reach."""
-    wide = {"temperature": 1.0}
-    params = [
-        SamplingParams(seed=1, top_k=90, **wide),
-        SamplingParams(seed=2, top_p=1 - 1e-9, **wide),
-        SamplingParams(seed=3, min_p=1e-9, **wide),
-        SamplingParams(seed=4, min_p=1e-9, top_k=95, top_p=0.999999, **wide),
-    ]
-    logits = random_logits(1, 100, spread=1.0).sort().values * 12
-    pair = Pair(100, params)
-    for _ in range(2):
-        pair.agree(logits.expand(4, -1))
+    """One likely token, and so many beyond the reach of bins that a large uniform number falls among them."""
+    vocab = 60_000
+    draws = uniforms(np.arange(4000, dtype=np.uint64), np.array([len(PROMPT)], dtype=np.uint64))
+    seeds = np.argsort(-draws)[:2].tolist()
+    filters = {"top_k": vocab - 10}, {"top_k": vocab - 10, "top_p": 0.99999}
+    params = [SamplingParams(seed=seed, **kept) for seed, kept in zip(seeds, filters, strict=True)]
+    logits = torch.arange(vocab).flip(0) * 1e-6 - 17.0
+    logits[123] = 0.0
+    tokens = Pair(vocab, params, tiles=SamplingTiles(chunk=8192, tile=8192)).agree(logits.expand(2, -1))
+    assert 123 not in tokens
 
 
 def equal_tokens_are_cut_by_id() -> None:

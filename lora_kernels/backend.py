@@ -1,4 +1,4 @@
-"""The one door to the kernels: a protocol of four calls, and three more for what lies between (pointwise.py).
+"""The one door to the kernels: a protocol of five calls, and three more for what lies between (pointwise.py).
 
 All tensors of one call live on one device. KV of a layer is a view of the arena, [num_pages, 2, block_size, kv_heads,
 head_dim] with 0 = K and 1 = V, strided across pages. Adapter rows are read from the same arena, flat: [num_elements].
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from lora_kernels.layout import LoraTable, ProjectionGroup
-from lora_kernels.pointwise import Pointwise
+from lora_kernels.pointwise import HeadNorms, Pointwise
 from lora_kernels.segments import SegmentPlan
 
 
@@ -51,6 +51,19 @@ class Backend(Protocol):
     @property
     def pointwise(self) -> Pointwise:
         """What a decoder does between its products."""
+
+    def rotate_and_write(
+        self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
+        """From the fused projection to attention: head norms, the rotary embedding, and `write_kv`.
+
+        Args:
+            qkv: [num_rows, (heads + 2 * kv_heads) * head_dim], query, key and value side by side; may be changed.
+            cos, sin: as in `Pointwise.rotate`.
+
+        Returns:
+            The query, [num_rows, heads, head_dim].
+        """
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """Stores this step's K and V ([num_rows, kv_heads, head_dim]) at `batch.kv_slots` of one layer's KV."""

@@ -15,6 +15,7 @@ from lora_kernels.formats import FORMATS
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.numba_pointwise import NumbaPointwise
 from lora_kernels.openmp import Kernel, Team
+from lora_kernels.pointwise import HeadNorms, rotated_heads
 from lora_kernels.segments import SegmentPlan
 
 
@@ -39,6 +40,14 @@ class NumbaBackend:
             on_kernel(done, len(compilers))
             compiler()
         on_kernel(len(compilers), len(compilers))
+
+    def rotate_and_write(
+        self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
+        """See `Backend.rotate_and_write`."""
+        query, key, value = rotated_heads(self.pointwise, qkv, kv, cos, sin, norms)
+        self.write_kv(kv, key, value, batch)
+        return query
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """See `Backend.write_kv`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -32,6 +33,34 @@ class Pointwise(Protocol):
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up, with `gate_up` [num_rows, 2 * width] holding gate and up side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorms of every query and every key head, where a model has them. query, key: [head_dim]."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+    def apply(self, query_key: Tensor, heads: int) -> Tensor:
+        """Of [num_rows, heads + kv_heads, head_dim], rounded as in `Pointwise.add_norm`; a new tensor."""
+        plain = F.rms_norm(query_key, query_key.shape[-1:], None, self.eps)
+        return torch.cat((plain[:, :heads] * self.query, plain[:, heads:] * self.key), dim=1)
+
+
+def rotated_heads(
+    pointwise: Pointwise, qkv: Tensor, kv: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value heads of `qkv`, turned: `Backend.rotate_and_write` call by call, but for the writing."""
+    kv_heads, head_dim = kv.shape[3:]
+    split = qkv.view(len(qkv), -1, head_dim)
+    heads = split.shape[1] - 2 * kv_heads
+    query_key, value = split[:, : heads + kv_heads], split[:, heads + kv_heads :]
+    if norms is not None:
+        query_key = norms.apply(query_key, heads)
+    pointwise.rotate(query_key, cos, sin)
+    return query_key[:, :heads], query_key[:, heads:], value
 
 
 class TorchPointwise:

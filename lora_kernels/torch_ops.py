@@ -9,7 +9,7 @@ from torch import Tensor
 from lora_kernels import torch_attention, torch_lora, torch_stacked
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.layout import LoraTable, ProjectionGroup
-from lora_kernels.pointwise import TorchPointwise
+from lora_kernels.pointwise import HeadNorms, TorchPointwise, rotated_heads
 from lora_kernels.segments import SegmentPlan
 
 PreparedLora = torch_lora.PreparedLora | torch_stacked.PreparedStack
@@ -30,6 +30,14 @@ class TorchBackend:
         self._lora_key: tuple[Any, ...] = ()
         self._lora: PreparedLora | None = None
         self._stack: torch_stacked.Stack | None = None
+
+    def rotate_and_write(
+        self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
+        """See `Backend.rotate_and_write`."""
+        query, key, value = rotated_heads(self.pointwise, qkv, kv, cos, sin, norms)
+        self.write_kv(kv, key, value, batch)
+        return query
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """See `Backend.write_kv`."""

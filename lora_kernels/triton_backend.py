@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from lora_kernels import triton_kv, triton_lora, triton_lora_plan
+from lora_kernels import triton_kv, triton_lora, triton_lora_plan, triton_pointwise
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.layout import LoraTable, ProjectionGroup
-from lora_kernels.pointwise import TorchPointwise
+from lora_kernels.pointwise import HeadNorms
 from lora_kernels.segments import SegmentPlan
 from lora_kernels.triton_attention import PagedAttention
 from lora_kernels.triton_lora_tuning import SHIPPED, LoraTuning
@@ -21,11 +21,17 @@ class TritonBackend:
     name = "triton"
 
     def __init__(self, lora_tuning: LoraTuning = SHIPPED) -> None:
-        self.pointwise = TorchPointwise()
+        self.pointwise = triton_pointwise.TritonPointwise()
         self.paged_attention = PagedAttention()
         self._lora_tuning = lora_tuning
         self._lora_key: tuple[Any, ...] = ()
         self._lora: triton_lora_plan.PreparedLora | None = None
+
+    def rotate_and_write(
+        self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
+        """See `Backend.rotate_and_write`."""
+        return triton_pointwise.rotate_and_write(qkv, kv, batch.kv_slots, cos, sin, norms)
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """See `Backend.write_kv`."""

@@ -20,18 +20,18 @@ from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource
 from lora_kernels.backend import AttentionBatch, Backend
 from lora_kernels.linear import Linear, make_linear
+from lora_kernels.pointwise import HeadNorms
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer. Norms: [hidden_size]; query and key norms, where the model has them: [head_dim]."""
+    """Weights of one layer. Norms: [hidden_size]; `head_norms` where the model has them."""
 
     index: int
     window: int | None
     input_norm: Tensor
     qkv: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    head_norms: HeadNorms | None
     o: Linear
     post_norm: Tensor
     gate_up: Linear
@@ -87,23 +87,10 @@ class Decoder:
 
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         qkv = step.lora.add(layer.qkv(x), x, layer.index, self.groups.qkv)
-        query, key, value = self._rotated_heads(layer, qkv, step)
-        kv = step.arena.kv(layer.index)
-        step.backend.write_kv(kv, key, value, step.attention)
+        kv, angles = step.arena.kv(layer.index), step.angles
+        query = step.backend.rotate_and_write(qkv, kv, step.attention, angles.cos, angles.sin, layer.head_norms)
         out = step.backend.attention(query, kv, step.attention, self.spec.head_dim**-0.5, layer.window).flatten(1)
         return step.lora.add(layer.o(out), out, layer.index, self.groups.o)
-
-    def _rotated_heads(self, layer: Layer, qkv: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Query [num_rows, heads, head_dim], key and value [num_rows, kv_heads, head_dim]."""
-        heads, kv_heads, eps = self.spec.heads, self.spec.kv_heads, self.spec.rms_norm_eps
-        split = qkv.view(-1, heads + 2 * kv_heads, self.spec.head_dim)
-        query_key, value = split[:, : heads + kv_heads], split[:, heads + kv_heads :]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query, key = query_key[:, :heads], query_key[:, heads:]
-            query_key = torch.cat((_norm_heads(query, layer.q_norm, eps), _norm_heads(key, layer.k_norm, eps)), dim=1)
-        step.backend.pointwise.rotate(query_key, step.angles.cos, step.angles.sin)
-        query, key = query_key[:, :heads], query_key[:, heads:]
-        return query, key, value
 
     def _feed_forward(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         inner = step.backend.pointwise.swiglu(step.lora.add(layer.gate_up(x), x, layer.index, self.groups.gate_up))
@@ -150,20 +137,18 @@ def _build_layer(spec: ModelSpec, index: int, get: WeightSource) -> Layer:
         weight = torch.cat([tensor(f"{block}.{name}_proj.weight") for name in names])
         return make_linear(weight, torch.cat([tensor(f"{block}.{name}_proj.bias") for name in names]) if bias else None)
 
+    def head_norms() -> HeadNorms:
+        query, key = (tensor(f"self_attn.{name}_norm.weight") for name in "qk")
+        return HeadNorms(query, key, spec.rms_norm_eps)
+
     return Layer(
         index=index,
         window=spec.windows[index],
         input_norm=tensor("input_layernorm.weight"),
         qkv=fused("self_attn", ("q", "k", "v"), spec.qkv_bias),
-        q_norm=tensor("self_attn.q_norm.weight") if spec.qk_norm else None,
-        k_norm=tensor("self_attn.k_norm.weight") if spec.qk_norm else None,
+        head_norms=head_norms() if spec.qk_norm else None,
         o=fused("self_attn", ("o",), spec.o_bias),
         post_norm=tensor("post_attention_layernorm.weight"),
         gate_up=fused("mlp", ("gate", "up"), spec.mlp_bias),
         down=fused("mlp", ("down",), spec.mlp_bias),
     )
-
-
-def _norm_heads(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of each head: normalised in fp32, rounded to the dtype of `x`, then scaled, in that order."""
-    return F.rms_norm(x, (x.shape[-1],), None, eps) * weight

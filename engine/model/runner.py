@@ -24,7 +24,7 @@ from engine.model.memory import count_host_pages, count_pages
 from engine.model.packing import Packer
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
-from engine.model.sampler import Sampler
+from engine.model.sampling import make_sampler
 from engine.model.spec import ModelSpec, read_spec
 from engine.model.weights import open_weights
 from lora_kernels.select import select_backend
@@ -78,7 +78,7 @@ class ModelRunner:
         self.num_host_pages = count_host_pages(config, self.page_bytes)
         self._host_pages = HostPages(self.num_host_pages, shape.elements, self.dtype, self.device)
         self._batch = BatchState(config.max_seqs, self.max_model_len, config.block_size, self.device)
-        self._sampler = Sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids)
+        self._sampler = make_sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids, config.max_seqs)
         self._host = HostStore()
         self._report: Report = lambda _: None
         self._loaders = start_threads(config.fetch_threads, "load")
@@ -158,7 +158,7 @@ class ModelRunner:
     def _compute(self, plan: StepPlan) -> tuple[SampledToken, ...]:
         batch = self._batch.build(plan.chunks)
         logits = self._decoder.forward(batch, self._arena, self.backend)
-        sampled = self._sampler.sample(logits, list(batch.sample_ids)) if batch.sample_ids else []
+        sampled = self._sampler.start(logits, batch.sample_ids).to_host() if batch.sample_ids else []
         for token in sampled:
             self._batch.append(token.request_id, token.token)
         return tuple(sampled)

@@ -28,8 +28,22 @@ SEED_MASK = 2**64 - 1
 Int64Array = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """One step's tokens, known already. See `sampling.Sample`."""
+
+    sampled: list[SampledToken]
+
+    @property
+    def ids(self) -> Tensor:
+        return torch.tensor([one.token for one in self.sampled], dtype=torch.int64)
+
+    def to_host(self) -> list[SampledToken]:
+        return self.sampled
+
+
 @dataclass(slots=True)
-class _TokenCounts:
+class TokenCounts:
     """The distinct tokens of a sequence and how often each was generated, as arrays that grow."""
 
     ids: Int64Array
@@ -37,7 +51,7 @@ class _TokenCounts:
     places: dict[int, int]
 
     @classmethod
-    def of(cls, prompt: Sequence[int], generated: Sequence[int]) -> _TokenCounts:
+    def of(cls, prompt: Sequence[int], generated: Sequence[int]) -> TokenCounts:
         ids = np.unique(np.asarray([*prompt, *generated], dtype=np.int64))
         counts = np.zeros(len(ids), dtype=np.float32)
         np.add.at(counts, np.searchsorted(ids, np.asarray(generated, dtype=np.int64)), 1)
@@ -59,7 +73,7 @@ class _Row:
     position: int
     """Index of the next token in the sequence."""
     num_generated: int
-    seen: _TokenCounts | None
+    seen: TokenCounts | None
     """Only kept for penalties."""
     banned: Int64Array
     """Tokens that must not come before `min_tokens`."""
@@ -72,7 +86,7 @@ class _Row:
 
     @property
     def is_filtered(self) -> bool:
-        return self.params.top_p < 1 or self.params.min_p > 0 or self.params.top_k > 0
+        return has_filters(self.params)
 
     @property
     def is_banned(self) -> bool:
@@ -107,21 +121,24 @@ class Sampler:
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
         """Begins, or after a preemption resumes, a request whose known tokens are `tokens`, the prompt first."""
-        bias = [(token, value) for token, value in params.logit_bias if 0 <= token < self.vocab_size]
-        stops = {token for token in (*self.eos_token_ids, *params.stop_token_ids) if 0 <= token < self.vocab_size}
+        bias_ids, bias = bias_of(params, self.vocab_size)
         self._rows[request_id] = _Row(
             params=params,
             position=len(tokens),
             num_generated=len(tokens) - num_prompt,
-            seen=_TokenCounts.of(tokens[:num_prompt], tokens[num_prompt:]) if _has_penalties(params) else None,
-            banned=np.array(sorted(stops), dtype=np.int64),
-            bias_ids=np.array([token for token, _ in bias], dtype=np.int64),
-            bias=np.array([value for _, value in bias], dtype=np.float32),
+            seen=TokenCounts.of(tokens[:num_prompt], tokens[num_prompt:]) if has_penalties(params) else None,
+            banned=stops_of(params, self.eos_token_ids, self.vocab_size),
+            bias_ids=bias_ids,
+            bias=bias,
         )
 
     def remove(self, request_id: str) -> None:
         """Forgets a request; one that is not known is an error (KeyError)."""
         del self._rows[request_id]
+
+    def start(self, logits: Tensor, request_ids: Sequence[str]) -> HostSample:
+        """See `sampling.TokenSampler.start`."""
+        return HostSample(self.sample(logits, request_ids))
 
     def sample(self, logits: Tensor, request_ids: Sequence[str]) -> list[SampledToken]:
         """Chooses the next token of each request and adds it to its history.
@@ -206,8 +223,8 @@ def _penalise(scores: Tensor, rows: list[_Row]) -> None:
     if not pairs:
         return
     entries = _entries([(i, seen.ids) for i, seen, _ in pairs], scores)
-    penalties = np.array([_penalties(params) for *_, params in pairs], dtype=np.float32)
-    spread = np.repeat(penalties, [len(seen.ids) for _, seen, _ in pairs], axis=0)
+    each = np.array([penalties(params) for *_, params in pairs], dtype=np.float32)
+    spread = np.repeat(each, [len(seen.ids) for _, seen, _ in pairs], axis=0)
     repetition, frequency, presence = _upload(np.ascontiguousarray(spread.T), scores)
     counts = _upload(np.concatenate([seen.counts for _, seen, _ in pairs]), scores)
     values = scores[entries]
@@ -238,9 +255,26 @@ def _upload(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:
     return torch.from_numpy(array).to(like.device)
 
 
-def _has_penalties(params: SamplingParams) -> bool:
-    return _penalties(params) != (1.0, 0.0, 0.0)
+def stops_of(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> Int64Array:
+    """Tokens that may not come before `min_tokens`, those beyond the vocabulary left out."""
+    stops = {token for token in (*eos_token_ids, *params.stop_token_ids) if 0 <= token < vocab_size}
+    return np.array(sorted(stops), dtype=np.int64)
 
 
-def _penalties(params: SamplingParams) -> tuple[float, float, float]:
+def bias_of(params: SamplingParams, vocab_size: int) -> tuple[Int64Array, npt.NDArray[np.float32]]:
+    """Tokens and what is added to their logits, those beyond the vocabulary left out."""
+    bias = [(token, value) for token, value in params.logit_bias if 0 <= token < vocab_size]
+    ids = np.array([token for token, _ in bias], dtype=np.int64)
+    return ids, np.array([value for _, value in bias], dtype=np.float32)
+
+
+def has_filters(params: SamplingParams) -> bool:
+    return params.top_p < 1 or params.min_p > 0 or params.top_k > 0
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    return penalties(params) != (1.0, 0.0, 0.0)
+
+
+def penalties(params: SamplingParams) -> tuple[float, float, float]:
     return params.repetition_penalty, params.frequency_penalty, params.presence_penalty

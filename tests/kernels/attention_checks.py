@@ -17,6 +17,7 @@ from lora_kernels.triton_attention import PagedAttention
 from lora_kernels.triton_context import FP8
 from lora_kernels.triton_decode import DecodeTuning
 from lora_kernels.triton_kv import write_kv
+from lora_kernels.triton_pointwise import rotate_and_write
 from lora_kernels.triton_prefill import PrefillTuning
 
 DECODE = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=5)
@@ -172,6 +173,23 @@ def eight_bits_cut_what_is_too_large() -> None:
     assert (kv[page, 1, offset].float() == -448).all()
 
 
+def heads_are_written_as_keys_and_values_are(dtype: torch.dtype) -> None:
+    """By the launch that turns them (here by nothing), into pages of any kind, and nowhere for rows that only pad."""
+    case = attention_case([(1, 12), (5, 9)], dtype=torch.float16)
+    rows, kv_heads, head_dim = case.key.shape
+    key, value = (given.abs().clamp(0.25).copysign(given).to(FP8).half() for given in (case.key, case.value))
+    key[0], value[0] = 1000, -1000
+    case.batch.kv_slots[2] = -1
+    expected, found = (case.kv.nan_to_num(7).to(dtype) for _ in range(2))
+    write_kv(expected, key, value, case.batch.kv_slots)
+    qkv = torch.cat([case.query.flatten(1), key.flatten(1), value.flatten(1)], 1)
+    still = torch.ones(rows, 1, head_dim), torch.zeros(rows, 1, head_dim)
+    query = rotate_and_write(qkv, found, case.batch.kv_slots, *still, None)
+    assert torch.equal(query, case.query)
+    assert torch.equal(found.float(), expected.float())
+    assert found.float().abs().max() == (448 if dtype == FP8 else 1000)
+
+
 ATTENTION_CHECKS: dict[str, Callable[[], None]] = {
     **{f"attention: group of {group}": partial(any_group, group) for group in range(1, 9)},
     **{f"attention: head of {size}": partial(any_head, size) for size in (64, 80, 96, 112, 128, 256)},
@@ -181,6 +199,10 @@ ATTENTION_CHECKS: dict[str, Callable[[], None]] = {
     },
     **{f"attention: bits, window {window}": partial(rows_keep_their_bits, window) for window in (None, 40)},
     **{f"attention: eight bits{', scaled' * scaled}": partial(eight_bits, scaled) for scaled in (False, True)},
+    **{
+        f"attention: heads are written, {dtype}": partial(heads_are_written_as_keys_and_values_are, dtype)
+        for dtype in (torch.float16, FP8)
+    },
     **{
         f"attention: {check.__name__}": check
         for check in (

@@ -16,6 +16,7 @@ from typing import Any
 
 import compile_attention
 import compile_lora
+import compile_step
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -41,10 +42,11 @@ POINTERS = {
     "stats_ptr": "fp32",
     "scales_ptr": "fp32",
     "slots_ptr": "i64",
+    **compile_step.POINTERS,
 }
 
 
-def cases() -> Iterator[Case]:
+def cases(capability: int) -> Iterator[Case]:
     yield from compile_lora.cases()
     for name, (group, _, outs) in compile_lora.GROUPS.items():
         shape = {"LAYERS": 32, "TARGETS": 7, "GROUP": group, "OUT_FEATURES": outs}
@@ -54,6 +56,8 @@ def cases() -> Iterator[Case]:
             {**shape, "BLOCK": BLOCK, "ALIGN": ALIGN},
             {"num_warps": 4, "num_stages": 1},
         )
+    yield from compile_attention.cases(capability)
+    yield from compile_step.cases(capability)
 
 
 def compile_for(kernel: Any, constants: dict[str, Any], options: dict[str, int], capability: int) -> Any:
@@ -96,6 +100,6 @@ if __name__ == "__main__":
     capability = int(sys.argv[1])
     found = {
         name: usage(compile_for(kernel, constants, options, capability))
-        for name, kernel, constants, options in (*cases(), *compile_attention.cases(capability))
+        for name, kernel, constants, options in cases(capability)
     }
     print(json.dumps(found))

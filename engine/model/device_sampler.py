@@ -1,0 +1,216 @@
+"""The sampler of a GPU: what a step needs of its requests lies on the device, and so do the tokens it chooses.
+
+A request's parameters are uploaded once, when it comes. From then on kernels read them, count its tokens and its
+position, and leave its last token where the next step finds it: from logits to the next step's tokens nothing waits
+for the host, which reads the tokens from pinned memory when it gets round to it. Uploads and kernels go to one stream,
+in whose order a slot passes from one request to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
+from engine.model.sampler import GREEDY_BELOW, TokenCounts, bias_of, has_filters, has_penalties, stops_of
+from lora_kernels.sampling_words import DRAWN, FILTERED, GREEDY, SlotWords, pack_edits
+from lora_kernels.triton_logprobs import logprobs
+from lora_kernels.triton_sampling import MAX_VOCAB, SamplingTiles, sample
+
+
+@dataclass(frozen=True, slots=True)
+class HostLogprobs:
+    """Logprobs on their way to the host.
+
+    Attributes:
+        packed: int32 [num_wanted, 1 + 2 * width]. See `triton_logprobs.logprobs`.
+        rows: the row of each.
+        widths: how many alternatives each asked for.
+    """
+
+    packed: Tensor
+    rows: tuple[int, ...]
+    widths: tuple[int, ...]
+
+    def read(self) -> dict[int, TokenLogprobs]:
+        """By row."""
+        ints = self.packed.numpy()
+        floats, width = ints.view(np.float32), (ints.shape[1] - 1) // 2
+        found = {}
+        for i, (row, number) in enumerate(zip(self.rows, self.widths, strict=True)):
+            ids, values = ints[i, 1 : 1 + width].tolist(), floats[i, 1 + width :].tolist()
+            top = tuple(zip(ids, values, strict=True))[:number]
+            found[row] = TokenLogprobs(float(floats[i, 0]), top)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """One step's tokens: on the device in `ids` as soon as a kernel of the same stream reads them, on the host later.
+
+    Attributes:
+        ids: int64 [num_rows].
+        ready: when the copies to the host are done; None where there is nothing to wait for.
+    """
+
+    ids: Tensor
+    ready: torch.cuda.Event | None
+    request_ids: tuple[str, ...]
+    host_ids: Tensor
+    host_logprobs: HostLogprobs | None
+
+    def to_host(self) -> list[SampledToken]:
+        """See `sampling.Sample.to_host`."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        tokens = self.host_ids[: len(self.request_ids)].tolist()
+        found = {} if self.host_logprobs is None else self.host_logprobs.read()
+        pairs = enumerate(zip(self.request_ids, tokens, strict=True))
+        return [SampledToken(request_id, token, found.get(row)) for row, (request_id, token) in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A request's slot, what the host must know of it, and the memory its words point to."""
+
+    slot: int
+    is_filtered: bool
+    logprobs: int | None
+    edits: Tensor | None
+    seen: Tensor | None
+
+
+class DeviceSampler:
+    """`TokenSampler` for CUDA tensors; under Triton's interpreter also for CPU tensors.
+
+    Attributes:
+        last_tokens: int64 [max_seqs], at a fixed address. Each slot's last sampled token.
+
+    Raises:
+        ValueError: the vocabulary is too large for the kernels.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        eos_token_ids: tuple[int, ...] = (),
+        max_seqs: int = 64,
+        tiles: SamplingTiles | None = None,
+    ) -> None:
+        if vocab_size >= MAX_VOCAB:
+            raise ValueError(f"a vocabulary of {vocab_size} is larger than {MAX_VOCAB - 1}")
+        self.vocab_size = vocab_size
+        self.device = device
+        self.eos_token_ids = eos_token_ids
+        self.last_tokens = torch.zeros(max_seqs, dtype=torch.int64, device=device)
+        self._words = torch.zeros(max_seqs, len(SlotWords._fields), dtype=torch.int64, device=device)
+        self._tiles = tiles or SamplingTiles()
+        self._entries: dict[str, _Entry] = {}
+        self._free = list(range(max_seqs - 1, -1, -1))
+
+    def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
+        """See `TokenSampler.add`. Raises ValueError when every slot is taken."""
+        if not self._free:
+            raise ValueError(f"request {request_id} finds every one of {len(self._words)} slots taken")
+        stops, (bias_ids, bias) = (
+            stops_of(params, self.eos_token_ids, self.vocab_size),
+            bias_of(params, self.vocab_size),
+        )
+        forbidden = np.full(len(stops), -np.inf, dtype=np.float32)
+        edits = self._upload(pack_edits(np.append(stops, bias_ids), np.append(forbidden, bias)))
+        seen = self._upload_seen(tokens, num_prompt) if has_penalties(params) else None
+        words = SlotWords(
+            kind=self._kind(params),
+            seed=params.seed,
+            position=len(tokens),
+            num_generated=len(tokens) - num_prompt,
+            min_tokens=params.min_tokens,
+            temperature=params.temperature,
+            top_k=params.top_k if params.top_k < self.vocab_size else 0,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition=params.repetition_penalty,
+            frequency=params.frequency_penalty,
+            presence=params.presence_penalty,
+            num_stops=len(stops),
+            num_edits=len(stops) + len(bias_ids),
+            edits=edits.data_ptr(),
+            seen=0 if seen is None else seen.data_ptr(),
+        )
+        slot = self._free.pop()
+        self._words[slot] = self._upload(words.pack())
+        self._entries[request_id] = _Entry(slot, words.kind == FILTERED, params.logprobs, edits, seen)
+
+    def remove(self, request_id: str) -> None:
+        """See `TokenSampler.remove`."""
+        self._free.append(self._entries.pop(request_id).slot)
+
+    def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int32]:
+        """int32 [len(request_ids)], for a step that uploads everything at once; pad it with -1."""
+        return np.array([self._entries[request_id].slot for request_id in request_ids], dtype=np.int32)
+
+    def start(self, logits: Tensor, request_ids: Sequence[str]) -> DeviceSample:
+        """See `TokenSampler.start`."""
+        any_filters = any(self._entries[request_id].is_filtered for request_id in request_ids)
+        return self.collect(
+            self.choose(logits, self._upload(self.slots(request_ids)), any_filters), logits, request_ids
+        )
+
+    def choose(self, logits: Tensor, slots: Tensor, any_filters: bool = True) -> Tensor:
+        """The launches alone, whose shapes depend on those of the arguments only: a CUDA graph may hold them.
+
+        Args:
+            logits: [num_rows, vocab_size]; rows beyond the requests are padding.
+            slots: `self.slots(request_ids)` on the device, padded with -1.
+            any_filters: False promises that no request has top-k, top-p or min-p.
+
+        Returns:
+            int64 [num_rows], 0 in padding.
+        """
+        return sample(logits, slots, self._words, self.last_tokens, any_filters, self._tiles)
+
+    def collect(self, ids: Tensor, logits: Tensor, request_ids: Sequence[str]) -> DeviceSample:
+        """Begins to copy the tokens of `choose`, and what was asked for besides, to the host."""
+        host_logprobs = self._start_logprobs(logits, ids, [self._entries[request_id] for request_id in request_ids])
+        host_ids = self._download(ids)
+        ready = torch.cuda.Event() if ids.is_cuda else None
+        if ready is not None:
+            ready.record()
+        return DeviceSample(ids, ready, tuple(request_ids), host_ids, host_logprobs)
+
+    def _kind(self, params: SamplingParams) -> int:
+        if params.temperature < GREEDY_BELOW:
+            return GREEDY
+        return FILTERED if has_filters(params) else DRAWN
+
+    def _start_logprobs(self, logits: Tensor, ids: Tensor, entries: list[_Entry]) -> HostLogprobs | None:
+        wanted = [(row, entry.logprobs) for row, entry in enumerate(entries) if entry.logprobs is not None]
+        if not wanted:
+            return None
+        rows, widths = zip(*wanted, strict=True)
+        width = min(max(widths), self.vocab_size)
+        packed = logprobs(logits, self._upload(np.array(rows, dtype=np.int32)), ids, width)
+        return HostLogprobs(self._download(packed), rows, widths)
+
+    def _upload_seen(self, tokens: Sequence[int], num_prompt: int) -> Tensor:
+        """See `SlotWords.seen`."""
+        known = TokenCounts.of(tokens[:num_prompt], tokens[num_prompt:])
+        seen = torch.zeros(self.vocab_size, dtype=torch.int32, device=self.device)
+        seen[self._upload(known.ids)] = self._upload(2 * known.counts.astype(np.int32) + 1)
+        return seen
+
+    def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:
+        """Through pinned memory, so that nobody waits for it."""
+        host = torch.from_numpy(array)
+        return host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
+
+    def _download(self, tensor: Tensor) -> Tensor:
+        """Begins a copy into pinned memory."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return host.copy_(tensor, non_blocking=True)

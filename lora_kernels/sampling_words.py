@@ -1,0 +1,66 @@
+"""What a GPU knows of a request that it samples for: sixteen 64-bit words at a fixed address."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+GREEDY, DRAWN, FILTERED = 0, 1, 2
+"""Kinds of requests: argmax; a draw from all tokens; a draw from what top-k, top-p and min-p keep."""
+SHARE_BITS = 62
+"""Shares (top_p, min_p) are integers of 2^-62."""
+FLOATS = ("temperature", "repetition", "frequency", "presence")
+SHARES = ("top_p", "min_p")
+
+
+class SlotWords(NamedTuple):
+    """One request. The place of a field is its index in a row of int64 words.
+
+    Attributes:
+        kind: GREEDY, DRAWN or FILTERED.
+        seed: any 64 bits.
+        position: index of the next token in its sequence. Kernels count it up, and `num_generated`.
+        min_tokens: stop tokens are banned while `num_generated` is below it.
+        top_k: 0 is off, as is one that keeps the whole vocabulary.
+        top_p, min_p: in [0, 1]; 1 and 0 are off.
+        num_stops, num_edits: entries of `edits`, the stop tokens first.
+        edits: address of int64 entries (token << 32 | bits of an fp32 that is added to its score); 0: none.
+        seen: address of int32 [vocab_size], of each token twice how often it was generated, and one more if the
+            sequence had it when it came; 0 where there are no penalties.
+    """
+
+    kind: int
+    seed: int
+    position: int
+    num_generated: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition: float
+    frequency: float
+    presence: float
+    num_stops: int
+    num_edits: int
+    edits: int
+    seen: int
+
+    def pack(self) -> npt.NDArray[np.int64]:
+        """int64 [16]: floats as the bits of an fp32, shares as integers."""
+        return np.array([_word(name, value) for name, value in self._asdict().items()], dtype=np.uint64).view(np.int64)
+
+
+def _word(name: str, value: float) -> int:
+    if name in FLOATS:
+        return int(np.float32(value).view(np.uint32))
+    if name in SHARES:
+        return int(value * 2.0**SHARE_BITS)
+    return int(value) & (2**64 - 1)
+
+
+def pack_edits(tokens: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """See `SlotWords.edits`."""
+    return (tokens << 32) | values.view(np.uint32).astype(np.int64)

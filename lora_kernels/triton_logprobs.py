@@ -1,0 +1,120 @@
+"""Logprobs of chosen and of the likeliest tokens on a GPU: two launches for the rows that ask, one pass over each."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHUNK = 4096
+
+
+def logprobs(logits: Tensor, rows: Tensor, ids: Tensor, width: int, chunk: int = CHUNK) -> Tensor:
+    """Of the logits as the model gave them. Equal ones are ranked by id.
+
+    Args:
+        logits: [num_rows, vocab_size].
+        rows: int32 [num_wanted]. Rows that ask.
+        ids: int64 [num_rows]. The token chosen in each row.
+        width: how many of the likeliest tokens, at most vocab_size.
+
+    Returns:
+        int32 [num_wanted, 1 + 2 * width]: bits of the chosen token's fp32 logprob, ids of the likeliest in order, and
+        bits of theirs.
+    """
+    wanted, vocab = len(rows), logits.shape[1]
+    chunks = triton.cdiv(vocab, chunk)
+    sums = torch.empty(wanted, chunks, 2, dtype=torch.float32, device=logits.device)
+    tops = torch.empty(wanted, chunks, max(width, 1), dtype=torch.float32, device=logits.device)
+    top_ids = torch.empty(tops.shape, dtype=torch.int32, device=logits.device)
+    out = torch.empty(wanted, 1 + 2 * width, dtype=torch.int32, device=logits.device)
+    stride = logits.stride(0)
+    rank_kernel[(wanted, chunks)](
+        logits, rows, sums, tops, top_ids, vocab, chunks, width, stride, CHUNK=chunk, num_warps=8
+    )
+    shape = {"CHUNKS": triton.next_power_of_2(chunks), "WIDTH": triton.next_power_of_2(max(width, 1))}
+    logprob_kernel[(wanted,)](out, logits, rows, ids, sums, tops, top_ids, chunks, width, stride, **shape, num_warps=4)
+    return out
+
+
+@triton.jit(do_not_specialize=["num_chunks", "width"])
+def rank_kernel(
+    logits_ptr,
+    rows_ptr,
+    sums_ptr,
+    tops_ptr,
+    top_ids_ptr,
+    vocab,
+    num_chunks,
+    width,
+    logits_stride,
+    CHUNK: tl.constexpr,
+):
+    """The highest `width` logits of one (row, chunk), and its highest and sum of exponentials."""
+    row = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64)
+    chunk = tl.program_id(1)
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    logits = tl.load(logits_ptr + row * logits_stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    logits = tl.where(logits == logits, logits, float("-inf"))
+    place = tl.program_id(0) * num_chunks + chunk
+    peak = tl.max(logits, 0)
+    tl.store(sums_ptr + place * 2, peak)
+    tl.store(sums_ptr + place * 2 + 1, tl.sum(tl.exp(logits - tl.where(peak == float("-inf"), 0.0, peak)), 0))
+    left = token < vocab
+    for i in range(width):
+        # Keys order like the logits; what is taken, or is no token, is below them all.
+        bits = (logits + 0.0).to(tl.int32, bitcast=True)
+        key = tl.where(left, bits ^ ((bits >> 31) & 0x7FFFFFFF), -0x7FFFFFFF - 1)
+        _, best = tl.max(key, 0, return_indices=True)
+        here = tl.arange(0, CHUNK) == best
+        tl.store(tops_ptr + place * width + i, tl.max(tl.where(here, logits, float("-inf")), 0))
+        tl.store(top_ids_ptr + place * width + i, tl.where(tl.max(key, 0) > -0x7FFFFFFF - 1, chunk * CHUNK + best, -1))
+        left &= ~here
+
+
+@triton.jit(do_not_specialize=["num_chunks", "width"])
+def logprob_kernel(
+    out_ptr,
+    logits_ptr,
+    rows_ptr,
+    ids_ptr,
+    sums_ptr,
+    tops_ptr,
+    top_ids_ptr,
+    num_chunks,
+    width,
+    logits_stride,
+    CHUNKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """One row of the result, out of its chunks."""
+    wanted = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + wanted).to(tl.int64)
+    chunk = tl.arange(0, CHUNKS)
+    mask = chunk < num_chunks
+    sum_ptr = sums_ptr + (wanted * num_chunks + chunk) * 2
+    peaks = tl.load(sum_ptr, mask=mask, other=float("-inf"))
+    peak = tl.max(peaks, 0)
+    total = tl.sum(tl.load(sum_ptr + 1, mask=mask, other=0.0) * tl.exp(peaks - peak), 0)
+    norm = tl.log(total)
+    chosen = tl.load(logits_ptr + row * logits_stride + tl.load(ids_ptr + row)).to(tl.float32)
+    place = out_ptr + wanted * (1 + 2 * width)
+    tl.store(place, (chosen - peak - norm).to(tl.int32, bitcast=True))
+
+    i = tl.arange(0, CHUNKS * WIDTH)
+    from_chunk = i // WIDTH
+    rank = i % WIDTH
+    mask = (from_chunk < num_chunks) & (rank < width)
+    source = (wanted * num_chunks + from_chunk) * width + rank
+    tops = tl.load(tops_ptr + source, mask=mask, other=float("-inf"))
+    top_ids = tl.load(top_ids_ptr + source, mask=mask, other=-1)
+    bits = (tops + 0.0).to(tl.int32, bitcast=True)
+    key = tl.where(top_ids >= 0, bits ^ ((bits >> 31) & 0x7FFFFFFF), -0x7FFFFFFF - 1)
+    for k in range(width):
+        _, best = tl.max(key, 0, return_indices=True)
+        here = i == best
+        tl.store(place + 1 + k, tl.max(tl.where(here, top_ids, -1), 0))
+        top = tl.max(tl.where(here, tops, float("-inf")), 0)
+        tl.store(place + 1 + width + k, (top - peak - norm).to(tl.int32, bitcast=True))
+        key = tl.where(here, -0x7FFFFFFF - 1, key)

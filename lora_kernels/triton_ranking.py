@@ -1,0 +1,185 @@
+"""Searching a row of scores without sorting it: the pieces of the sampling kernels.
+
+Tokens are ordered by (score, descending; id, ascending). Every filter keeps a prefix of that order and a draw is a
+place in it, so all of them are one search: how far down until there is more than so much (so many tokens, or so much
+probability). A histogram of the likely scores answers to a sixteenth of a logit; the tokens above that are put side by
+side, and passes over those few, which measure three candidates each, quarter the interval until it is one score.
+
+Probabilities are integers of 2^-43. Sums of integers do not depend on the order in which they are added, atomically or
+not: a row's outcome is the same in every batch, for every tile size and on every device that computes the same
+exponentials. A bin of the histogram counts tokens in its low bits and probability in those above.
+
+Whatever is passed over is `n` scores and then -inf up to the end of a tile.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+COUNT_BITS = tl.constexpr(19)
+COUNT_MASK = tl.constexpr((1 << COUNT_BITS.value) - 1)
+ONE = tl.constexpr(1 << 43)
+"""A probability of 1."""
+LOWEST = tl.constexpr(-2139095041)
+"""The key of -inf."""
+BINS = tl.constexpr(256)
+BINS_A_LOGIT = tl.constexpr(16)
+
+
+@triton.jit
+def order_key(scores):
+    """int32 that order like fp32 `scores`, which hold no NaN. 0.0 and -0.0 are one."""
+    bits = (scores + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def key_score(key):
+    """The inverse of `order_key`, for one key."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def weigh(scores, peak, scale):
+    """int64: exp(scores - peak) scale, cut off."""
+    return (tl.exp(scores - peak) * scale).to(tl.int64)
+
+
+@triton.jit
+def share(part, mass):
+    """int64: part 2^-62 of mass, cut off. `part` is at most 2^62, `mass` at most 2^61."""
+    return tl.umulhi(part.to(tl.uint64), mass.to(tl.uint64) << 2).to(tl.int64)
+
+
+@triton.jit
+def mix(state):
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB
+    return state ^ (state >> 31)
+
+
+@triton.jit
+def point_in(mass, seed, position):
+    """int64 in [0, mass): the uniform number of (seed, position), as in the engine's draws, times `mass`."""
+    step = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
+    state = mix(mix(seed.to(tl.uint64) + step) + (position.to(tl.uint64) + 1) * step)
+    return tl.umulhi((state >> 12) << 12, mass.to(tl.uint64)).to(tl.int64)
+
+
+@triton.jit
+def field(measured, WEIGH: tl.constexpr):
+    """The probability or the number of tokens in what was measured."""
+    if WEIGH:
+        return measured >> COUNT_BITS
+    return measured & COUNT_MASK
+
+
+@triton.jit
+def bin_of(scores, peak):
+    """int32: which bin of the histogram a score falls into; BINS for all that are too low for one."""
+    return tl.minimum((peak - scores) * BINS_A_LOGIT, BINS).to(tl.int32)
+
+
+@triton.jit
+def fill_histogram(bins_ptr, row_ptr, n, peak, scale, TILE: tl.constexpr):
+    """int64 [BINS]: what the tokens of each bin, and of those before it, measure."""
+    bins = tl.arange(0, BINS)
+    tl.store(bins_ptr + bins, tl.zeros((BINS,), dtype=tl.int64))
+    tl.debug_barrier()
+    for start in range(0, n, TILE):
+        i = start + tl.arange(0, TILE)
+        scores = tl.load(row_ptr + i)
+        place = bin_of(scores, peak)
+        measured = (weigh(scores, peak, scale) << COUNT_BITS) | 1
+        tl.atomic_add(bins_ptr + place, measured, mask=place < BINS, sem="relaxed")
+    tl.debug_barrier()
+    return tl.cumsum(tl.load(bins_ptr + bins), 0)
+
+
+@triton.jit
+def gather(to_ptr, row_ptr, n, last_bin, least, peak, scale, TILE: tl.constexpr):
+    """Puts scores of the bins up to `last_bin` side by side, where they weigh at least `least`.
+
+    Returns how many there are, and their probability. The last tile is filled up with -inf.
+    """
+    gathered = n * 0
+    mass = tl.zeros((TILE,), dtype=tl.int64)
+    for start in range(0, n, TILE):
+        i = start + tl.arange(0, TILE)
+        scores = tl.load(row_ptr + i)
+        near = bin_of(scores, peak) <= last_bin
+        if tl.max(near.to(tl.int32), 0) > 0:
+            weights = weigh(scores, peak, scale)
+            wanted = (near & (weights >= least)).to(tl.int32)
+            mass += tl.where(wanted > 0, weights, 0)
+            tl.store(to_ptr + gathered + tl.cumsum(wanted, 0) - wanted, scores, mask=wanted > 0)
+            gathered += tl.sum(wanted, 0)
+    tail = gathered + tl.arange(0, TILE)
+    tl.store(to_ptr + tail, float("-inf"), mask=tail < tl.cdiv(gathered, TILE) * TILE)
+    tl.debug_barrier()
+    return gathered, tl.sum(mass, 0)
+
+
+@triton.jit
+def search(ptr, n, low, high, target, peak, scale, WEIGH: tl.constexpr, TILE: tl.constexpr):
+    """The highest key from which on `ptr[:n]` holds more than `target`.
+
+    Keys are int64 here. More than `target` lies from `low` on, and not more from `high` on.
+    """
+    while high - low > 1:
+        step = (high - low + 3) // 4
+        first = low + step
+        second = first + step
+        third = second + step
+        from_first = tl.zeros((TILE,), dtype=tl.int64)
+        from_second = tl.zeros((TILE,), dtype=tl.int64)
+        from_third = tl.zeros((TILE,), dtype=tl.int64)
+        for start in range(0, n, TILE):
+            i = start + tl.arange(0, TILE)
+            scores = tl.load(ptr + i)
+            key = order_key(scores)
+            amount = tl.full((TILE,), 1, tl.int64)
+            if WEIGH:
+                amount = weigh(scores, peak, scale)
+            from_first += tl.where(key >= first.to(tl.int32), amount, 0)
+            from_second += tl.where(key >= second.to(tl.int32), amount, 0)
+            from_third += tl.where(key >= third.to(tl.int32), amount, 0)
+        more_first = tl.sum(from_first, 0) > target
+        more_second = tl.sum(from_second, 0) > target
+        more_third = tl.sum(from_third, 0) > target
+        high = tl.minimum(high, tl.where(more_third, high, tl.where(more_second, third, second)))
+        high = tl.where(more_first, high, first)
+        low = tl.where(more_third, third, tl.where(more_second, second, tl.where(more_first, first, low)))
+    return low
+
+
+@triton.jit
+def tally(ptr, n, low, peak, scale, TILE: tl.constexpr):
+    """How many of `ptr[:n]` have keys of at least `low`, and their probability: int64 both."""
+    count = tl.zeros((TILE,), dtype=tl.int64)
+    mass = tl.zeros((TILE,), dtype=tl.int64)
+    for start in range(0, n, TILE):
+        i = start + tl.arange(0, TILE)
+        scores = tl.load(ptr + i)
+        above = order_key(scores) >= low
+        count += above.to(tl.int64)
+        mass += tl.where(above, weigh(scores, peak, scale), 0)
+    return tl.sum(count, 0), tl.sum(mass, 0)
+
+
+@triton.jit
+def find(ptr, n, key, index, TILE: tl.constexpr):
+    """int64: the place of the `index`-th (from 0) of `ptr[:n]` with this key, or of the last of them."""
+    place = (n * 0).to(tl.int64)
+    seen = place
+    for start in range(0, n, TILE):
+        i = start + tl.arange(0, TILE)
+        scores = tl.load(ptr + i)
+        equal = (order_key(scores) == key).to(tl.int32)
+        number = tl.sum(equal, 0)
+        if (number > 0) & (seen <= index):
+            before = seen + tl.cumsum(equal, 0) - equal
+            place = tl.maximum(place, tl.max(tl.where((equal > 0) & (before <= index), i, 0), 0))
+        seen += number
+    return place

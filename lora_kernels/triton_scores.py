@@ -1,0 +1,66 @@
+"""A chunk of one row's logits, as the row's request wants them: bans, bias, penalties, temperature."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from lora_kernels.sampling_words import DRAWN, FILTERED, GREEDY, SlotWords
+
+_FIELDS = SlotWords._fields
+NUM_WORDS = tl.constexpr(len(_FIELDS))
+KIND = tl.constexpr(_FIELDS.index("kind"))
+SEED = tl.constexpr(_FIELDS.index("seed"))
+POSITION = tl.constexpr(_FIELDS.index("position"))
+NUM_GENERATED = tl.constexpr(_FIELDS.index("num_generated"))
+MIN_TOKENS = tl.constexpr(_FIELDS.index("min_tokens"))
+TEMPERATURE = tl.constexpr(_FIELDS.index("temperature"))
+TOP_K = tl.constexpr(_FIELDS.index("top_k"))
+TOP_P = tl.constexpr(_FIELDS.index("top_p"))
+MIN_P = tl.constexpr(_FIELDS.index("min_p"))
+REPETITION = tl.constexpr(_FIELDS.index("repetition"))
+FREQUENCY = tl.constexpr(_FIELDS.index("frequency"))
+PRESENCE = tl.constexpr(_FIELDS.index("presence"))
+NUM_STOPS = tl.constexpr(_FIELDS.index("num_stops"))
+NUM_EDITS = tl.constexpr(_FIELDS.index("num_edits"))
+EDITS = tl.constexpr(_FIELDS.index("edits"))
+SEEN = tl.constexpr(_FIELDS.index("seen"))
+IS_GREEDY = tl.constexpr(GREEDY)
+IS_DRAWN = tl.constexpr(DRAWN)
+IS_FILTERED = tl.constexpr(FILTERED)
+HUGE = tl.constexpr(1e30)
+"""An infinite logit counts as this, which the lowest temperature leaves finite."""
+
+
+@triton.jit
+def load_fp32(word_ptr):
+    return tl.load(word_ptr).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def shape_chunk(logits_ptr, word_ptr, first, vocab, CHUNK: tl.constexpr):
+    """fp32 [CHUNK]: scores of the tokens from `first` on, as the row's words want them; -inf beyond the vocabulary."""
+    token = first + tl.arange(0, CHUNK)
+    mask = token < vocab
+    scores = tl.load(logits_ptr + token, mask=mask, other=float("-inf")).to(tl.float32)
+    scores = tl.where(scores == scores, tl.minimum(scores, HUGE), float("-inf"))
+    num_edits = tl.load(word_ptr + NUM_EDITS)
+    edits_ptr = tl.load(word_ptr + EDITS).to(tl.pointer_type(tl.int64))
+    is_banned = tl.load(word_ptr + NUM_GENERATED) < tl.load(word_ptr + MIN_TOKENS)
+    for i in range(tl.where(is_banned, 0, tl.load(word_ptr + NUM_STOPS)), num_edits):
+        edit = tl.load(edits_ptr + i)
+        edited = (edit >> 32).to(tl.int32)
+        if (edited >= first) & (edited < first + CHUNK):
+            scores += tl.where(token == edited, edit.to(tl.int32).to(tl.float32, bitcast=True), 0.0)
+    seen_address = tl.load(word_ptr + SEEN)
+    if seen_address != 0:
+        seen_ptr = tl.multiple_of(seen_address.to(tl.pointer_type(tl.int32)), 16)
+        seen = tl.load(seen_ptr + token, mask=mask, other=0)
+        repetition = load_fp32(word_ptr + REPETITION)
+        repeated = tl.where(scores > 0, tl.div_rn(scores, repetition), scores * repetition)
+        scores = tl.where(seen > 0, repeated, scores)
+        scores -= load_fp32(word_ptr + FREQUENCY) * (seen >> 1).to(tl.float32)
+        scores -= load_fp32(word_ptr + PRESENCE) * (seen > 1).to(tl.float32)
+    if tl.load(word_ptr + KIND) != IS_GREEDY:
+        scores = tl.div_rn(scores, load_fp32(word_ptr + TEMPERATURE))
+    return scores

@@ -1,0 +1,96 @@
+"""What lies between a decoder's products, against its form in torch: functions of a backend, like `backend_checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from kernel_cases import attention_case
+from torch import Tensor
+
+from lora_kernels.backend import Backend
+from lora_kernels.pointwise import HeadNorms, TorchPointwise, rotated_heads
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 4e-2}
+"""Of bfloat16 three times what one rounding may cost: Triton's interpreter cuts off where a GPU rounds."""
+
+
+def assert_same(ours: Tensor, theirs: Tensor) -> None:
+    """Close everywhere, and in float16 the same number almost everywhere: an intermediate rounding left out would
+    change one in four."""
+    tolerance = TOLERANCES[theirs.dtype]
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
+    if theirs.dtype == torch.float16:
+        assert (ours == theirs)[~theirs.isnan()].float().mean() > 0.98
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def angles(rows: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """As the engine makes them: the first half of the sines is negated."""
+    turns = random(rows, 1, head_dim // 2, seed=9) * 3
+    cos, sin = turns.cos(), turns.sin()
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def norm_is_torchs(dtype: torch.dtype, width: int, backend: Backend) -> None:
+    x, delta, weight = (random(5, width, dtype=dtype, seed=seed) for seed in range(3))
+    theirs, plain = x.clone(), TorchPointwise()
+    for step in (delta, None):
+        expected = plain.add_norm(theirs, step, weight[0], 1e-5)
+        assert_same(backend.pointwise.add_norm(x, step, weight[0], 1e-5), expected)
+        assert_same(x, theirs)
+
+
+def swiglu_is_torchs(dtype: torch.dtype, width: int, backend: Backend) -> None:
+    gate_up = random(3, 2 * width, dtype=dtype) * 4
+    gate_up[0, :5] = torch.tensor([-200.0, 200.0, 0.0, -80.0, 80.0])
+    gate_up[1, 0] = float("nan")
+    assert_same(backend.pointwise.swiglu(gate_up), TorchPointwise().swiglu(gate_up))
+
+
+def rotation_is_torchs(dtype: torch.dtype, head_dim: int, backend: Backend) -> None:
+    cos, sin = angles(5, head_dim)
+    fused = random(5, 13, head_dim, dtype=dtype)
+    before = fused.clone()
+    ours, theirs = fused[:, 1:12], fused[:, 1:12].clone()
+    backend.pointwise.rotate(ours, cos, sin)
+    TorchPointwise().rotate(theirs, cos, sin)
+    assert_same(ours, theirs)
+    assert torch.equal(fused[:, [0, 12]], before[:, [0, 12]])
+
+
+def heads_are_turned_and_written(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, has_norms: bool, backend: Backend
+) -> None:
+    case = attention_case([(1, 12), (5, 9)], heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+    before, rows = case.kv.clone(), len(case.query)
+    qkv = random(rows, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    cos, sin = angles(rows, head_dim)
+    weights = random(2, head_dim, dtype=dtype, seed=4)
+    norms = HeadNorms(weights[0], weights[1], 1e-6) if has_norms else None
+    query, key, value = rotated_heads(TorchPointwise(), qkv.clone(), case.kv, cos, sin, norms)
+    assert_same(backend.rotate_and_write(qkv, case.kv, case.batch, cos, sin, norms), query)
+    page, offset = case.batch.kv_slots // 8, case.batch.kv_slots % 8
+    assert_same(case.kv[page, 0, offset], key)
+    assert torch.equal(case.kv[page, 1, offset], value)
+    case.kv[page, :, offset] = before[page, :, offset]
+    assert torch.equal(case.kv.nan_to_num(7), before.nan_to_num(7))
+
+
+SHAPES = ((4, 2, 16, False), (9, 3, 80, True), (8, 1, 64, False), (10, 10, 16, True))
+
+POINTWISE_CHECKS: dict[str, Callable[[Backend], None]] = {
+    **{f"norm: {name}, {w}": partial(norm_is_torchs, DTYPES[name], w) for name in DTYPES for w in (64, 49, 600)},
+    **{f"swiglu: {name}, {w}": partial(swiglu_is_torchs, DTYPES[name], w) for name in DTYPES for w in (49, 1100)},
+    **{f"rotation: {name}, {d}": partial(rotation_is_torchs, DTYPES[name], d) for name in DTYPES for d in (16, 80)},
+    **{
+        f"heads: {name}, {shape}": partial(heads_are_turned_and_written, DTYPES[name], *shape)
+        for name in DTYPES
+        for shape in SHAPES
+    },
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -90,12 +91,22 @@ class Journal:
             traceback.print_exc()
             self.fail(name, f"{type(error).__name__}: {first_line(error)}")
             self._check_device(name)
+        finally:
+            self._free_memory()
+
+    def _free_memory(self) -> None:
+        """What a case held is another size than what the next one wants."""
+        if self.device.startswith("cuda"):
+            # Imported here: whoever only reads journals needs no torch.
+            import torch
+
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _check_device(self, name: str) -> None:
         """A kernel that reads where it must not poisons the process: every later call fails, whoever makes it."""
         if not self.device.startswith("cuda"):
             return
-        # Imported here: whoever only reads journals needs no torch.
         import torch
 
         try:

@@ -1,8 +1,8 @@
 """Which configuration a kernel is launched with: block sizes, warps and stages, as a dict of integers for each kernel.
 
-Three places say it, the later ones first: what was measured on this machine (a data directory), what was measured on
-such a device and is shipped (`tuned/`), and the default, which is in the kernel's own code. A file is one device's, under
-one version of Triton: another version compiles other machine code, for which nothing was measured.
+Three places say it, and the first that does is followed: what was measured on this machine (a data directory), what was
+measured on such a device and is shipped (`tuned/`), and the default, which is in the kernel's own code. A file is one
+device's, under one version of Triton: another compiles other machine code, for which nothing was measured.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Config = Mapping[str, int]
 """What one launch is configured with, by name."""
 
 SHIPPED = Path(__file__).parent / "tuned"
+
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
 class TuningError(ValueError):
@@ -68,6 +74,10 @@ class Tunings:
         """The configuration of a kernel for a shape, in the default's order of names."""
         choice = self.choices.get(kernel, {}).get(shape)
         return dict(default) | dict(choice.config if choice else {})
+
+    def apply(self, kernel: str, shape: str, default: T) -> T:
+        """The same of a dataclass of integers."""
+        return replace(default, **self.find(kernel, shape, asdict(default)))
 
 
 def load_tunings(

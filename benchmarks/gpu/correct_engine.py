@@ -110,7 +110,8 @@ def check(
     assert leftovers(engine.state) == []
     counters = engine.state.counters
     assert counters.preemptions > 0, "the pool was not small enough to preempt anything"
-    decided = sum(judge(model, {**deltas, None: {}}[name], answers.values(), name) for name in (None, *RANKS))
+    adapters: tuple[str | None, ...] = (None, *RANKS)
+    decided = sum(judge(model, deltas.get(name or "", {}), list(answers.values()), name) for name in adapters)
     total = sum(len(answer.tokens) for answer in answers.values())
     assert decided > 0.9 * total, f"only {decided} of {total} tokens were beyond rounding"
     return {

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,7 +121,7 @@ def check_lora_bits(bank: AdapterBank, lengths: Sequence[int]) -> None:
 def lora_inputs(bank: AdapterBank, group: ProjectionGroup, rows: int) -> tuple[Tensor, Tensor]:
     """(base output, x)."""
     generator = torch.Generator(bank.arena.device).manual_seed(0)
-    like = {"generator": generator, "device": bank.arena.device}
+    like: dict[str, Any] = {"generator": generator, "device": bank.arena.device}
     out = torch.randn(rows, sum(group.out_features), **like).to(bank.arena.dtype)
     return out, torch.randn(rows, group.in_features, **like).to(bank.arena.dtype)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.gpu.house import House, HouseSize, build_house, check_events
-from benchmarks.gpu.journal import Journal, Value
+from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import spread
 from benchmarks.gpu.timing import copy_bandwidth
 from engine.core.commands import Abort, Submit
@@ -75,14 +75,14 @@ def run(journal: Journal) -> None:
 
 
 def waves(journal: Journal, house: House, sizes: Sizes, bandwidth: float) -> None:
-    base: Value = None
+    base = 0.0
     timed_steps(house, Wave("warm-up", (None,) * sizes.batch), sizes)
     for wave in plan_waves(house, sizes):
         with journal.case(f"decode: {wave.name}", LEAST_S):
             row = decode(house, wave, sizes, bandwidth)
             base = row["tokens/s"] if wave.name == BASE else base
-            row["of base"] = row["tokens/s"] / base if base else None
-            journal.row(f"decode, batch {sizes.batch}, context {sizes.prompt}", wave.name, **row)
+            ratio = row["tokens/s"] / base if base else None
+            journal.row(f"decode, batch {sizes.batch}, context {sizes.prompt}", wave.name, **row, **{"of base": ratio})
 
 
 def plan_waves(house: House, sizes: Sizes) -> Iterator[Wave]:
@@ -107,14 +107,10 @@ def draw_zipf(adapters: Sequence[AdapterId], count: int, rng: Random) -> list[Ad
     return rng.choices(adapters, [1 / (place + 1) for place in range(len(adapters))], k=count)
 
 
-def decode(house: House, wave: Wave, sizes: Sizes, bandwidth: float) -> dict[str, Value]:
+def decode(house: House, wave: Wave, sizes: Sizes, bandwidth: float) -> dict[str, float]:
     """Tokens a second, the median step, and which fraction of it reading every byte once would take."""
     seconds, generated, contexts = timed_steps(house, wave, sizes)
-    moved = (
-        house.weight_bytes()
-        + house.kv_bytes(int(statistics.mean(contexts)))
-        + house.adapter_bytes(wave.ranks)
-    )
+    moved = house.weight_bytes() + house.kv_bytes(int(statistics.mean(contexts))) + house.adapter_bytes(wave.ranks)
     step = statistics.median(seconds)
     return {
         "tokens/s": generated / sum(seconds),
@@ -193,7 +189,9 @@ def stream(house: House, adapters: Sequence[AdapterId], sizes: Sizes) -> dict[st
     engine, counters = house.engine, house.engine.state.counters
     loads, evictions = counters.adapter_loads, counters.adapter_evictions
     for index, adapter in enumerate(adapters):
-        engine.inbox.put(Submit(make_request(f"s{index}", sizes.stream_prompt, sizes.stream_tokens, adapter, Random(index))))
+        engine.inbox.put(
+            Submit(make_request(f"s{index}", sizes.stream_prompt, sizes.stream_tokens, adapter, Random(index)))
+        )
     begun, generated = time.perf_counter(), 0
     generated += check_events(engine.step())
     while engine.state.has_work:

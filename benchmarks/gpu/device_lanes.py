@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -159,7 +160,8 @@ def running(house: House, watch: Watch) -> Iterator[Engine]:
 
 def plan_arrivals(sizes: Sizes, adapters: Sequence[AdapterId], prefix: str) -> list[Arrival]:
     """Poisson, the same for every phase."""
-    rng, at, arrivals = Random(0), 0.0, []
+    arrivals: list[Arrival] = []
+    rng, at = Random(0), 0.0
     while (at := at + rng.expovariate(sizes.rate)) < sizes.window_s:
         params = SamplingParams(max_tokens=sizes.tokens, temperature=0.0, ignore_eos=True)
         prompt = draw_prompt(rng, rng.randint(*sizes.prompt))
@@ -203,7 +205,7 @@ def latencies(watch: Watch, submitted: dict[str, float]) -> dict[str, Value]:
         return {}
     moments = {name: watch.moments(name) for name in submitted}
     ttfts = [(moments[name][0] - due) * 1e3 for name, due in submitted.items()]
-    gaps = [(b - a) * 1e3 for times in moments.values() for a, b in zip(times, times[1:], strict=False)]
+    gaps = [(b - a) * 1e3 for times in moments.values() for a, b in pairwise(times)]
     return {
         "requests": len(submitted),
         "TTFT p50 ms": quantile(ttfts, 0.5),

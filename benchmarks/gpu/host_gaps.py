@@ -15,10 +15,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.decoding import RANKS, Wave, end_wave, start_wave
-from benchmarks.gpu.decoding import FULL as FULL_WAVE
-from benchmarks.gpu.decoding import TINY as TINY_WAVE
-from benchmarks.gpu.decoding import Sizes
+from benchmarks.gpu.decoding import FULL, RANKS, TINY, Sizes, Wave, end_wave, start_wave
 from benchmarks.gpu.house import House, build_house, check_events
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import spread
@@ -57,7 +54,7 @@ def find_gaps(spans: Iterable[Span], least_us: float) -> list[Gap]:
 
 
 def run(journal: Journal) -> None:
-    sizes = TINY_WAVE if journal.tiny else FULL_WAVE
+    sizes = TINY if journal.tiny else FULL
     with tempfile.TemporaryDirectory(prefix="loralane-8b-") as scratch:
         house = build_house(sizes.house, Path(scratch), journal.tell)
         own = house.register(spread(RANKS, sizes.batch), "a")

@@ -92,7 +92,8 @@ class House:
         """What a step reads of the base model: all of it but the embedding, of which it reads a row a token."""
         spec = self.runner.spec
         linears = spec.layers * (
-            spec.hidden_size * (2 * spec.query_width + 2 * spec.kv_width) + 3 * spec.hidden_size * spec.intermediate_size
+            spec.hidden_size * (2 * spec.query_width + 2 * spec.kv_width)
+            + 3 * spec.hidden_size * spec.intermediate_size
         )
         return (linears + spec.vocab_size * spec.hidden_size) * self.runner.dtype.itemsize
 
@@ -134,7 +135,9 @@ def build_house(size: HouseSize, scratch: Path, tell: Callable[[str], None]) -> 
         host_adapter_bytes=UNBOUNDED_BYTES,
         prefix_caching=False,
     )
-    tell(f"engine ready in {time.perf_counter() - started:.1f} s, {runner.num_pages} pages of {runner.page_bytes} bytes")
+    tell(
+        f"engine ready in {time.perf_counter() - started:.1f} s, {runner.num_pages} pages of {runner.page_bytes} bytes"
+    )
     return House(runner, Engine(EngineState.create(core), Adapters(runner)))
 
 

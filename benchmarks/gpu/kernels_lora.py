@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
+from typing import Any
 
 import torch
 
@@ -99,10 +100,10 @@ def measure(work: LoraWork, spec: ModelSpec, bandwidth: float, device: torch.dev
     us = timing.us * len(bank.groups)
     slots = range(len(work.ranks))
     moved = lora_bytes(bank, slots, work.rows)
-    flops = 2 * sum(
-        rows * adapter_elements(spec, rank) for rows, rank in zip(work.lengths, work.ranks, strict=True)
+    flops = 2 * sum(rows * adapter_elements(spec, rank) for rows, rank in zip(work.lengths, work.ranks, strict=True))
+    prepare_us = time_host(
+        partial(prepare_anew, TritonBackend(), bank, work), device, repeats=3 if device.type == "cpu" else 20
     )
-    prepare_us = time_host(partial(prepare_anew, TritonBackend(), bank, work), device, repeats=3 if device.type == "cpu" else 20)
     return {
         "us a layer": us,
         "MB": moved / 1e6,
@@ -125,7 +126,7 @@ def cold_bank(work: LoraWork, spec: ModelSpec, device: torch.device) -> AdapterB
 def our_calls(backend: Backend, bank: AdapterBank, work: LoraWork) -> list[Callable[[], object]]:
     """One call for each group of each layer of each set of adapters."""
     calls: list[Callable[[], object]] = []
-    like = {"dtype": bank.arena.dtype, "device": bank.arena.device}
+    like: dict[str, Any] = {"dtype": bank.arena.dtype, "device": bank.arena.device}
     xs = [torch.empty(work.rows, group.in_features, **like).normal_() for group in bank.groups]
     outs = [torch.empty(work.rows, sum(group.out_features), **like).normal_() for group in bank.groups]
     for first in range(0, len(bank.ranks), len(work.ranks)):

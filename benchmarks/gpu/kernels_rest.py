@@ -82,13 +82,16 @@ def pointwise_works(spec: ModelSpec, rows: int, device: torch.device) -> dict[st
 def pointwise(make: Maker, moved: int, bandwidth: float, device: torch.device) -> dict[str, float | str]:
     copies = 1 if device.type == "cpu" else min(MOST_COPIES, ceil(COLD_BYTES / moved))
     ours, theirs = (
-        time_calls([make(side) for _ in range(copies)], device) for side in (TritonBackend().pointwise, TorchPointwise())
+        time_calls([make(side) for _ in range(copies)], device)
+        for side in (TritonBackend().pointwise, TorchPointwise())
     )
     return {"us": ours.us, "torch us": theirs.us, **_against(moved, ours.us, bandwidth), "timed by": ours.how}
 
 
 def write_kv(spec: ModelSpec, rows: int, bandwidth: float, device: torch.device) -> dict[str, float | str]:
-    load = attention_load(spec, [(1, 100)] * rows, 1 if device.type == "cpu" else 8, model_dtype(device.type == "cpu"), device)
+    load = attention_load(
+        spec, [(1, 100)] * rows, 1 if device.type == "cpu" else 8, model_dtype(device.type == "cpu"), device
+    )
     shape, backend = (rows, spec.kv_heads, spec.head_dim), TritonBackend()
     key, value = (torch.empty(*shape, dtype=load.query.dtype, device=device).normal_() for _ in range(2))
     timing = time_calls([partial(backend.write_kv, kv, key, value, load.batch) for kv in load.kv], device)

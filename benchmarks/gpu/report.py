@@ -60,7 +60,7 @@ def environment(outcomes: Sequence[Outcome]) -> dict[str, Value]:
 
 
 def file_name(outcomes: Sequence[Outcome], date: str) -> str:
-    device = str(environment(outcomes).get("device", "unknown device"))
+    device = str(environment(outcomes)["device"])
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + f"-{date}.json"
 
 

@@ -16,13 +16,12 @@ import argparse
 import datetime
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             budget = options.budget_s * SECTIONS[name].share / sum(SECTIONS[one].share for one in options.sections)
             outcomes.append(_run_section(name, budget, options.tiny, Path(scratch)))
     print(report.text(outcomes))
-    out = options.out or (None if options.tiny else RESULTS / report.file_name(outcomes, date))
+    measured = bool(report.environment(outcomes)) and not options.tiny
+    out = options.out or (RESULTS / report.file_name(outcomes, date) if measured else None)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report.document(outcomes, date, _command(options)), indent=1) + "\n")
@@ -81,7 +81,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sections", type=_sections, default=tuple(SECTIONS), metavar="A,B", help=titles)
     parser.add_argument("--budget-s", type=float, default=450.0, help="of all sections together (%(default)g)")
     parser.add_argument("--out", type=Path, help="JSON; without it in benchmarks/gpu/results, by device and date")
-    parser.add_argument("--tiny", action="store_true", help="toy sizes on the CPU; writes no JSON unless --out is given")
+    parser.add_argument(
+        "--tiny", action="store_true", help="toy sizes on the CPU; writes no JSON unless --out is given"
+    )
     return parser.parse_args(arguments)
 
 
@@ -98,13 +100,19 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _run_section(name: str, budget: float, tiny: bool, scratch: Path) -> report.Outcome:
-    """In a process of its own, in which Triton interprets its kernels if `tiny`; killed when it overstays."""
-    path, title = scratch / f"{name}.jsonl", SECTIONS[name].title
+    """Under Triton's interpreter if `tiny`."""
+    path = scratch / f"{name}.jsonl"
     words = [sys.executable, "-m", "benchmarks.gpu.section", name, "--journal", str(path), "--budget-s", f"{budget}"]
-    words += ["--tiny"] if tiny else []
-    print(f"{name}. {title} (at most {budget:.0f} s)", file=sys.stderr, flush=True)
+    print(f"{name}. {SECTIONS[name].title} (at most {budget:.0f} s)", file=sys.stderr, flush=True)
+    return run_process(name, [*words, *(["--tiny"] if tiny else [])], budget, path, _environment(tiny))
+
+
+def run_process(
+    name: str, words: Sequence[str], budget: float, path: Path, environment: Mapping[str, str]
+) -> report.Outcome:
+    """A section as a process that writes a journal to `path`; ended, with whatever it started, when it overstays."""
     started = time.monotonic()
-    process = subprocess.Popen(words, cwd=ROOT, env=_environment(tiny), stdout=sys.stderr, start_new_session=True)
+    process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=sys.stderr, start_new_session=True)
     try:
         code: int | None = process.wait(budget + GRACE_S)
     except subprocess.TimeoutExpired:
@@ -113,9 +121,9 @@ def _run_section(name: str, budget: float, tiny: bool, scratch: Path) -> report.
         _end(process)
     findings = read_journal(path)
     if code:
-        findings.failures.append((shlex.join(words[1:4]), f"its process ended with {code}; see above"))
+        findings.failures.append((f"section {name}", f"its process ended with {code}; its last words are above"))
     status = report.CUT if code is None else report.CRASHED if code else _status(findings.failures, findings.finished)
-    return report.Outcome(name, title, status, time.monotonic() - started, findings)
+    return report.Outcome(name, SECTIONS[name].title, status, time.monotonic() - started, findings)
 
 
 def _status(failures: Sequence[object], finished: bool) -> str:
@@ -132,7 +140,6 @@ def _environment(tiny: bool) -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """With whatever it started."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

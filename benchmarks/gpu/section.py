@@ -1,4 +1,4 @@
-"""One section of the suite, in a process of its own: `python -m benchmarks.gpu.section B --journal FILE --budget-s 60`."""
+"""One section of the suite: `python -m benchmarks.gpu.section B --journal FILE --budget-s 60`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long calls take on a device: inside a CUDA graph wherever they can be captured, with caches as cold as in life."""
+"""How long calls take on a device: inside CUDA graphs wherever they can be captured, with caches as cold as in life."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def run(journal: Journal) -> None:
         house = build_house(sizes.house, Path(scratch), journal.tell)
         adapters = house.register(spread(RANKS, 2 * ADAPTERS), "a")
         phases = {"alone": (True, False), "batch alone": (False, True), "beside each other": (True, True)}
-        phase(house, sizes, adapters, "warm", (True, True))
+        phase(house, replace(sizes, window_s=sizes.window_s / 4), adapters, "warm-up", (True, True))
         for name, lanes in phases.items():
             with journal.case(name, sizes.window_s + sizes.settle_s):
                 journal.row("lanes", name, **phase(house, sizes, adapters, name, lanes))

@@ -73,8 +73,9 @@ class Adapters:
         if rank not in self._packed:
             spec, runner = self._runner.spec, self._runner
             layout = full_layout(spec, rank)
-            blob = torch.empty(layout.num_pages, page_shape(spec, BLOCK_SIZE).elements, dtype=runner.dtype)
-            blob = blob.normal_(0, 0.01, generator=torch.Generator().manual_seed(rank))
+            page = torch.empty(page_shape(spec, BLOCK_SIZE).elements, dtype=runner.dtype)
+            page.normal_(0, 0.01, generator=torch.Generator().manual_seed(rank))
+            blob = page.expand(layout.num_pages, -1).contiguous()  # drawing all of it takes seconds
             self._packed[rank] = layout, blob.pin_memory() if runner.device.type == "cuda" else blob
         return self._packed[rank]
 

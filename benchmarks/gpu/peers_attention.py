@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -70,10 +70,10 @@ def vllm_attention(load: AttentionLoad) -> Attend:
 
 def flashinfer_attention(load: AttentionLoad) -> Attend:
     """Its wrapper for decodes, or for chunks where there are any. Raises PeerAbsent."""
-    if find_spec("flashinfer") is None:
-        raise PeerAbsent("flashinfer is not importable here")
-    import flashinfer
-
+    try:
+        flashinfer = import_module("flashinfer")
+    except ImportError as error:
+        raise PeerAbsent(f"flashinfer is not importable here: {error}") from error
     device, kv_heads = load.query.device, load.kv[0].shape[3]
     _, heads, head_dim = load.query.shape
     blocks = [-(-context // BLOCK_SIZE) for _, context in load.chunks]

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.gpu.journal import DeviceLost, Journal, OutOfTime, Value
 from benchmarks.gpu.lean import do_without
 
 MODULES = {
-    "A": ("correct_kernels", "correct_engine"),
+    "A": ("correct_kernels", "correct_engine", "kernel_tests"),
     "B": ("kernels_lora", "kernels_attention", "kernels_rest"),
     "C": ("peers_lora", "peers_attention"),
     "D": ("decoding",),
@@ -60,14 +61,11 @@ def _run(journal: Journal, modules: tuple[str, ...]) -> int:
 def describe(tiny: bool) -> dict[str, Value]:
     """The device and the versions of what computes on it."""
     import torch
-    import transformers
-    import triton
 
     versions: dict[str, Value] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": triton.__version__,
-        "transformers": transformers.__version__,
+        **{name: version(name) for name in ("triton", "transformers", "numpy", "safetensors")},
     }
     if tiny:
         return {"device": "cpu", "driver": None, **versions}
@@ -78,7 +76,7 @@ def describe(tiny: bool) -> dict[str, Value]:
         "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
         "memory_gib": round(properties.total_memory / 2**30, 1),
-        "l2_mib": round(properties.L2_cache_size / 2**20, 1),
+        "l2_mib": round(getattr(properties, "L2_cache_size", 0) / 2**20, 1),
         "cuda": torch.version.cuda,
         **versions,
     }

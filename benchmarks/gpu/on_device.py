@@ -82,10 +82,7 @@ class OnDevice:
         return prepare_there
 
     def _there(self, tensor: Tensor) -> Tensor:
-        """With all of the memory it is a view of: what kernels must not touch is there as well."""
-        memory = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-        there = torch.empty_like(memory, device=self._device).copy_(memory)
-        return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return copy_with_memory(tensor, self._device)
 
     def _same_batch(self, batch: AttentionBatch) -> AttentionBatch:
         """One twin for as long as a batch is asked about: backends keep what they derived from the last."""
@@ -103,22 +100,23 @@ class PointwiseOnDevice:
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """See `Pointwise.add_norm`."""
-        there = x.to(self._device)
-        result = self._pointwise.add_norm(
-            there, None if delta is None else delta.to(self._device), weight.to(self._device), eps
-        )
+        there, more = self._there(x), None if delta is None else self._there(delta)
+        result = self._pointwise.add_norm(there, more, self._there(weight), eps)
         x.copy_(there)
         return result.to(x.device)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         """See `Pointwise.rotate`."""
-        there = x.to(self._device)
-        self._pointwise.rotate(there, cos.to(self._device), sin.to(self._device))
+        there = self._there(x)
+        self._pointwise.rotate(there, self._there(cos), self._there(sin))
         x.copy_(there)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """See `Pointwise.swiglu`."""
-        return self._pointwise.swiglu(gate_up.to(self._device)).to(gate_up.device)
+        return self._pointwise.swiglu(self._there(gate_up)).to(gate_up.device)
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        return copy_with_memory(tensor, self._device)
 
 
 class ScalesOnDevice:
@@ -129,9 +127,16 @@ class ScalesOnDevice:
         self._device = device
 
     def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
-        there = out.to(self._device)
+        there = copy_with_memory(out, self._device)
         self._scales.apply(there, layer, group)
         out.copy_(there)
+
+
+def copy_with_memory(tensor: Tensor, device: torch.device) -> Tensor:
+    """With all of the memory it is a view of: what kernels must not touch is there as well, strides are as in life."""
+    memory = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    there = torch.empty_like(memory, device=device).copy_(memory)
+    return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.shapes import (
     AdapterBank,
     AttentionLoad,
@@ -28,7 +29,6 @@ from lora_kernels.backend import Backend
 from lora_kernels.layout import ALIGN, RANK_TILE, SIDE_A, SIDE_B, ProjectionGroup
 from lora_kernels.pointwise import Pointwise, TorchPointwise
 from lora_kernels.segments import plan_segments
-from lora_kernels.triton_backend import TritonBackend
 
 LEAST_S = 2.0
 Check = Callable[[], float | None]
@@ -57,7 +57,7 @@ def big_checks(tiny: bool, device: torch.device) -> Iterator[tuple[str, Check]]:
         yield f"attention, window {window}", partial(check_attention, load, window)
     decodes = [(1, 40), (1, 3)] if tiny else [(1, 2048), (1, 17), (1, 8000), (1, 300)]
     yield "attention bits of a row", partial(check_attention_bits, attention_load(spec, decodes, 1, dtype, device))
-    for name, check in pointwise_checks(TritonBackend().pointwise, 7 if tiny else 1000, device, dtype):
+    for name, check in pointwise_checks(our_backend(device).pointwise, 7 if tiny else 1000, device, dtype):
         yield f"pointwise {name}", check
 
 
@@ -66,7 +66,7 @@ def check_lora(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int]
     out, x = lora_inputs(bank, group, sum(lengths))
     delta = exact_delta(bank, group, lengths, x)
     out *= float(delta.std())
-    result = add_lora(TritonBackend(), bank, group, lengths, out, x)
+    result = add_lora(our_backend(bank.arena.device), bank, group, lengths, out, x)
     return relative_error(result, out.float() + delta, out.dtype)
 
 
@@ -74,8 +74,8 @@ def check_lora_bits(bank: AdapterBank, lengths: Sequence[int]) -> None:
     """Rows of the first adapters alone, without those of the others."""
     group, alone = bank.groups[2], lengths[: len(lengths) // 2]
     out, x = lora_inputs(bank, group, sum(lengths))
-    together = add_lora(TritonBackend(), bank, group, lengths, out, x)[: sum(alone)]
-    apart = add_lora(TritonBackend(), bank, group, alone, out[: sum(alone)], x[: sum(alone)])
+    together = add_lora(our_backend(bank.arena.device), bank, group, lengths, out, x)[: sum(alone)]
+    apart = add_lora(our_backend(bank.arena.device), bank, group, alone, out[: sum(alone)], x[: sum(alone)])
     assert torch.equal(together, apart), f"{int((together != apart).sum())} numbers differ"
 
 
@@ -119,7 +119,7 @@ def _block(bank: AdapterBank, slot: int, target: int, side: int, width: int) -> 
 
 
 def check_attention(load: AttentionLoad, window: int | None) -> float:
-    result = TritonBackend().attention(load.query, load.kv[0], load.batch, load.scale, window)
+    result = our_backend(load.query.device).attention(load.query, load.kv[0], load.batch, load.scale, window)
     return relative_error(result, exact_attention(load, window), load.query.dtype)
 
 
@@ -143,7 +143,7 @@ def exact_attention(load: AttentionLoad, window: int | None) -> Tensor:
 
 def check_attention_bits(load: AttentionLoad) -> None:
     """Every sequence alone, over the same pages."""
-    together = TritonBackend().attention(load.query, load.kv[0], load.batch, load.scale)
+    together = our_backend(load.query.device).attention(load.query, load.kv[0], load.batch, load.scale)
     for sequence, (_, context) in enumerate(load.chunks):
         own = slice(sequence, sequence + 1)
         batch = replace(
@@ -157,7 +157,7 @@ def check_attention_bits(load: AttentionLoad) -> None:
             host_query_starts=(0, 1),
             host_context_lens=(context,),
         )
-        alone = TritonBackend().attention(load.query[own], load.kv[0], batch, load.scale)
+        alone = our_backend(load.query.device).attention(load.query[own], load.kv[0], batch, load.scale)
         assert torch.equal(alone, together[own]), f"context {context}: not the same bits alone"
 
 

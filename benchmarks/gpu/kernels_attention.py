@@ -12,10 +12,10 @@ from math import ceil
 import torch
 
 from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.shapes import AttentionLoad, attention_load, model_dtype, model_spec
 from benchmarks.gpu.timing import Timing, copy_bandwidth, time_calls
 from lora_kernels.backend import Backend
-from lora_kernels.triton_backend import TritonBackend
 
 COLD_BYTES = 256 << 20
 LEAST_S = 3.0
@@ -70,7 +70,7 @@ def our_calls(load: AttentionLoad, backend: Backend) -> list[Callable[[], object
 
 
 def measure(load: AttentionLoad) -> Timing:
-    return time_calls(our_calls(load, TritonBackend()), load.query.device)
+    return time_calls(our_calls(load, our_backend(load.query.device)), load.query.device)
 
 
 def decode(load: AttentionLoad, bandwidth: float) -> dict[str, float | str]:

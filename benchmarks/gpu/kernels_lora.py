@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.shapes import (
     AdapterBank,
     adapter_elements,
@@ -30,7 +31,6 @@ from benchmarks.gpu.timing import copy_bandwidth, time_calls, time_host
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import Backend
 from lora_kernels.segments import plan_segments
-from lora_kernels.triton_backend import TritonBackend
 
 MIXED = (8, 16, 32, 64)
 COLD_BYTES = 192 << 20
@@ -96,13 +96,13 @@ def run(journal: Journal) -> None:
 
 def measure(work: LoraWork, spec: ModelSpec, bandwidth: float, device: torch.device) -> dict[str, float | str]:
     bank = cold_bank(work, spec, device)
-    timing = time_calls(list(our_calls(TritonBackend(), bank, work)), device)
+    timing = time_calls(list(our_calls(our_backend(device), bank, work)), device)
     us = timing.us * len(bank.groups)
     slots = range(len(work.ranks))
     moved = lora_bytes(bank, slots, work.rows)
     flops = 2 * sum(rows * adapter_elements(spec, rank) for rows, rank in zip(work.lengths, work.ranks, strict=True))
     prepare_us = time_host(
-        partial(prepare_anew, TritonBackend(), bank, work), device, repeats=3 if device.type == "cpu" else 20
+        partial(prepare_anew, our_backend(device), bank, work), device, repeats=3 if device.type == "cpu" else 20
     )
     return {
         "us a layer": us,

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.shapes import attention_load, model_dtype, model_spec
 from benchmarks.gpu.timing import Call, copy_bandwidth, time_calls, time_host
 from engine.core.types import SamplingParams
 from engine.model.sampler import Sampler
 from engine.model.spec import ModelSpec
 from lora_kernels.pointwise import Pointwise, TorchPointwise
-from lora_kernels.triton_backend import TritonBackend
 
 COLD_BYTES = 192 << 20
 MOST_COPIES = 64
@@ -83,7 +83,7 @@ def pointwise(make: Maker, moved: int, bandwidth: float, device: torch.device) -
     copies = 1 if device.type == "cpu" else min(MOST_COPIES, ceil(COLD_BYTES / moved))
     ours, theirs = (
         time_calls([make(side) for _ in range(copies)], device)
-        for side in (TritonBackend().pointwise, TorchPointwise())
+        for side in (our_backend(device).pointwise, TorchPointwise())
     )
     return {"us": ours.us, "torch us": theirs.us, **_against(moved, ours.us, bandwidth), "timed by": ours.how}
 
@@ -92,7 +92,7 @@ def write_kv(spec: ModelSpec, rows: int, bandwidth: float, device: torch.device)
     load = attention_load(
         spec, [(1, 100)] * rows, 1 if device.type == "cpu" else 8, model_dtype(device.type == "cpu"), device
     )
-    shape, backend = (rows, spec.kv_heads, spec.head_dim), TritonBackend()
+    shape, backend = (rows, spec.kv_heads, spec.head_dim), our_backend(device)
     key, value = (torch.empty(*shape, dtype=load.query.dtype, device=device).normal_() for _ in range(2))
     timing = time_calls([partial(backend.write_kv, kv, key, value, load.batch) for kv in load.kv], device)
     return {"us": timing.us, **_against(4 * key.nbytes, timing.us, bandwidth), "timed by": timing.how}

@@ -13,10 +13,10 @@ from torch import Tensor
 from benchmarks.gpu.correct_kernels import exact_attention, relative_error
 from benchmarks.gpu.journal import Journal, Value
 from benchmarks.gpu.kernels_attention import DECODES, PREFILLS, TINY_DECODES, Chunks, make_load, our_calls
+from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.peer_modules import VLLM, PeerAbsent, load_kernel_module
 from benchmarks.gpu.shapes import BLOCK_SIZE, AttentionLoad
 from benchmarks.gpu.timing import Call, time_calls
-from lora_kernels.triton_backend import TritonBackend
 
 LEAST_S = 4.0
 WORKSPACE_BYTES = 256 << 20
@@ -113,7 +113,7 @@ def compare(make: Callable[[AttentionLoad], Attend], load: AttentionLoad) -> dic
     attend, device = make(load), load.query.device
     relative_error(attend(load.kv[0]), exact_attention(load, None), load.query.dtype)
     calls: list[Call] = [partial(attend, kv) for kv in load.kv]
-    theirs, ours = time_calls(calls, device), time_calls(our_calls(load, TritonBackend()), device)
+    theirs, ours = time_calls(calls, device), time_calls(our_calls(load, our_backend(device)), device)
     return {
         "theirs us": theirs.us,
         "ours us": ours.us,

@@ -20,12 +20,12 @@ from torch import Tensor
 from benchmarks.gpu.correct_kernels import relative_error
 from benchmarks.gpu.journal import Journal, Value
 from benchmarks.gpu.kernels_lora import COLD_BYTES, MIXED, LoraWork, cold_bank, decode_work, our_calls, prepare_anew
+from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.peer_modules import SGLANG, VLLM, PeerAbsent, find_module, load_kernel_module
 from benchmarks.gpu.shapes import adapter_elements, groups_of, model_spec, row_slots, with_layers
 from benchmarks.gpu.timing import Call, time_calls, time_host
 from engine.model.spec import ModelSpec
 from lora_kernels.layout import ProjectionGroup
-from lora_kernels.triton_backend import TritonBackend
 
 LEAST_S = 6.0
 SEGMENT = 16
@@ -195,8 +195,8 @@ def compare(
     theirs = time_calls(peer_calls(kind(work, device), work, spec, device), device)
     their_prepare = time_host(kind(work, device).prepare, device)
     bank = cold_bank(work, spec, device)
-    ours = time_calls(our_calls(TritonBackend(), bank, work), device)
-    our_prepare = time_host(partial(prepare_anew, TritonBackend(), bank, work), device)
+    ours = time_calls(our_calls(our_backend(device), bank, work), device)
+    our_prepare = time_host(partial(prepare_anew, our_backend(device), bank, work), device)
     groups = len(groups_of(spec))
     steps = [
         prepare + spec.layers * groups * us for prepare, us in ((their_prepare, theirs.us), (our_prepare, ours.us))

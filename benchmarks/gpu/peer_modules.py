@@ -6,7 +6,6 @@ what they would import, and the few things that kernels ask of their server are 
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Mapping
 from enum import IntEnum
@@ -66,6 +65,16 @@ def _enter_packages(name: str, folder: Path) -> None:
             sys.modules[package] = module_from_spec(spec)
 
 
+class _Logger:
+    """vLLM's logger has methods that no other has; all of them say what they are told."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        return lambda text, *values, **_: print(self._name, method, text % values, file=sys.stderr)
+
+
 class _Platform:
     """vLLM's idea of the device."""
 
@@ -114,7 +123,7 @@ def _upload(values: list[int], dtype: torch.dtype, device: torch.device) -> Tens
 
 
 VLLM: Mapping[str, Mapping[str, Any]] = {
-    "vllm.logger": {"init_logger": logging.getLogger},
+    "vllm.logger": {"init_logger": _Logger},
     "vllm.platforms": {"current_platform": _Platform(), "vllm_version_matches_substr": lambda _: False},
     "vllm.utils.torch_utils": {"direct_register_custom_op": _register_nothing, "async_tensor_h2d": _upload},
     "vllm.triton_utils": {"triton": triton, "tl": tl, "HAS_TRITON": True},

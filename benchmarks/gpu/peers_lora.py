@@ -69,8 +69,6 @@ def padded_weights(
 
 
 class Peer(Protocol):
-    name: str
-
     def prepare(self) -> object:
         """Once a step."""
 
@@ -80,8 +78,6 @@ class Peer(Protocol):
 
 class Vllm:
     """vllm.lora.ops.triton_ops."""
-
-    name = "vLLM"
 
     def __init__(self, work: LoraWork, device: torch.device) -> None:
         folder = "vllm.lora.ops.triton_ops"
@@ -114,8 +110,6 @@ class Vllm:
 
 class Sglang:
     """SGLang's chunked segmented products."""
-
-    name = "SGLang"
 
     def __init__(self, work: LoraWork, device: torch.device) -> None:
         names = [find_module("sglang", f"chunked_sgmv_{side}.py") for side in ("shrink", "expand")]
@@ -171,20 +165,20 @@ class Sglang:
         return stacked.contiguous()
 
 
-PEERS: tuple[Callable[[LoraWork, torch.device], Peer], ...] = (Vllm, Sglang)
+PEERS: dict[str, Callable[[LoraWork, torch.device], Peer]] = {"vLLM": Vllm, "SGLang": Sglang}
 
 
 def run(journal: Journal) -> None:
     device, spec = torch.device(journal.device), model_spec(journal.tiny)
-    for kind in PEERS:
+    for name, kind in PEERS.items():
         try:
             kind(TINY_WORKS[0], device)
         except PeerAbsent as absent:
             journal.note(f"left out, LoRA: {absent}")
             continue
         for work in TINY_WORKS if journal.tiny else WORKS:
-            with journal.case(f"{kind.__name__}: {work.name}", LEAST_S):
-                journal.row("LoRA beside peers", f"{work.name}, {kind.__name__}", **compare(kind, work, spec, device))
+            with journal.case(f"{name}: {work.name}", LEAST_S):
+                journal.row("LoRA beside peers", f"{work.name}, {name}", **compare(kind, work, spec, device))
 
 
 def compare(

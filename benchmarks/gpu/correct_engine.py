@@ -1,0 +1,176 @@
+"""Section A, second half: the engine on the device says what Hugging Face says on the CPU in fp32.
+
+A small random model, base and two adapters mixed, both lanes, every prompt asked twice, in a page pool so small that
+sequences are preempted and adapters come and go. Hugging Face judges each stream by one forward pass over it: a stream
+in which every token is the likeliest after those before it is its greedy stream.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks.gpu.journal import Journal
+from engine.config import EngineConfig
+from engine.core.check import leftovers, violations
+from engine.core.commands import Submit
+from engine.core.config import PREEMPTIONS, CoreConfig, Scheduling
+from engine.core.state import EngineState
+from engine.core.types import AdapterId, Lane, Request, SamplingParams
+from engine.engine import Engine
+from engine.model.runner import ModelRunner
+
+TESTS = Path(__file__).parents[2] / "tests" / "model"
+VOCAB, BLOCK, MAX_LEN = 97, 4, 128
+RANKS = {"x": 2, "y": 5}
+MARGIN = 1e-3
+"""Of a logprob: a likeliest token this far ahead of the next is beyond what rounding in fp32 moves."""
+LEAST_S = 5.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    prompt: tuple[int, ...]
+    adapter: str | None
+    tokens: list[int] = field(default_factory=list)
+
+
+def run(journal: Journal) -> None:
+    disable_progress_bar()
+    with tempfile.TemporaryDirectory(prefix="loralane-model-") as scratch:
+        model = make_model(Path(scratch) / "model")
+        deltas = make_adapters(Path(scratch))
+        answers = make_answers(2 if journal.tiny else 6)
+        for preemption in PREEMPTIONS[-1:] if journal.tiny else PREEMPTIONS:
+            with journal.case(f"engine, preemption by {preemption}", LEAST_S):
+                outcome = check(Path(scratch), model, deltas, answers, preemption, journal.device)
+                journal.row("engine in fp32", f"preemption by {preemption}", **outcome)
+
+
+def make_model(folder: Path) -> Path:
+    """Weights so large that what attention reads decides which token follows."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_LEN,
+        initializer_range=0.2,
+        eos_token_id=[2, 3],
+    )
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
+def make_adapters(folder: Path) -> dict[str, dict[str, Tensor]]:
+    """PEFT folders `folder / name`; what each adds to which weight."""
+    sys.path.insert(0, str(TESTS))
+    from tiny_adapters import save_adapter
+
+    return {name: save_adapter(folder / name, rank, seed=rank) for name, rank in RANKS.items()}
+
+
+def make_answers(prompts: int) -> dict[str, Answer]:
+    rng, answers = Random(0), {}
+    for index in range(prompts):
+        prompt = tuple(rng.randrange(4, VOCAB) for _ in range(rng.randrange(3, 30)))
+        for adapter in (None, *RANKS):
+            for repeat in range(2):
+                answers[f"{index}/{adapter}/{repeat}"] = Answer(prompt, adapter)
+    return answers
+
+
+def check(
+    scratch: Path,
+    model: Path,
+    deltas: Mapping[str, Mapping[str, Tensor]],
+    questions: Mapping[str, Answer],
+    preemption: str,
+    device: str,
+) -> dict[str, int]:
+    """Raises AssertionError. Returns what happened."""
+    answers = {name: Answer(answer.prompt, answer.adapter) for name, answer in questions.items()}
+    engine = make_engine(model, device, preemption)
+    ids = {name: engine.load_adapter(str(scratch / name)).id for name in RANKS}
+    for name, answer in answers.items():
+        engine.inbox.put(Submit(request(name, answer, ids)))
+    run_to_end(engine, answers)
+    assert leftovers(engine.state) == []
+    counters = engine.state.counters
+    assert counters.preemptions > 0, "the pool was not small enough to preempt anything"
+    adapters: tuple[str | None, ...] = (None, *RANKS)
+    decided = sum(judge(model, deltas.get(name or "", {}), list(answers.values()), name) for name in adapters)
+    total = sum(len(answer.tokens) for answer in answers.values())
+    assert decided > 0.9 * total, f"only {decided} of {total} tokens were beyond rounding"
+    return {
+        "tokens": total,
+        "beyond rounding": decided,
+        "preemptions": counters.preemptions,
+        "pages restored": counters.pages_restored,
+        "adapter loads": counters.adapter_loads,
+        "adapter evictions": counters.adapter_evictions,
+    }
+
+
+def make_engine(model: Path, device: str, preemption: str) -> Engine:
+    config = EngineConfig(
+        str(model), dtype="float32", device=device, block_size=BLOCK, num_pages=32, swap_gb=0.001, max_seqs=4, threads=1
+    )
+    runner = ModelRunner(config)
+    core = CoreConfig(
+        num_pages=config.num_pages,
+        block_size=BLOCK,
+        host_pages=runner.num_host_pages,
+        max_seqs=4,
+        max_model_len=64,
+        token_budget=24,
+        scheduling=Scheduling(preemption=preemption),
+    )
+    return Engine(EngineState.create(core), runner)
+
+
+def request(name: str, answer: Answer, ids: Mapping[str, AdapterId]) -> Request:
+    """Batch requests first, which interactive ones then interrupt."""
+    interactive = name.endswith("/1")
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    lane = Lane.INTERACTIVE if interactive else Lane.BATCH
+    return Request(name, answer.prompt, params, ids.get(answer.adapter or ""), lane, arrival=float(interactive))
+
+
+def run_to_end(engine: Engine, answers: Mapping[str, Answer]) -> None:
+    while True:
+        for event in engine.step():
+            assert event.refusal is None, event.refusal
+            answers[event.request_id].tokens.extend(event.tokens)
+        assert violations(engine.state) == []
+        if not engine.state.has_work:
+            return
+
+
+@torch.inference_mode()
+def judge(model: Path, delta: Mapping[str, Tensor], answers: Sequence[Answer], adapter: str | None) -> int:
+    """Tokens of an adapter's streams that no rounding can have chosen, all of which must be Hugging Face's."""
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    for name, value in delta.items():
+        reference.get_parameter(name).add_(value)
+    decided = 0
+    for answer in (answer for answer in answers if answer.adapter == adapter):
+        logits = reference(torch.tensor([[*answer.prompt, *answer.tokens]])).logits[0, len(answer.prompt) - 1 : -1]
+        top = logits.log_softmax(-1).topk(2)
+        clear = top.values[:, 0] - top.values[:, 1] > MARGIN
+        ours = torch.tensor(answer.tokens)
+        assert torch.equal(top.indices[clear, 0], ours[clear]), f"adapter {adapter}: other tokens than Hugging Face's"
+        decided += int(clear.sum())
+    return decided

@@ -1,0 +1,203 @@
+"""Section A: every kernel at the 8B shape in bf16, on the device, against products and softmaxes in fp32.
+
+What nobody owns is NaN, and a row must have the same bits whoever shares its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.ours import our_backend
+from benchmarks.gpu.shapes import (
+    AdapterBank,
+    AttentionLoad,
+    attention_load,
+    make_bank,
+    model_dtype,
+    model_spec,
+    row_slots,
+    with_layers,
+)
+from lora_kernels.backend import Backend
+from lora_kernels.layout import ALIGN, RANK_TILE, SIDE_A, SIDE_B, ProjectionGroup
+from lora_kernels.pointwise import Pointwise, TorchPointwise
+from lora_kernels.segments import plan_segments
+
+LEAST_S = 2.0
+Check = Callable[[], float | None]
+"""Raises AssertionError. Returns the relative error; None where bits were compared."""
+
+
+def run(journal: Journal) -> None:
+    for name, check in big_checks(journal.tiny, torch.device(journal.device)):
+        with journal.case(name, LEAST_S):
+            found = check()
+            journal.row("8B shape", name, **{"relative error": found})
+
+
+def big_checks(tiny: bool, device: torch.device) -> Iterator[tuple[str, Check]]:
+    """At the 8B shape: numbers, and the same bits for a row whoever shares its batch."""
+    spec, dtype = with_layers(model_spec(tiny), 1), model_dtype(tiny)
+    lengths = (1, 2, 3) if tiny else (1, 1, 2, 5, 16, 17, 40, 130)
+    ranks = (1, 3, 17) if tiny else (8, 64, 16, 1, 33, 128, 256, 8)
+    bank = make_bank(spec, ranks, dtype, device)
+    for group in bank.groups:
+        yield f"lora {group.name}", partial(check_lora, bank, group, lengths)
+    yield "lora bits of a row", partial(check_lora_bits, bank, lengths)
+    chunks = [(1, 40), (5, 9)] if tiny else [(1, 2048), (1, 17), (1, 8000), (512, 2048), (77, 77), (3, 4099)]
+    load = attention_load(spec, chunks, 1, dtype, device)
+    for window in (None, 6 if tiny else 1000):
+        yield f"attention, window {window}", partial(check_attention, load, window)
+    decodes = [(1, 40), (1, 3)] if tiny else [(1, 2048), (1, 17), (1, 8000), (1, 300)]
+    yield "attention bits of a row", partial(check_attention_bits, attention_load(spec, decodes, 1, dtype, device))
+    for name, check in pointwise_checks(our_backend(device).pointwise, 7 if tiny else 1000, device, dtype):
+        yield f"pointwise {name}", check
+
+
+def check_lora(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int]) -> float:
+    """Added to outputs as large as the deltas are, so that errors of both show."""
+    out, x = lora_inputs(bank, group, sum(lengths))
+    delta = exact_delta(bank, group, lengths, x)
+    out *= float(delta.std())
+    result = add_lora(our_backend(bank.arena.device), bank, group, lengths, out, x)
+    return relative_error(result, out.float() + delta, out.dtype)
+
+
+def check_lora_bits(bank: AdapterBank, lengths: Sequence[int]) -> None:
+    """Rows of the first adapters alone, without those of the others."""
+    group, alone = bank.groups[2], lengths[: len(lengths) // 2]
+    out, x = lora_inputs(bank, group, sum(lengths))
+    together = add_lora(our_backend(bank.arena.device), bank, group, lengths, out, x)[: sum(alone)]
+    apart = add_lora(our_backend(bank.arena.device), bank, group, alone, out[: sum(alone)], x[: sum(alone)])
+    assert torch.equal(together, apart), f"{int((together != apart).sum())} numbers differ"
+
+
+def lora_inputs(bank: AdapterBank, group: ProjectionGroup, rows: int) -> tuple[Tensor, Tensor]:
+    """(base output, x)."""
+    generator = torch.Generator(bank.arena.device).manual_seed(0)
+    like: dict[str, Any] = {"generator": generator, "device": bank.arena.device}
+    out = torch.randn(rows, sum(group.out_features), **like).to(bank.arena.dtype)
+    return out, torch.randn(rows, group.in_features, **like).to(bank.arena.dtype)
+
+
+def add_lora(
+    backend: Backend, bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int], out: Tensor, x: Tensor
+) -> Tensor:
+    """The sum, leaving `out` as it was."""
+    prepared, result = backend.prepare_lora(bank.arena, bank.table, plan_segments(row_slots(lengths))), out.clone()
+    backend.add_lora(result, x, prepared, 0, group)
+    return result
+
+
+def exact_delta(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int], x: Tensor) -> Tensor:
+    """In fp32, adapter by adapter."""
+    parts = []
+    for slot, rows in enumerate(x.float().split(list(lengths))):
+        deltas = [
+            rows @ _block(bank, slot, target, SIDE_A, group.in_features).T @ _block(bank, slot, target, SIDE_B, width)
+            for target, width in zip(group.targets, group.out_features, strict=True)
+        ]
+        parts.append(torch.cat(deltas, dim=1))
+    return torch.cat(parts)
+
+
+def _block(bank: AdapterBank, slot: int, target: int, side: int, width: int) -> Tensor:
+    """[rank, width] in fp32."""
+    rank, tiles = bank.ranks[slot], []
+    for tile in range(-(-rank // RANK_TILE)):
+        rows = min(RANK_TILE, rank - tile * RANK_TILE)
+        start = int(bank.table.host_offsets[slot, 0, target, side, tile]) * ALIGN
+        tiles.append(bank.arena[start : start + rows * width].view(rows, width).float())
+    return torch.cat(tiles)
+
+
+def check_attention(load: AttentionLoad, window: int | None) -> float:
+    result = our_backend(load.query.device).attention(load.query, load.kv[0], load.batch, load.scale, window)
+    return relative_error(result, exact_attention(load, window), load.query.dtype)
+
+
+def exact_attention(load: AttentionLoad, window: int | None) -> Tensor:
+    """In fp32, sequence by sequence."""
+    outs, kv = [], load.kv[0]
+    group = load.query.shape[1] // kv.shape[3]
+    for sequence, (rows, context) in enumerate(load.chunks):
+        start = load.batch.host_query_starts[sequence]
+        query = load.query[start : start + rows].float()
+        pages = load.batch.block_tables[sequence, : -(-context // kv.shape[2])].long()
+        key, value = kv[pages].float().transpose(0, 1).flatten(1, 2)[:, :context].repeat_interleave(group, dim=2)
+        last = torch.arange(context - rows, context, device=query.device)[:, None]
+        seen = torch.arange(context, device=query.device)[None, :]
+        visible = (seen <= last) & (seen > last - (window or context))
+        scores = torch.einsum("qhd,khd->hqk", query, key) * load.scale
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        outs.append(torch.einsum("hqk,khd->qhd", weights, value))
+    return torch.cat(outs)
+
+
+def check_attention_bits(load: AttentionLoad) -> None:
+    """Every sequence alone, over the same pages."""
+    together = our_backend(load.query.device).attention(load.query, load.kv[0], load.batch, load.scale)
+    for sequence, (_, context) in enumerate(load.chunks):
+        own = slice(sequence, sequence + 1)
+        batch = replace(
+            load.batch,
+            query_starts=load.batch.query_starts[:2],
+            context_lens=load.batch.context_lens[own],
+            block_tables=load.batch.block_tables[own],
+            kv_slots=load.batch.kv_slots[own],
+            num_decodes=1,
+            max_context=context,
+            host_query_starts=(0, 1),
+            host_context_lens=(context,),
+        )
+        alone = our_backend(load.query.device).attention(load.query[own], load.kv[0], batch, load.scale)
+        assert torch.equal(alone, together[own]), f"context {context}: not the same bits alone"
+
+
+def pointwise_checks(
+    ours: Pointwise, rows: int, device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, Check]]:
+    """Against torch's own, both rounding where Hugging Face's models do."""
+    torchs = TorchPointwise()
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device).to(dtype)
+
+    def add_norm() -> float:
+        x, delta, weight = draw(rows, 4096), draw(rows, 4096), draw(4096)
+        mine, theirs = x.clone(), x.clone()
+        results = [side.add_norm(at, delta, weight, 1e-5) for side, at in ((ours, mine), (torchs, theirs))]
+        assert torch.equal(mine, theirs), "the sums differ"
+        return relative_error(results[0], results[1].float(), dtype)
+
+    def rotate() -> float:
+        x, angle = draw(rows, 40, 128), torch.rand(rows, 1, 128, device=device)
+        mine, theirs = x.clone(), x.clone()
+        ours.rotate(mine, angle.cos(), angle.sin())
+        torchs.rotate(theirs, angle.cos(), angle.sin())
+        return relative_error(mine, theirs.float(), dtype)
+
+    def swiglu() -> float:
+        x = draw(rows, 2048)
+        return relative_error(ours.swiglu(x), torchs.swiglu(x).float(), dtype)
+
+    return iter((("add_norm", add_norm), ("rotate", rotate), ("swiglu", swiglu)))
+
+
+def relative_error(result: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
+    """||result - exact|| / ||exact||. Raises AssertionError where it is more than rounding to `dtype` once in the
+    middle and once at the end can make of it, or where one number is further off than twice the largest's rounding."""
+    assert result.isfinite().all(), f"{int((~result.isfinite()).sum())} numbers are not finite"
+    unit = torch.finfo(dtype).eps * (64 if dtype == torch.float32 else 1)
+    off = result.float() - exact
+    error, worst = float(off.norm() / exact.norm()), float(off.abs().max() / exact.abs().max())
+    assert error <= unit, f"a relative error of {error:.3g}, where rounding is worth {unit:.3g}"
+    assert worst <= 2 * unit, f"one number is {worst:.3g} of the largest off, where rounding is worth {unit:.3g}"
+    return error

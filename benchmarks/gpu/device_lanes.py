@@ -1,0 +1,220 @@
+"""Section E: what the interactive lane feels of a batch backlog on the device, and the other way round.
+
+The real engine runs in a thread of its own, at the 8B shape with adapters of ranks 8 to 64. Interactive requests come
+at random moments, the same in both runs; the backlog never runs dry. Times are taken where tokens leave the engine.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+from benchmarks.gpu.decoding import RANKS
+from benchmarks.gpu.house import House, HouseSize, build_house, check_events
+from benchmarks.gpu.journal import Journal, Value
+from benchmarks.gpu.shapes import spread
+from engine.core.commands import Abort, Submit
+from engine.core.types import AdapterId, Lane, Request, SamplingParams, TokenEvent
+from engine.engine import Engine
+
+ADAPTERS = 8
+PAUSE_S = 0.002
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """`window_s` seconds are measured, after `settle_s` in which a backlog fills the engine. Lengths are tokens."""
+
+    house: HouseSize
+    window_s: float
+    settle_s: float
+    rate: float
+    prompt: tuple[int, int]
+    tokens: int
+    backlog: int
+    batch_prompt: int
+    batch_tokens: int
+    last_s: float
+    """After the window, for requests under way to end."""
+
+
+FULL = Sizes(HouseSize(False, 96, 2048, 4096), 7.0, 2.0, 8.0, (64, 512), 32, 600, 512, 192, 10.0)
+TINY = Sizes(HouseSize(True, 6, 48, 128, num_pages=600), 0.7, 0.1, 8.0, (5, 20), 4, 400, 16, 12, 10.0)
+
+
+class Watch:
+    """When tokens left the engine: request -> (seconds, how many)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: dict[str, list[tuple[float, int]]] = {}
+        self._ended: set[str] = set()
+        self._error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more will be delivered."""
+        with self._lock:
+            self._error = error
+
+    def deliver(self, events: list[TokenEvent]) -> None:
+        """Called by the engine, which ends if a request was refused."""
+        now = time.monotonic()
+        check_events(events)
+        with self._lock:
+            for event in events:
+                self._seen.setdefault(event.request_id, []).extend([(now, len(event.tokens))] if event.tokens else ())
+                if event.finish_reason is not None:
+                    self._ended.add(event.request_id)
+
+    def ended(self, names: Sequence[str]) -> bool:
+        """Raises whatever ended the engine."""
+        with self._lock:
+            if self._error:
+                raise self._error
+            return self._ended.issuperset(names)
+
+    def moments(self, name: str) -> list[float]:
+        """Of each token."""
+        with self._lock:
+            return [moment for moment, count in self._seen.get(name, ()) for _ in range(count)]
+
+    def tokens(self, prefix: str, begun: float, ended: float) -> int:
+        """Of requests whose names begin so, within a span."""
+        with self._lock:
+            spans = [times for name, times in self._seen.items() if name.startswith(prefix)]
+        return sum(count for times in spans for moment, count in times if begun <= moment < ended)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    at: float
+    """Seconds from the window's beginning."""
+    request: Request
+
+
+def run(journal: Journal) -> None:
+    sizes = TINY if journal.tiny else FULL
+    with tempfile.TemporaryDirectory(prefix="loralane-8b-") as scratch:
+        house = build_house(sizes.house, Path(scratch), journal.tell)
+        adapters = house.register(spread(RANKS, 2 * ADAPTERS), "a")
+        phases = {"alone": (True, False), "batch alone": (False, True), "beside each other": (True, True)}
+        phase(house, replace(sizes, window_s=sizes.window_s / 4), adapters, "warm-up", (True, True))
+        for name, lanes in phases.items():
+            with journal.case(name, sizes.window_s + sizes.settle_s):
+                journal.row("lanes", name, **phase(house, sizes, adapters, name, lanes))
+
+
+def phase(
+    house: House, sizes: Sizes, adapters: Sequence[AdapterId], name: str, lanes: tuple[bool, bool]
+) -> dict[str, Value]:
+    """One run with the lanes that are wanted: (interactive, batch)."""
+    interactive, batch = lanes
+    watch = Watch()
+    backlog = [batch_request(sizes, adapters, f"{name}/b{i}", Random(i)) for i in range(sizes.backlog if batch else 0)]
+    arrivals = plan_arrivals(sizes, adapters, f"{name}/i") if interactive else []
+    with running(house, watch) as engine:
+        for request in backlog:
+            engine.inbox.put(Submit(request))
+        time.sleep(sizes.settle_s if batch else 0)
+        begun = time.monotonic()
+        submitted = submit_in_time(engine, arrivals, begun)
+        time.sleep(max(0.0, begun + sizes.window_s - time.monotonic()))
+        ended = time.monotonic()
+        wait_for(watch, list(submitted), ended + sizes.last_s)
+        dry = watch.ended([request.id for request in backlog]) and batch
+        for request in backlog:
+            engine.inbox.put(Abort(request.id))
+        wait_for(watch, [request.id for request in backlog], time.monotonic() + sizes.last_s)
+    if dry:
+        raise RuntimeError("the backlog ran dry")
+    rates = {"batch tokens/s": watch.tokens(f"{name}/b", begun, ended) / (ended - begun)} if batch else {}
+    return latencies(watch, submitted) | rates
+
+
+@contextmanager
+def running(house: House, watch: Watch) -> Iterator[Engine]:
+    """The engine's own loop, in a thread, until the caller is through."""
+    engine = Engine(house.engine.state, house.engine.executor)
+
+    def loop() -> None:
+        try:
+            engine.run(watch.deliver)
+        except Exception as error:  # raised again by whoever waits for what it was to deliver
+            watch.fail(error)
+
+    thread = threading.Thread(target=loop, name="engine")
+    thread.start()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+        thread.join()
+
+
+def plan_arrivals(sizes: Sizes, adapters: Sequence[AdapterId], prefix: str) -> list[Arrival]:
+    """Poisson, the same for every phase."""
+    arrivals: list[Arrival] = []
+    rng, at = Random(0), 0.0
+    while (at := at + rng.expovariate(sizes.rate)) < sizes.window_s:
+        params = SamplingParams(max_tokens=sizes.tokens, temperature=0.0, ignore_eos=True)
+        prompt = draw_prompt(rng, rng.randint(*sizes.prompt))
+        adapter = rng.choice(adapters[:ADAPTERS])
+        arrivals.append(Arrival(at, Request(f"{prefix}{len(arrivals)}", prompt, params, adapter)))
+    return arrivals
+
+
+def batch_request(sizes: Sizes, adapters: Sequence[AdapterId], name: str, rng: Random) -> Request:
+    params = SamplingParams(max_tokens=sizes.batch_tokens, temperature=0.0, ignore_eos=True)
+    prompt, adapter = draw_prompt(rng, sizes.batch_prompt), rng.choice(adapters[ADAPTERS:])
+    return Request(name, prompt, params, adapter, Lane.BATCH, arrival=time.monotonic())
+
+
+def draw_prompt(rng: Random, length: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(10, 90) for _ in range(length))
+
+
+def submit_in_time(engine: Engine, arrivals: Sequence[Arrival], begun: float) -> dict[str, float]:
+    """Submits each at its moment; name -> when it was due, which is what its TTFT counts from."""
+    submitted = {}
+    for arrival in arrivals:
+        due = begun + arrival.at
+        time.sleep(max(0.0, due - time.monotonic()))
+        engine.inbox.put(Submit(replace(arrival.request, arrival=due)))
+        submitted[arrival.request.id] = due
+    return submitted
+
+
+def wait_for(watch: Watch, names: Sequence[str], until: float) -> None:
+    """Raises RuntimeError: they did not end in time."""
+    while not watch.ended(names):
+        if time.monotonic() > until:
+            raise RuntimeError(f"of {len(names)} requests some did not end")
+        time.sleep(PAUSE_S)
+
+
+def latencies(watch: Watch, submitted: dict[str, float]) -> dict[str, Value]:
+    """TTFT and ITL of the interactive requests, in milliseconds."""
+    if not submitted:
+        return {}
+    moments = {name: watch.moments(name) for name in submitted}
+    ttfts = [(moments[name][0] - due) * 1e3 for name, due in submitted.items()]
+    gaps = [(b - a) * 1e3 for times in moments.values() for a, b in pairwise(times)]
+    return {
+        "requests": len(submitted),
+        "TTFT p50 ms": quantile(ttfts, 0.5),
+        "TTFT p99 ms": quantile(ttfts, 0.99),
+        "ITL p50 ms": quantile(gaps, 0.5),
+        "ITL p99 ms": quantile(gaps, 0.99),
+    }
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest that so many are not above."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

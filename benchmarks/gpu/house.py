@@ -1,0 +1,155 @@
+"""The real engine in this process, around a model of random weights and as many random adapters as are asked for.
+
+Two thousand adapters of an 8B model are 300 GB: no host holds them. Here all of one rank share one copy in host memory.
+Each has an identity, a reload cost and device pages of its own, so that what the engine does and what the device moves
+is what it would be.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.shapes import BLOCK_SIZE, adapter_elements, full_layout, model_config
+from engine.config import EngineConfig
+from engine.core.commands import AdapterFetched
+from engine.core.config import CoreConfig
+from engine.core.state import EngineState
+from engine.core.types import AdapterId, StepPlan, StepResult, TokenEvent
+from engine.engine import Engine
+from engine.executor.base import Claim, HostAdapter, Report
+from engine.model.arena import page_shape
+from engine.model.host_store import PackedAdapter
+from engine.model.lora import TARGETS
+from engine.model.runner import ModelRunner
+from lora_kernels.layout import AdapterLayout
+
+UNBOUNDED_BYTES = 1 << 60
+"""For adapters in host memory, of which there is one copy a rank."""
+
+
+@dataclass(frozen=True)
+class HouseSize:
+    """What an engine is built with; `num_pages` 0: what the device's memory holds."""
+
+    tiny: bool
+    max_seqs: int
+    token_budget: int
+    max_model_len: int
+    num_pages: int = 0
+
+
+class Adapters:
+    """`Executor` around a runner: `load_host("RANK/NAME")` makes an adapter up instead of reading a folder."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._report: Report = lambda _: None
+        self._packed: dict[int, tuple[AdapterLayout, torch.Tensor]] = {}
+
+    def connect(self, report: Report) -> None:
+        self._report = report
+        self._runner.connect(report)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return self._runner.execute(plan)
+
+    def load_host(self, path: str, claim: Claim) -> HostAdapter:
+        rank = int(path.split("/")[0])
+        layout, blob = self._pack(rank)
+        host = HostAdapter(path, rank, TARGETS, layout.num_pages, blob.nbytes)
+        if claim(host):
+            self._runner._host.put(PackedAdapter(path, layout, blob))
+            self._report(AdapterFetched(path, 0.0))
+        return host
+
+    def _pack(self, rank: int) -> tuple[AdapterLayout, torch.Tensor]:
+        if rank not in self._packed:
+            spec, runner = self._runner.spec, self._runner
+            layout = full_layout(spec, rank)
+            page = torch.empty(page_shape(spec, BLOCK_SIZE).elements, dtype=runner.dtype)
+            page.normal_(0, 0.01, generator=torch.Generator().manual_seed(rank))
+            blob = page.expand(layout.num_pages, -1).contiguous()  # drawing all of it takes seconds
+            self._packed[rank] = layout, blob.pin_memory() if runner.device.type == "cuda" else blob
+        return self._packed[rank]
+
+
+@dataclass(frozen=True)
+class House:
+    runner: ModelRunner
+    engine: Engine
+
+    def register(self, ranks: Sequence[int], name: str) -> list[AdapterId]:
+        """Adapters of these ranks, known to the engine from now on."""
+        return [self.engine.load_adapter(f"{rank}/{name}{index}").id for index, rank in enumerate(ranks)]
+
+    def weight_bytes(self) -> int:
+        """What a step reads of the base model: all of it but the embedding, of which it reads a row a token."""
+        spec = self.runner.spec
+        linears = spec.layers * (
+            spec.hidden_size * (2 * spec.query_width + 2 * spec.kv_width)
+            + 3 * spec.hidden_size * spec.intermediate_size
+        )
+        return (linears + spec.vocab_size * spec.hidden_size) * self.runner.dtype.itemsize
+
+    def kv_bytes(self, tokens: int) -> int:
+        """K and V of so many tokens, in all layers."""
+        return tokens * self.runner.page_bytes // BLOCK_SIZE
+
+    def adapter_bytes(self, ranks: Sequence[int]) -> int:
+        """A and B of one adapter a rank, in all layers."""
+        spec = self.runner.spec
+        return sum(adapter_elements(spec, rank) for rank in ranks) * spec.layers * self.runner.dtype.itemsize
+
+
+def build_house(size: HouseSize, scratch: Path, tell: Callable[[str], None]) -> House:
+    """An engine at the 8B shape, or in toy size, with the pages that its memory holds."""
+    (scratch / "config.json").write_text(json.dumps(model_config(size.tiny)))
+    config = EngineConfig(
+        str(scratch),
+        load_format="dummy",
+        device="cpu" if size.tiny else "cuda",
+        dtype="float32" if size.tiny else "bfloat16",
+        max_seqs=size.max_seqs,
+        max_model_len=size.max_model_len,
+        token_budget=size.token_budget,
+        num_pages=size.num_pages,
+        max_resident_adapters=1024,
+        swap_gb=0.0 if size.tiny else 1.0,
+    )
+    started = time.perf_counter()
+    runner = ModelRunner(config, partial(_tell_progress, tell))
+    core = CoreConfig(
+        num_pages=runner.num_pages,
+        block_size=BLOCK_SIZE,
+        host_pages=runner.num_host_pages,
+        max_seqs=size.max_seqs,
+        max_model_len=size.max_model_len,
+        token_budget=size.token_budget,
+        max_resident_adapters=config.max_resident_adapters,
+        host_adapter_bytes=UNBOUNDED_BYTES,
+        prefix_caching=False,
+    )
+    tell(
+        f"engine ready in {time.perf_counter() - started:.1f} s, {runner.num_pages} pages of {runner.page_bytes} bytes"
+    )
+    return House(runner, Engine(EngineState.create(core), Adapters(runner)))
+
+
+def _tell_progress(tell: Callable[[str], None], what: str, done: int, total: int) -> None:
+    if done == total:
+        tell(f"{what}: {done} of {total}")
+
+
+def check_events(events: Sequence[TokenEvent]) -> int:
+    """Tokens among them. Raises RuntimeError: a request was refused."""
+    for event in events:
+        if event.refusal is not None:
+            raise RuntimeError(f"{event.request_id} was refused: {event.refusal.message}")
+    return sum(len(event.tokens) for event in events)

@@ -1,0 +1,50 @@
+"""Section A: the kernels' own tests on the device, bf16 included, which Triton's interpreter cannot round.
+
+CI runs them under the interpreter (tests/kernels), which computes in the host's arithmetic and never races.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.on_device import OnDevice
+from lora_kernels import triton_dora
+from lora_kernels.triton_backend import TritonBackend
+
+TESTS = Path(__file__).parents[2] / "tests" / "kernels"
+TINY_EVERY = 7
+"""In toy size, every so-manyth is run: under the interpreter a second each."""
+LEAST_S = 2.0
+
+
+def run(journal: Journal) -> None:
+    checks, passed, failures = list(find_tests(torch.device(journal.device))), 0, journal.failures
+    try:
+        for name, check in checks[:: TINY_EVERY if journal.tiny else 1]:
+            with journal.case(name, LEAST_S):
+                check()
+                passed += 1
+                journal.tell(f"passed {name}")
+    finally:
+        failed = journal.failures - failures
+        journal.row("the kernels' own tests", "on the device", passed=passed, failed=failed, all=len(checks))
+
+
+def find_tests(device: torch.device) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Every check of tests/kernels that goes through the backend, and those of DoRA's scales."""
+    sys.path.insert(0, str(TESTS))
+    from backend_checks import CHECKS
+    from dora_checks import DORA_CHECKS
+
+    backend = OnDevice(TritonBackend(), device)  # their shapes are not those that a device is tuned for
+    for name, check in CHECKS.items():
+        if device.type == "cuda" or "bf16" not in name:
+            yield name, partial(check, backend)
+    for name, check in DORA_CHECKS.items():
+        yield name, partial(check, backend.prepare_scales(triton_dora.prepare))

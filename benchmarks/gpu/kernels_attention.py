@@ -1,0 +1,90 @@
+"""Section B: paged attention at the 8B shape. Decoding against its bytes (K and V once), prefill in TFLOP/s.
+
+A round goes through the KV of several layers, so that no cache holds what is read next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import ceil
+
+import torch
+
+from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.ours import our_backend
+from benchmarks.gpu.shapes import AttentionLoad, attention_load, model_dtype, model_spec
+from benchmarks.gpu.timing import Timing, copy_bandwidth, time_calls
+from lora_kernels.backend import Backend
+
+COLD_BYTES = 256 << 20
+LEAST_S = 3.0
+LENGTHS = (128, 256, 384, 512, 768, 1024, 2048, 8192)
+"""What lies side by side in a batch of chats: most short, a few long."""
+
+Chunks = tuple[tuple[int, int], ...]
+"""(query rows, context) of each sequence."""
+
+DECODES: dict[str, Chunks] = {
+    "64 x 2,048": ((1, 2048),) * 64,
+    "64 of 128 to 8,192": tuple((1, context) for context in LENGTHS * 8),
+    "8 x 8,192": ((1, 8192),) * 8,
+    "1 x 32,768": ((1, 32768),),
+    "16 x 1,024": ((1, 1024),) * 16,
+    "256 x 512": ((1, 512),) * 256,
+    "1 x 1,024": ((1, 1024),),
+}
+PREFILLS: dict[str, Chunks] = {
+    "prompt of 2,048": ((2048, 2048),),
+    "prompt of 8,192": ((8192, 8192),),
+    "chunk of 512 at 16,384": ((512, 16384),),
+    "4 chunks of 512 at 4,096": ((512, 4096),) * 4,
+    "63 decodes at 2,048, chunk of 512": ((1, 2048),) * 63 + ((512, 2048),),
+}
+TINY_DECODES: dict[str, Chunks] = {"2 of 20": ((1, 20), (1, 17))}
+TINY_PREFILLS: dict[str, Chunks] = {"chunk of 4 at 12": ((4, 12),)}
+
+
+def run(journal: Journal) -> None:
+    device = torch.device(journal.device)
+    bandwidth = copy_bandwidth(device, journal.tiny)
+    for name, chunks in (TINY_DECODES if journal.tiny else DECODES).items():
+        with journal.case(f"decode attention: {name}", LEAST_S):
+            journal.row("attention, decode", name, **decode(make_load(chunks, device), bandwidth))
+    for name, chunks in (TINY_PREFILLS if journal.tiny else PREFILLS).items():
+        with journal.case(f"prefill attention: {name}", LEAST_S):
+            journal.row("attention, prefill", name, **prefill(make_load(chunks, device)))
+
+
+def make_load(chunks: Chunks, device: torch.device) -> AttentionLoad:
+    tiny = device.type == "cpu"
+    spec, dtype = model_spec(tiny), model_dtype(tiny)
+    layer_bytes = sum(context for _, context in chunks) * 2 * spec.kv_width * dtype.itemsize
+    layers = 1 if tiny else min(spec.layers, ceil(COLD_BYTES / layer_bytes))
+    return attention_load(spec, chunks, layers, dtype, device)
+
+
+def our_calls(load: AttentionLoad, backend: Backend) -> list[Callable[[], object]]:
+    """One call a layer."""
+    return [partial(backend.attention, load.query, kv, load.batch, load.scale) for kv in load.kv]
+
+
+def measure(load: AttentionLoad) -> Timing:
+    return time_calls(our_calls(load, our_backend(load.query.device)), load.query.device)
+
+
+def decode(load: AttentionLoad, bandwidth: float) -> dict[str, float | str]:
+    timing = measure(load)
+    reached = load.io_bytes / (timing.us * 1e-6)
+    return {
+        "us": timing.us,
+        "MB": load.io_bytes / 1e6,
+        "GB/s": reached / 1e9,
+        "of limit": reached / bandwidth,
+        "timed by": timing.how,
+    }
+
+
+def prefill(load: AttentionLoad) -> dict[str, float | str]:
+    timing = measure(load)
+    return {"us": timing.us, "TFLOP/s": load.flops / timing.us / 1e6, "timed by": timing.how}

@@ -1,0 +1,24 @@
+"""The engine on a machine that has torch, triton, numpy, safetensors and transformers, and perhaps nothing else."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from types import ModuleType
+
+
+class _Log:
+    """The one thing the engine's model asks of structlog: to say that a fetch met a bug."""
+
+    def error(self, event: str, **fields: object) -> None:
+        print(event, fields, file=sys.stderr)
+
+
+def do_without() -> None:
+    """Call it first. numba counts as absent even where it is there: it has no part in what a GPU computes, and may not
+    go with the numpy beside it."""
+    sys.modules["numba"] = None  # type: ignore[assignment]
+    if find_spec("structlog") is None:
+        module = ModuleType("structlog")
+        vars(module)["get_logger"] = lambda *_: _Log()
+        sys.modules["structlog"] = module

@@ -1,0 +1,147 @@
+"""Our backend on a device, for callers whose tensors are on the CPU: what the kernels' own tests are.
+
+They compare with an fp32 reference, in loops over small cases; only what they compare is computed on the device.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from lora_kernels.backend import AttentionBatch, Backend
+from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.pointwise import Pointwise
+from lora_kernels.segments import SegmentPlan
+
+
+class OnDevice:
+    """`Backend` over tensors of the CPU: copies them there, and what changed back."""
+
+    def __init__(self, backend: Backend, device: torch.device) -> None:
+        self._backend = backend
+        self._device = device
+        self._tables: WeakKeyDictionary[LoraTable, LoraTable] = WeakKeyDictionary()
+        self._batch: tuple[AttentionBatch, AttentionBatch] | None = None
+        self.name = backend.name
+
+    @property
+    def pointwise(self) -> Pointwise:
+        return PointwiseOnDevice(self._backend.pointwise, self._device)
+
+    def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
+        """See `Backend.write_kv`."""
+        there = self._there(kv)
+        self._backend.write_kv(there, self._there(key), self._there(value), self._same_batch(batch))
+        kv.copy_(there)
+
+    def attention(
+        self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
+    ) -> Tensor:
+        """See `Backend.attention`."""
+        args = self._there(query), self._there(kv), self._same_batch(batch)
+        return self._backend.attention(*args, scale, window).to(query.device)
+
+    def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
+        """See `Backend.prepare_lora`."""
+        return self._backend.prepare_lora(self._there(arena), self.table(table), plan)
+
+    def add_lora(self, out: Tensor, x: Tensor, prepared: Any, layer: int, group: ProjectionGroup) -> None:
+        """See `Backend.add_lora`."""
+        there = self._there(out)
+        self._backend.add_lora(there, self._there(x), prepared, layer, group)
+        out.copy_(there)
+
+    def table(self, table: LoraTable) -> LoraTable:
+        """The same table with its tensors on the device, as they are now; one for each table, for life."""
+        twin = self._tables.get(table)
+        if twin is None:
+            twin = self._tables[table] = copy.copy(table)
+            for name, value in vars(table).items():
+                if isinstance(value, Tensor):
+                    setattr(twin, name, value.to(self._device, copy=True))
+        for name, value in vars(table).items():
+            if isinstance(value, Tensor):
+                getattr(twin, name).copy_(value)
+        return twin
+
+    def prepare_scales(
+        self, prepare: Callable[[Tensor, LoraTable, SegmentPlan], Any]
+    ) -> Callable[[Tensor, LoraTable, SegmentPlan], Any]:
+        """`prepare` of DoRA's scales, likewise."""
+
+        def prepare_there(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
+            scales = prepare(self._there(arena), self.table(table), plan)
+            return None if scales is None else ScalesOnDevice(scales, self._device)
+
+        return prepare_there
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        return copy_with_memory(tensor, self._device)
+
+    def _same_batch(self, batch: AttentionBatch) -> AttentionBatch:
+        """One twin for as long as a batch is asked about: backends keep what they derived from the last."""
+        if self._batch is None or self._batch[0] is not batch:
+            self._batch = batch, to_device(batch, self._device)
+        return self._batch[1]
+
+
+class PointwiseOnDevice:
+    """`Pointwise`, likewise."""
+
+    def __init__(self, pointwise: Pointwise, device: torch.device) -> None:
+        self._pointwise = pointwise
+        self._device = device
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """See `Pointwise.add_norm`."""
+        there, more = self._there(x), None if delta is None else self._there(delta)
+        result = self._pointwise.add_norm(there, more, self._there(weight), eps)
+        x.copy_(there)
+        return result.to(x.device)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """See `Pointwise.rotate`."""
+        there = self._there(x)
+        self._pointwise.rotate(there, self._there(cos), self._there(sin))
+        x.copy_(there)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """See `Pointwise.swiglu`."""
+        return self._pointwise.swiglu(self._there(gate_up)).to(gate_up.device)
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        return copy_with_memory(tensor, self._device)
+
+
+class ScalesOnDevice:
+    """`BaseScales`, likewise."""
+
+    def __init__(self, scales: Any, device: torch.device) -> None:
+        self._scales = scales
+        self._device = device
+
+    def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
+        there = copy_with_memory(out, self._device)
+        self._scales.apply(there, layer, group)
+        out.copy_(there)
+
+
+def copy_with_memory(tensor: Tensor, device: torch.device) -> Tensor:
+    """With all of the memory it is a view of: what kernels must not touch is there as well, strides are as in life."""
+    memory = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    there = torch.empty_like(memory, device=device).copy_(memory)
+    return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """A dataclass with its tensors on a device."""
+    assert is_dataclass(value)
+    tensors = {item.name: getattr(value, item.name) for item in fields(value)}
+    there = {name: tensor.to(device) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    return replace(value, **there)  # type: ignore[type-var]

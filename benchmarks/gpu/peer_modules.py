@@ -1,0 +1,161 @@
+"""Single kernels out of peers' wheels, without the servers around them.
+
+A wheel that is only unpacked and put on PYTHONPATH will do: packages on the way to a kernel are entered without running
+what they would import, and the few things that kernels ask of their server are answered here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class PeerAbsent(Exception):
+    """Its wheel is not here, or is not the one this was written for; the message says which."""
+
+
+def find_package(name: str) -> Path:
+    """Where a peer's package lies. Raises PeerAbsent."""
+    found = find_spec(name)
+    if found is None or not found.submodule_search_locations:
+        raise PeerAbsent(f"{name} is not importable here: put its wheel, unpacked, on PYTHONPATH")
+    return Path(found.submodule_search_locations[0])
+
+
+def load_kernel_module(name: str, standins: Mapping[str, Mapping[str, Any]]) -> ModuleType:
+    """A module of a peer. `standins`: module -> what kernels ask of it.
+
+    Raises:
+        PeerAbsent: the wheel has no such module, or it asks for more than we answer.
+    """
+    root = name.partition(".")[0]
+    folder = find_package(root)
+    for standin, values in standins.items():
+        module = ModuleType(standin)
+        vars(module).update(values)
+        sys.modules.setdefault(standin, module)
+    for wanted in (name, *standins):
+        _enter_packages(wanted, folder)
+    try:
+        return import_module(name)
+    except (ImportError, AttributeError) as error:
+        raise PeerAbsent(f"{name} cannot be used: {error}") from error
+
+
+def _enter_packages(name: str, folder: Path) -> None:
+    """Packages above a module, without their __init__."""
+    parts = name.split(".")
+    for depth in range(1, len(parts)):
+        package = ".".join(parts[:depth])
+        if package not in sys.modules:
+            spec = ModuleSpec(package, None, is_package=True)
+            spec.submodule_search_locations = [str(folder.joinpath(*parts[1:depth]))]
+            sys.modules[package] = module_from_spec(spec)
+
+
+class _Logger:
+    """vLLM's logger has methods that no other has; all of them say what they are told."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        return lambda text, *values, **_: print(self._name, method, text % values, file=sys.stderr)
+
+
+class _Platform:
+    """vLLM's idea of the device."""
+
+    def is_cuda(self) -> bool:
+        return torch.cuda.is_available()
+
+    def is_cuda_alike(self) -> bool:
+        return torch.cuda.is_available()
+
+    def is_rocm(self) -> bool:
+        return False
+
+    def is_xpu(self) -> bool:
+        return False
+
+    def is_cpu(self) -> bool:
+        return not torch.cuda.is_available()
+
+    def fp8_dtype(self) -> torch.dtype:
+        return torch.float8_e4m3fn
+
+    def has_device_capability(self, least: int | tuple[int, int]) -> bool:
+        wanted = least if isinstance(least, tuple) else divmod(least, 10)
+        return torch.cuda.is_available() and torch.cuda.get_device_capability() >= wanted
+
+    def is_device_capability_family(self, family: int) -> bool:
+        return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == family // 10
+
+
+class _KVQuantMode(IntEnum):
+    """The modes that vLLM's attention asks about; we pass the first."""
+
+    NONE = 0
+    FP8_PER_TENSOR = 1
+    INT8_PER_TOKEN_HEAD = 2
+    FP8_PER_TOKEN_HEAD = 3
+    INT4_PER_TOKEN_HEAD = 4
+
+
+def _register_nothing(*_: Any, **__: Any) -> None:
+    """Kernels are called as they are, not as torch operations."""
+
+
+def _upload(values: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype).to(device)
+
+
+VLLM: Mapping[str, Mapping[str, Any]] = {
+    "vllm.logger": {"init_logger": _Logger},
+    "vllm.platforms": {"current_platform": _Platform(), "vllm_version_matches_substr": lambda _: False},
+    "vllm.utils.torch_utils": {"direct_register_custom_op": _register_nothing, "async_tensor_h2d": _upload},
+    "vllm.triton_utils": {"triton": triton, "tl": tl, "HAS_TRITON": True},
+    "vllm.v1.kv_cache_interface": {"KVQuantMode": _KVQuantMode},
+}
+"""As of vLLM 0.32."""
+
+
+class _LoraBatchInfo:
+    """Named in annotations only."""
+
+
+def _uncached(*_: Any, **__: Any) -> Callable[[Any], Any]:
+    """A decorator that leaves a kernel as it is: a cache of launches saves what a CUDA graph does not spend."""
+    return lambda kernel: kernel
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+SGLANG: Mapping[str, Mapping[str, Any]] = {
+    "sglang.srt.lora.utils": {"LoRABatchInfo": _LoraBatchInfo},
+    "sglang.srt.utils": {"cached_triton_kernel": _uncached, "get_device_name": _device_name},
+}
+"""As of SGLang 0.5.23."""
+
+
+def find_module(package: str, file: str) -> str:
+    """Dotted name of the module whose file has this name. Raises PeerAbsent."""
+    folder = find_package(package)
+    found = sorted(folder.rglob(file))
+    if not found:
+        raise PeerAbsent(f"{package} has no {file}: another version than this was written for")
+    return ".".join((package, *found[0].relative_to(folder).with_suffix("").parts))

@@ -1,0 +1,122 @@
+"""Section C: paged attention by vLLM's Triton kernel and FlashInfer, from their wheels, beside ours on the same KV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.correct_kernels import exact_attention, relative_error
+from benchmarks.gpu.journal import Journal, Value
+from benchmarks.gpu.kernels_attention import DECODES, PREFILLS, TINY_DECODES, Chunks, make_load, our_calls
+from benchmarks.gpu.ours import our_backend
+from benchmarks.gpu.peer_modules import VLLM, PeerAbsent, load_kernel_module
+from benchmarks.gpu.shapes import BLOCK_SIZE, AttentionLoad
+from benchmarks.gpu.timing import Call, time_calls
+
+LEAST_S = 4.0
+WORKSPACE_BYTES = 256 << 20
+SEGMENTS = 16
+"""Into which vLLM's decode kernel splits a context, where its grid would be small."""
+LEAST_GRID = 128
+"""Of vLLM's: fewer programs than these, and it splits."""
+CHOSEN = ("64 x 2,048", "64 of 128 to 8,192", "1 x 32,768", "16 x 1,024", "prompt of 2,048", "chunk of 512 at 16,384")
+
+Attend = Callable[[Tensor], Tensor]
+"""KV of a layer -> the output."""
+
+
+def vllm_attention(load: AttentionLoad) -> Attend:
+    """Raises PeerAbsent."""
+    attend = load_kernel_module("vllm.v1.attention.ops.triton_unified_attention", VLLM).unified_attention
+    batch, (_, heads, head_dim), kv_heads = load.batch, load.query.shape, load.kv[0].shape[3]
+    most = LEAST_GRID // kv_heads
+
+    def scratch(*shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=torch.float32, device=load.query.device)
+
+    fixed: dict[str, Any] = {
+        "q": load.query,
+        "cu_seqlens_q": batch.query_starts,
+        "max_seqlen_q": batch.max_query,
+        "seqused_k": batch.context_lens,
+        "max_seqlen_k": batch.max_context,
+        "softmax_scale": load.scale,
+        "causal": True,
+        "window_size": (-1, -1),
+        "block_table": batch.block_tables,
+        "softcap": 0.0,
+        "q_descale": None,
+        "k_descale": None,
+        "v_descale": None,
+        "seq_threshold_3D": most,
+        "num_par_softmax_segments": SEGMENTS,
+        "softmax_segm_output": scratch(most, heads, SEGMENTS, head_dim),
+        "softmax_segm_max": scratch(most, heads, SEGMENTS),
+        "softmax_segm_expsum": scratch(most, heads, SEGMENTS),
+    }
+    out = torch.empty_like(load.query)
+
+    def run_one(kv: Tensor) -> Tensor:
+        attend(k=kv[:, 0], v=kv[:, 1], out=out, **fixed)
+        return out
+
+    return run_one
+
+
+def flashinfer_attention(load: AttentionLoad) -> Attend:
+    """Its wrapper for decodes, or for chunks where there are any. Raises PeerAbsent."""
+    try:
+        flashinfer = import_module("flashinfer")
+    except ImportError as error:
+        raise PeerAbsent(f"flashinfer is not importable here: {error}") from error
+    device, kv_heads = load.query.device, load.kv[0].shape[3]
+    _, heads, head_dim = load.query.shape
+    blocks = [-(-context // BLOCK_SIZE) for _, context in load.chunks]
+    tables = [load.batch.block_tables[i, :count] for i, count in enumerate(blocks)]
+    starts = torch.tensor([0, *blocks], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    last = torch.tensor([(context - 1) % BLOCK_SIZE + 1 for _, context in load.chunks], dtype=torch.int32).to(device)
+    pages = torch.cat(tables), last, heads, kv_heads, head_dim, BLOCK_SIZE
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    if load.batch.max_query == 1:
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+        wrapper.plan(starts, *pages, q_data_type=load.query.dtype, kv_data_type=load.query.dtype)
+    else:
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+        wrapper.plan(load.batch.query_starts, starts, *pages, causal=True, q_data_type=load.query.dtype)
+    return partial(wrapper.run, load.query)
+
+
+PEERS: dict[str, Callable[[AttentionLoad], Attend]] = {"vLLM": vllm_attention, "FlashInfer": flashinfer_attention}
+
+
+def run(journal: Journal) -> None:
+    device = torch.device(journal.device)
+    works: dict[str, Chunks] = TINY_DECODES if journal.tiny else {name: (DECODES | PREFILLS)[name] for name in CHOSEN}
+    for peer, make in PEERS.items():
+        for name, chunks in works.items():
+            with journal.case(f"{peer}: {name}", LEAST_S):
+                try:
+                    row = compare(make, make_load(chunks, device))
+                except PeerAbsent as absent:
+                    journal.note(f"left out, attention: {absent}")
+                    break
+                journal.row("attention beside peers", f"{name}, {peer}", **row)
+
+
+def compare(make: Callable[[AttentionLoad], Attend], load: AttentionLoad) -> dict[str, Value]:
+    """Microseconds of theirs, whose numbers are checked, and of ours over the same KV."""
+    attend, device = make(load), load.query.device
+    relative_error(attend(load.kv[0]), exact_attention(load, None), load.query.dtype)
+    calls: list[Call] = [partial(attend, kv) for kv in load.kv]
+    theirs, ours = time_calls(calls, device), time_calls(our_calls(load, our_backend(device)), device)
+    return {
+        "theirs us": theirs.us,
+        "ours us": ours.us,
+        "times faster": theirs.us / ours.us,
+        "timed by": theirs.how if theirs.how == ours.how else f"{theirs.how}, {ours.how}",
+    }

@@ -1,0 +1,243 @@
+"""Section C: LoRA by vLLM's and SGLang's Triton kernels, from their wheels, beside ours on the same work.
+
+Each gets what it is made for: vLLM adapters padded to the largest rank and its count of active ones, SGLang real ranks
+and segments of 16 rows. Everything runs inside CUDA graphs over memory that no cache holds; what each prepares once a
+step is timed apart, and counted for steps of 32 layers. Before a peer is timed, its sums are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.correct_kernels import relative_error
+from benchmarks.gpu.journal import Journal, Value
+from benchmarks.gpu.kernels_lora import COLD_BYTES, MIXED, LoraWork, cold_bank, decode_work, our_calls, prepare_anew
+from benchmarks.gpu.ours import our_backend
+from benchmarks.gpu.peer_modules import SGLANG, VLLM, PeerAbsent, find_module, load_kernel_module
+from benchmarks.gpu.shapes import adapter_elements, groups_of, model_spec, row_slots, with_layers
+from benchmarks.gpu.timing import Call, time_calls, time_host
+from engine.model.spec import ModelSpec
+from lora_kernels.layout import ProjectionGroup
+
+LEAST_S = 6.0
+SEGMENT = 16
+"""Rows of SGLang's segments at decode."""
+WORKS = (
+    decode_work(64, 64, MIXED),
+    decode_work(64, 64, (16,)),
+    decode_work(64, 8, MIXED),
+    decode_work(64, 1, (16,)),
+    decode_work(2048, 8, MIXED),
+)
+TINY_WORKS = (LoraWork("3 rows", (2, 1), (16, 3)),)
+
+
+@dataclass(frozen=True)
+class PaddedWeights:
+    """One layer's adapters of a group as peers keep them; zero beyond an adapter's rank.
+
+    Attributes:
+        a: of each target, [num_adapters, max_rank, in_features].
+        b: of each target, [num_adapters, out_features, max_rank].
+    """
+
+    group: ProjectionGroup
+    ranks: tuple[int, ...]
+    a: tuple[Tensor, ...]
+    b: tuple[Tensor, ...]
+
+
+def padded_weights(
+    group: ProjectionGroup, ranks: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> PaddedWeights:
+    most, beyond = max(ranks), torch.arange(max(ranks)) >= torch.tensor(ranks)[:, None]
+
+    def draw(rows: int, columns: int) -> Tensor:
+        return torch.empty(len(ranks), rows, columns, dtype=dtype, device=device).normal_(0, 0.1)
+
+    a = tuple(draw(most, group.in_features).masked_fill_(beyond.to(device)[:, :, None], 0) for _ in group.targets)
+    b = tuple(draw(width, most).masked_fill_(beyond.to(device)[:, None, :], 0) for width in group.out_features)
+    return PaddedWeights(group, tuple(ranks), a, b)
+
+
+class Peer(Protocol):
+    def prepare(self) -> object:
+        """Once a step."""
+
+    def call(self, weights: PaddedWeights, x: Tensor, out: Tensor) -> Call:
+        """Adds a group's deltas to `out`."""
+
+
+class Vllm:
+    """vllm.lora.ops.triton_ops."""
+
+    def __init__(self, work: LoraWork, device: torch.device) -> None:
+        folder = "vllm.lora.ops.triton_ops"
+        self._shrink = load_kernel_module(f"{folder}.lora_shrink_op", VLLM)._lora_shrink
+        self._expand = load_kernel_module(f"{folder}.lora_expand_op", VLLM)._lora_expand
+        tables = load_kernel_module(f"{folder}.utils", VLLM)
+        for cache in (tables._LORA_A_PTR_DICT, tables._LORA_B_PTR_DICT):
+            cache.clear()  # by address, which another case's weights may have had
+        metadata = load_kernel_module(f"{folder}.lora_kernel_metadata", VLLM).LoRAKernelMeta
+        self._slots = torch.from_numpy(row_slots(work.lengths)).to(device)
+        self._meta = metadata.make(len(work.ranks), work.rows, device)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """See `Peer.prepare`."""
+        self._meta.prepare_tensors(self._slots)
+
+    def call(self, weights: PaddedWeights, x: Tensor, out: Tensor) -> Call:
+        """See `Peer.call`."""
+        rows, most = len(x), max(weights.ranks)
+        shrunk = torch.empty(len(weights.a), rows, most, dtype=torch.float32, device=x.device)
+        meta = self._meta.meta_args(rows, True)
+
+        def add() -> None:
+            self._shrink(x, list(weights.a), shrunk, *meta, 1.0)
+            self._expand(shrunk, list(weights.b), out, *meta, offset_start=0, add_inputs=True)
+
+        return add
+
+
+class Sglang:
+    """SGLang's chunked segmented products."""
+
+    def __init__(self, work: LoraWork, device: torch.device) -> None:
+        names = [find_module("sglang", f"chunked_sgmv_{side}.py") for side in ("shrink", "expand")]
+        self._shrink = load_kernel_module(names[0], SGLANG).chunked_sgmv_lora_shrink_forward
+        self._expand = load_kernel_module(names[1], SGLANG).chunked_sgmv_lora_expand_forward
+        self._work, self._device = work, device
+        self._info: Any = self.prepare()
+
+    def prepare(self) -> object:
+        """See `Peer.prepare`. Built as its backend does, on the host, in one tensor each."""
+        starts, owners = [0], []
+        for slot, rows in enumerate(self._work.lengths):
+            for first in range(0, rows, SEGMENT):
+                owners.append(slot)
+                starts.append(starts[-1] + min(SEGMENT, rows - first))
+
+        def put(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype).to(self._device, non_blocking=True)
+
+        return SimpleNamespace(
+            use_cuda_graph=False,
+            bs=len(owners),
+            num_segments=len(owners),
+            seg_indptr=put(starts, torch.int32),
+            weight_indices=put(owners, torch.int32),
+            lora_ranks=put(self._work.ranks, torch.int32),
+            scalings=put([1.0] * len(self._work.ranks), torch.float32),
+            max_len=SEGMENT,
+            seg_lens=None,
+            permutation=put(range(self._work.rows), torch.int32),
+        )
+
+    def call(self, weights: PaddedWeights, x: Tensor, out: Tensor) -> Call:
+        """See `Peer.call`."""
+        a, b = self._stack_a(weights), torch.cat(weights.b, dim=1).contiguous()
+        widths, slices = weights.group.out_features, len(weights.a)
+        offsets = torch.tensor([0, *widths], dtype=torch.int32).cumsum(0).to(x.device)
+
+        def add() -> None:
+            shrunk = self._shrink(x, a, self._info, slices)
+            self._expand(shrunk, b, self._info, offsets, max(widths), out)
+
+        return add
+
+    def _stack_a(self, weights: PaddedWeights) -> Tensor:
+        """[num_adapters, targets * max_rank, in_features]: each adapter's targets lie as close as its own rank lets."""
+        most, slices = max(weights.ranks), len(weights.a)
+        stacked = torch.zeros_like(weights.a[0]).repeat(1, slices, 1)
+        for slot, rank in enumerate(weights.ranks):
+            for index, part in enumerate(weights.a):
+                stacked[slot, index * rank : (index + 1) * rank] = part[slot, :rank]
+        assert stacked.shape[1] == slices * most
+        return stacked.contiguous()
+
+
+PEERS: dict[str, Callable[[LoraWork, torch.device], Peer]] = {"vLLM": Vllm, "SGLang": Sglang}
+
+
+def run(journal: Journal) -> None:
+    device, spec = torch.device(journal.device), model_spec(journal.tiny)
+    for name, kind in PEERS.items():
+        try:
+            kind(TINY_WORKS[0], device)
+        except PeerAbsent as absent:
+            journal.note(f"left out, LoRA: {absent}")
+            continue
+        for work in TINY_WORKS if journal.tiny else WORKS:
+            with journal.case(f"{name}: {work.name}", LEAST_S):
+                journal.row("LoRA beside peers", f"{work.name}, {name}", **compare(kind, work, spec, device))
+
+
+def compare(
+    kind: Callable[[LoraWork, torch.device], Peer], work: LoraWork, spec: ModelSpec, device: torch.device
+) -> dict[str, Value]:
+    """Microseconds of a layer and of what is prepared, theirs and ours, and how much faster ours is."""
+    check_peer(kind(work, device), work, spec, device)
+    theirs = time_calls(peer_calls(kind(work, device), work, spec, device), device)
+    their_prepare = time_host(kind(work, device).prepare, device)
+    bank = cold_bank(work, spec, device)
+    ours = time_calls(our_calls(our_backend(device), bank, work), device)
+    our_prepare = time_host(partial(prepare_anew, our_backend(device), bank, work), device)
+    groups = len(groups_of(spec))
+    steps = [
+        prepare + spec.layers * groups * us for prepare, us in ((their_prepare, theirs.us), (our_prepare, ours.us))
+    ]
+    return {
+        "theirs us a layer": theirs.us * groups,
+        "ours us a layer": ours.us * groups,
+        "theirs prepare us": their_prepare,
+        "ours prepare us": our_prepare,
+        "times faster": theirs.us / ours.us,
+        "times faster, step": steps[0] / steps[1],
+        "timed by": theirs.how if theirs.how == ours.how else f"{theirs.how}, {ours.how}",
+    }
+
+
+def peer_dtype(device: torch.device) -> torch.dtype:
+    """Their kernels refuse fp32, and the interpreter cannot round bf16."""
+    return torch.float16 if device.type == "cpu" else torch.bfloat16
+
+
+def check_peer(peer: Peer, work: LoraWork, spec: ModelSpec, device: torch.device) -> None:
+    """That we call it right: its sums against fp32 products, adapter by adapter. Raises AssertionError."""
+    for group in groups_of(spec):
+        weights = padded_weights(group, work.ranks, peer_dtype(device), device)
+        x, out = peer_tensors(group, work.rows, device)
+        peer.call(weights, x, out.zero_())()
+        exact = []
+        for slot, rows in enumerate(x.float().split(list(work.lengths))):
+            sides = zip(weights.a, weights.b, strict=True)
+            exact.append(torch.cat([rows @ a[slot].float().T @ b[slot].float().T for a, b in sides], dim=1))
+        relative_error(out, torch.cat(exact), out.dtype)
+
+
+def peer_calls(peer: Peer, work: LoraWork, spec: ModelSpec, device: torch.device) -> list[Call]:
+    """One for each group of as many layers as no cache holds."""
+    layer_bytes = max(work.ranks) * len(work.ranks) * adapter_elements(with_layers(spec, 1), 1) * 2
+    layers = 1 if device.type == "cpu" else ceil(COLD_BYTES / layer_bytes)
+    tensors = {group: peer_tensors(group, work.rows, device) for group in groups_of(spec)}
+    return [
+        peer.call(padded_weights(group, work.ranks, peer_dtype(device), device), *tensors[group])
+        for _ in range(layers)
+        for group in groups_of(spec)
+    ]
+
+
+def peer_tensors(group: ProjectionGroup, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(x, output)."""
+    like: dict[str, Any] = {"dtype": peer_dtype(device), "device": device}
+    x = torch.empty(rows, group.in_features, **like).normal_()
+    return x, torch.empty(rows, sum(group.out_features), **like).normal_()

@@ -1,0 +1,92 @@
+"""What all sections found, as plain text and as JSON. Knows neither torch nor a terminal's colours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.gpu.journal import Findings, Value, shown
+
+OK, FAILED, CUT, CRASHED = "ok", "failed", "out of time", "crashed"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a section went.
+
+    Attributes:
+        status: OK; FAILED, cases of it did; CUT, its time was up; CRASHED, its process ended early.
+    """
+
+    name: str
+    title: str
+    status: str
+    seconds: float
+    findings: Findings
+
+
+def is_good(outcomes: Sequence[Outcome]) -> bool:
+    return all(outcome.status == OK for outcome in outcomes)
+
+
+def document(outcomes: Sequence[Outcome], date: str, command: str) -> dict[str, Any]:
+    """The JSON beside the tables."""
+    return {
+        "date": date,
+        "command": command,
+        "environment": environment(outcomes),
+        "sections": {
+            outcome.name: {
+                "title": outcome.title,
+                "status": outcome.status,
+                "seconds": round(outcome.seconds, 1),
+                "tables": {
+                    table: [{"case": case, **values} for case, values in rows]
+                    for table, rows in outcome.findings.rows.items()
+                },
+                "notes": outcome.findings.notes,
+                "failures": [{"case": case, "reason": reason} for case, reason in outcome.findings.failures],
+            }
+            for outcome in outcomes
+        },
+    }
+
+
+def environment(outcomes: Sequence[Outcome]) -> dict[str, Value]:
+    """The device, the driver, the versions; empty where no section came so far as to say."""
+    return next((outcome.findings.environment for outcome in outcomes if outcome.findings.environment), {})
+
+
+def file_name(outcomes: Sequence[Outcome], date: str) -> str:
+    device = str(environment(outcomes)["device"])
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + f"-{date}.json"
+
+
+def text(outcomes: Sequence[Outcome]) -> str:
+    """Everything, to be read in a terminal."""
+    lines = [f"{name}: {value}" for name, value in environment(outcomes).items()]
+    for outcome in outcomes:
+        lines += ["", *_section(outcome)]
+    return "\n".join(lines)
+
+
+def _section(outcome: Outcome) -> Iterator[str]:
+    head = f"{outcome.name}. {outcome.title} -- {outcome.status}, {outcome.seconds:.0f} s"
+    yield from (head, "=" * len(head))
+    for table, rows in outcome.findings.rows.items():
+        yield from ("", table, *_table(rows))
+    for note in outcome.findings.notes:
+        yield f"note: {note}"
+    for case, reason in outcome.findings.failures:
+        yield f"FAILED {case}: {reason}"
+
+
+def _table(rows: Sequence[tuple[str, dict[str, Value]]]) -> Iterator[str]:
+    names = list(dict.fromkeys(name for _, values in rows for name in values))
+    cells = [["", *names], *([case, *(shown(values.get(name)) for name in names)] for case, values in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names) + 1)]
+    for line in cells:
+        first, *rest = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        yield "  ".join([first, *(cell.strip().rjust(width) for cell, width in zip(rest, widths[1:], strict=True))])

@@ -1,0 +1,94 @@
+"""One section of the suite: `python -m benchmarks.gpu.section B --journal FILE --budget-s 60`."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.gpu.journal import DeviceLost, Journal, OutOfTime, Value
+from benchmarks.gpu.lean import do_without
+
+MODULES = {
+    "A": ("correct_kernels", "correct_engine", "kernel_tests"),
+    "B": ("kernels_lora", "kernels_attention", "kernels_rest"),
+    "C": ("peers_lora", "peers_attention"),
+    "D": ("decoding",),
+    "E": ("device_lanes",),
+    "F": ("host_gaps",),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.section", description=__doc__)
+    parser.add_argument("section", choices=MODULES)
+    parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument("--budget-s", type=float, required=True)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.budget_s
+    do_without()
+    import torch
+
+    if not options.tiny and not torch.cuda.is_available():
+        print("torch sees no CUDA device here; --tiny proves the suite on the CPU", file=sys.stderr)
+        return 2
+    journal = Journal(options.journal, deadline, options.tiny, "cpu" if options.tiny else "cuda")
+    journal.environment(describe(options.tiny))
+    return _run(journal, MODULES[options.section])
+
+
+def _run(journal: Journal, modules: tuple[str, ...]) -> int:
+    for name in modules:
+        try:
+            import_module(f"benchmarks.gpu.{name}").run(journal)
+        except OutOfTime as late:
+            journal.note(f"out of time before: {late}")
+            return 0
+        except DeviceLost as lost:
+            journal.note(f"the device was lost: {lost}")
+            return 1
+    journal.finish()
+    return 0
+
+
+def describe(tiny: bool) -> dict[str, Value]:
+    """The device and the versions of what computes on it."""
+    import torch
+
+    versions: dict[str, Value] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{name: version(name) for name in ("triton", "transformers", "numpy", "safetensors")},
+    }
+    if tiny:
+        return {"device": "cpu", "driver": None, **versions}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "device": properties.name,
+        "driver": _driver(),
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "l2_mib": round(getattr(properties, "L2_cache_size", 0) / 2**20, 1),
+        "cuda": torch.version.cuda,
+        **versions,
+    }
+
+
+def _driver() -> str | None:
+    """As nvidia-smi says; None where there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=30, check=False).stdout.strip() or None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

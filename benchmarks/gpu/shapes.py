@@ -1,0 +1,218 @@
+"""The models the suite measures at, and adapters and attention batches of their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.model.arena import page_shape
+from engine.model.lora import TARGETS, ProjectionGroups, projection_groups, target_widths
+from engine.model.spec import ModelSpec, parse_spec
+from lora_kernels.backend import AttentionBatch
+from lora_kernels.layout import RANK_TILE, AdapterLayout, LoraTable, ProjectionGroup, plan_layout
+
+BLOCK_SIZE = 16
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}
+"""Llama 3 8B's config.json, less its end-of-sequence tokens: random weights would draw them."""
+TOY: dict[str, Any] = LLAMA_8B | {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def model_config(tiny: bool) -> dict[str, Any]:
+    return TOY if tiny else LLAMA_8B
+
+
+def model_spec(tiny: bool) -> ModelSpec:
+    return parse_spec(model_config(tiny), {})
+
+
+def model_dtype(tiny: bool) -> torch.dtype:
+    """Triton's interpreter cuts bf16 off where a GPU rounds."""
+    return torch.float32 if tiny else torch.bfloat16
+
+
+def groups_of(spec: ModelSpec) -> tuple[ProjectionGroup, ...]:
+    groups: ProjectionGroups = projection_groups(spec)
+    return groups.qkv, groups.o, groups.gate_up, groups.down
+
+
+def adapter_elements(spec: ModelSpec, rank: int) -> int:
+    """Numbers in A and B of every projection of one layer."""
+    return rank * int(target_widths(spec).sum())
+
+
+def full_layout(spec: ModelSpec, rank: int) -> AdapterLayout:
+    """An adapter of one rank on all seven projections of all layers."""
+    ranks = np.full((spec.layers, len(TARGETS)), rank, dtype=np.int32)
+    return plan_layout(ranks, target_widths(spec), page_elements(spec))
+
+
+def page_elements(spec: ModelSpec) -> int:
+    """The engine's, or what a tile needs where a model of few layers has smaller ones."""
+    return max(page_shape(spec, BLOCK_SIZE).elements, RANK_TILE * int(target_widths(spec).max()))
+
+
+@dataclass(frozen=True)
+class AdapterBank:
+    """Adapters of random numbers on a device, at slots 0, 1, ... of `table`.
+
+    Attributes:
+        ranks: of each.
+        arena: flat. Page 0 is zero.
+    """
+
+    spec: ModelSpec
+    ranks: tuple[int, ...]
+    arena: Tensor
+    table: LoraTable
+
+    @cached_property
+    def groups(self) -> tuple[ProjectionGroup, ...]:
+        return groups_of(self.spec)
+
+
+def make_bank(spec: ModelSpec, ranks: Sequence[int], dtype: torch.dtype, device: torch.device) -> AdapterBank:
+    """One adapter a rank, page behind page."""
+    page_elems = page_elements(spec)
+    layouts = {rank: full_layout(spec, rank) for rank in set(ranks)}
+    table = LoraTable(len(ranks), spec.layers, len(TARGETS), page_elems, device)
+    next_page = 1
+    for slot, rank in enumerate(ranks):
+        pages = tuple(range(next_page, next_page + layouts[rank].num_pages))
+        table.set(slot, layouts[rank], pages)
+        next_page += len(pages)
+    arena = torch.empty(next_page * page_elems, dtype=dtype, device=device).normal_(0, 0.02)
+    arena[:page_elems] = 0
+    return AdapterBank(spec, tuple(ranks), arena, table)
+
+
+def lora_bytes(bank: AdapterBank, slots: Sequence[int], rows: int) -> int:
+    """Of one layer: A and B of every adapter once, x once, the output read and written."""
+    weights = sum(adapter_elements(bank.spec, bank.ranks[slot]) for slot in slots)
+    io = sum(rows * (group.in_features + 2 * sum(group.out_features)) for group in bank.groups)
+    return (weights + io) * bank.arena.itemsize
+
+
+def spread(ranks: Sequence[int], count: int) -> tuple[int, ...]:
+    """`count` of them, going round."""
+    return tuple(ranks[index % len(ranks)] for index in range(count))
+
+
+def row_slots(lengths: Sequence[int], first: int = 0) -> npt.NDArray[np.int32]:
+    """int32 [num_rows]: `lengths[i]` rows of the adapter in slot `first + i`."""
+    return np.repeat(np.arange(first, first + len(lengths), dtype=np.int32), lengths)
+
+
+@dataclass(frozen=True)
+class AttentionLoad:
+    """A ragged batch over paged KV of some layers.
+
+    Attributes:
+        query: [num_rows, heads, head_dim].
+        kv: [num_pages, 2, BLOCK_SIZE, kv_heads, head_dim] of each layer.
+        chunks: (query rows, context) of each sequence.
+    """
+
+    query: Tensor
+    kv: tuple[Tensor, ...]
+    batch: AttentionBatch
+    chunks: tuple[tuple[int, int], ...]
+    scale: float
+
+    @property
+    def kv_bytes(self) -> int:
+        """K and V of every token of every context, once."""
+        _, _, _, kv_heads, head_dim = self.kv[0].shape
+        return sum(context for _, context in self.chunks) * 2 * kv_heads * head_dim * self.query.itemsize
+
+    @property
+    def io_bytes(self) -> int:
+        """Query and output besides."""
+        return self.kv_bytes + 2 * self.query.nbytes
+
+    @property
+    def flops(self) -> int:
+        """Of both products, for the pairs that see each other."""
+        seen = sum(rows * context - rows * (rows - 1) // 2 for rows, context in self.chunks)
+        return 4 * seen * self.query.shape[1] * self.query.shape[2]
+
+
+def attention_load(
+    spec: ModelSpec, chunks: Sequence[tuple[int, int]], layers: int, dtype: torch.dtype, device: torch.device
+) -> AttentionLoad:
+    """Sequences in scattered pages, those with one query row first. What nobody owns is NaN, page 0 zero."""
+    ordered = tuple(sorted(chunks, key=lambda chunk: chunk[0] != 1))
+    blocks = [-(-context // BLOCK_SIZE) for _, context in ordered]
+    num_pages = sum(blocks) + 2
+    pages = torch.randperm(num_pages - 2, generator=torch.Generator().manual_seed(0)).numpy() + 1
+    arena = torch.empty(
+        num_pages, layers, 2, BLOCK_SIZE, spec.kv_heads, spec.head_dim, dtype=dtype, device=device
+    ).normal_()
+    arena[0], arena[-1] = 0, float("nan")
+    batch = attention_batch(ordered, np.split(pages, np.cumsum(blocks)[:-1]), device)
+    for sequence, (_, context) in enumerate(ordered):
+        if rest := context % BLOCK_SIZE:
+            arena[int(batch.block_tables[sequence, blocks[sequence] - 1]), :, :, rest:] = float("nan")
+    rows = sum(rows for rows, _ in ordered)
+    query = torch.empty(rows, spec.heads, spec.head_dim, dtype=dtype, device=device).normal_()
+    kv = tuple(arena[:, layer] for layer in range(layers))
+    return AttentionLoad(query, kv, batch, ordered, spec.head_dim**-0.5)
+
+
+def attention_batch(
+    chunks: Sequence[tuple[int, int]], pages: Sequence[npt.NDArray[np.int64]], device: torch.device
+) -> AttentionBatch:
+    """`pages[i]` hold sequence i."""
+    lengths, contexts = (np.array(column) for column in zip(*chunks, strict=True))
+    starts = np.append(0, np.cumsum(lengths))
+    tables = np.zeros((len(chunks), max(len(own) for own in pages)), dtype=np.int32)
+    slots = []
+    for sequence, own in enumerate(pages):
+        tables[sequence, : len(own)] = own
+        positions = np.arange(contexts[sequence] - lengths[sequence], contexts[sequence])
+        slots.append(own[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
+
+    def put(array: npt.NDArray[Any], kind: type[np.integer[Any]]) -> Tensor:
+        return torch.from_numpy(array.astype(kind)).to(device)
+
+    return AttentionBatch(
+        query_starts=put(starts, np.int32),
+        context_lens=put(contexts, np.int32),
+        block_tables=put(tables, np.int32),
+        kv_slots=put(np.concatenate(slots), np.int64),
+        num_decodes=int(np.count_nonzero(lengths == 1)),
+        max_query=int(lengths.max()),
+        max_context=int(contexts.max()),
+        host_query_starts=tuple(starts.tolist()),
+        host_context_lens=tuple(contexts.tolist()),
+    )
+
+
+def with_layers(spec: ModelSpec, layers: int) -> ModelSpec:
+    return replace(spec, layers=layers, windows=spec.windows[:1] * layers)

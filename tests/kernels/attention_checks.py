@@ -176,7 +176,7 @@ def eight_bits_cut_what_is_too_large() -> None:
 def heads_are_written_as_keys_and_values_are(dtype: torch.dtype) -> None:
     """By the launch that turns them (here by nothing), into pages of any kind, and nowhere for rows that only pad."""
     case = attention_case([(1, 12), (5, 9)], dtype=torch.float16)
-    rows, kv_heads, head_dim = case.key.shape
+    rows, _, head_dim = case.key.shape
     key, value = (given.abs().clamp(0.25).copysign(given).to(FP8).half() for given in (case.key, case.value))
     key[0], value[0] = 1000, -1000
     case.batch.kv_slots[2] = -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,19 +17,27 @@ from lora_kernels.torch_ops import TorchBackend
 
 
 def select_backend(
-    device: torch.device, dtype: torch.dtype, on_kernel: Callable[[int, int], None] = lambda *_: None
+    device: torch.device,
+    dtype: torch.dtype,
+    on_kernel: Callable[[int, int], None] = lambda *_: None,
+    head_dim: int = 128,
+    data_dir: Path | None = None,
 ) -> Backend:
     """Triton on CUDA, numba on a CPU, and vectorised torch where there is no numba. Its `name` says which.
 
     Args:
-        dtype: the model's.
+        dtype, head_dim: the model's.
         on_kernel: told how many of how many kernels are compiled, where that is done now: about ten seconds, once.
+        data_dir: where what was tuned on this machine is kept; None: nowhere.
+
+    Raises:
+        TuningError: what is kept there, or shipped, cannot be used; the message names the file.
     """
     # Imported here: a machine without CUDA may have no triton, and few platforms have neither numba.
     if device.type == "cuda":
-        from lora_kernels.triton_backend import TritonBackend
+        from lora_kernels.triton_tuned import load_backend
 
-        return TritonBackend()
+        return load_backend(device, dtype, head_dim, data_dir)
     if device.type == "cpu" and find_spec("numba"):
         from lora_kernels.numba_backend import NumbaBackend
 

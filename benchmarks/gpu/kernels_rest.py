@@ -17,7 +17,7 @@ from benchmarks.gpu.ours import our_backend
 from benchmarks.gpu.shapes import attention_load, model_dtype, model_spec
 from benchmarks.gpu.timing import Call, copy_bandwidth, time_calls, time_host
 from engine.core.types import SamplingParams
-from engine.model.sampler import Sampler
+from engine.model.sampling import make_sampler
 from engine.model.spec import ModelSpec
 from lora_kernels.pointwise import Pointwise, TorchPointwise
 
@@ -41,8 +41,9 @@ def run(journal: Journal) -> None:
         for name, (make, moved) in pointwise_works(spec, rows, device).items():
             with journal.case(f"{name}, {rows} rows", LEAST_S):
                 journal.row("pointwise", f"{name}, {rows} rows", **pointwise(make, moved, bandwidth, device))
-        with journal.case(f"write_kv, {rows} rows", LEAST_S):
-            journal.row("pointwise", f"write_kv, {rows} rows", **write_kv(spec, rows, bandwidth, device))
+        for name, measure in (("write_kv", write_kv), ("rotate_and_write", rotate_and_write)):
+            with journal.case(f"{name}, {rows} rows", LEAST_S):
+                journal.row("pointwise", f"{name}, {rows} rows", **measure(spec, rows, bandwidth, device))
     for name, params in SAMPLED.items():
         rows = 2 if journal.tiny else 64
         with journal.case(f"sampler: {name}", LEAST_S):
@@ -98,15 +99,30 @@ def write_kv(spec: ModelSpec, rows: int, bandwidth: float, device: torch.device)
     return {"us": timing.us, **_against(4 * key.nbytes, timing.us, bandwidth), "timed by": timing.how}
 
 
+def rotate_and_write(spec: ModelSpec, rows: int, bandwidth: float, device: torch.device) -> dict[str, float | str]:
+    tiny = device.type == "cpu"
+    load, backend = (
+        attention_load(spec, [(1, 100)] * rows, 1 if tiny else 8, model_dtype(tiny), device),
+        TritonBackend(),
+    )
+    width, angle = spec.query_width + 2 * spec.kv_width, torch.rand(rows, 1, spec.head_dim, device=device)
+    cos, sin, calls = angle.cos(), angle.sin(), []
+    for kv in load.kv:
+        qkv = torch.empty(rows, width, dtype=load.query.dtype, device=device).normal_()
+        calls.append(partial(backend.rotate_and_write, qkv, kv, load.batch, cos, sin, None))
+    timing, moved = time_calls(calls, device), rows * (2 * width * load.query.itemsize + 8 * spec.head_dim)
+    return {"us": timing.us, **_against(moved, timing.us, bandwidth), "timed by": timing.how}
+
+
 def _against(moved: int, us: float, bandwidth: float) -> dict[str, float]:
     return {"MB": moved / 1e6, "of limit": moved / bandwidth / (us * 1e-6)}
 
 
 def sampler(spec: ModelSpec, rows: int, params: SamplingParams, device: torch.device) -> float:
     """Microseconds from logits on the device to tokens on the host."""
-    ours = Sampler(spec.vocab_size, device)
+    ours = make_sampler(spec.vocab_size, device, (), rows)
     names = [f"r{row}" for row in range(rows)]
     for name in names:
         ours.add(name, params, range(64), 32)
     logits = torch.empty(rows, spec.vocab_size, dtype=model_dtype(device.type == "cpu"), device=device).normal_()
-    return time_host(partial(ours.sample, logits, names), device, repeats=3 if device.type == "cpu" else 20)
+    return time_host(lambda: ours.start(logits, names).to_host(), device, repeats=3 if device.type == "cpu" else 20)

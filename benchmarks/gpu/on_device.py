@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lora_kernels.backend import AttentionBatch, Backend
 from lora_kernels.layout import LoraTable, ProjectionGroup
-from lora_kernels.pointwise import Pointwise
+from lora_kernels.pointwise import HeadNorms, Pointwise
 from lora_kernels.segments import SegmentPlan
 
 
@@ -33,6 +33,16 @@ class OnDevice:
     @property
     def pointwise(self) -> Pointwise:
         return PointwiseOnDevice(self._backend.pointwise, self._device)
+
+    def rotate_and_write(
+        self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
+        """See `Backend.rotate_and_write`."""
+        there, more = self._there(kv), None if norms is None else to_device(norms, self._device)
+        angles = self._there(cos), self._there(sin)
+        query = self._backend.rotate_and_write(self._there(qkv), there, self._same_batch(batch), *angles, more)
+        kv.copy_(there)
+        return query.to(qkv.device)
 
     def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
         """See `Backend.write_kv`."""

@@ -62,7 +62,11 @@ class ModelRunner:
         self.max_model_len = _max_model_len(config, self.spec)
         self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}")
         self.backend = select_backend(
-            self.device, self.dtype, lambda done, total: progress("compiling kernels", done, total)
+            self.device,
+            self.dtype,
+            lambda done, total: progress("compiling kernels", done, total),
+            self.spec.head_dim,
+            Path(config.state_dir) if config.state_dir else None,
         )
         source = open_weights(folder, self.spec, config.load_format, config.seed, self.device)
         self._decoder = build_decoder(

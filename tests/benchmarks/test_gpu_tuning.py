@@ -1,15 +1,23 @@
 """The store of tuned configurations, and the tuner with a clock that is told what to say."""
 
 import json
-from dataclasses import dataclass
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.gpu import tunables
 from benchmarks.gpu.tuner import Subject, tune
+from lora_kernels import triton_attention, triton_tuned
+from lora_kernels.triton_lora_tuning import LoraTuning
 from lora_kernels.tuning import Choice, DeviceKey, TuningError, Tunings, load_tunings, save_choices, tuned_path
 
 DEVICE = DeviceKey("NVIDIA H100 80GB HBM3", 90, "3.6.0")
+ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
+DEFAULTS_OF = triton_tuned.DEFAULTS
 DEFAULTS = {"shrink": {"block": 128, "warps": 4}, "decode": {"splits": 8}}
 FAST = Choice({"block": 256, "warps": 8}, us=3.0, default_us=4.5)
 
@@ -148,3 +156,31 @@ def test_a_default_that_does_not_run_is_an_error():
     bench = Bench(lambda **_: 1.0)
     with pytest.raises(RuntimeError, match="shared memory"):
         tune(Subject("shrink", "a", {"block": 4096, "warps": 4}, {}, bench.prepare), bench.time, print)
+
+
+def test_what_was_tuned_is_what_kernels_are_launched_with():
+    processor = triton_attention.find_processor(CPU)
+    own = asdict(triton_attention.decode_tuning(128, torch.bfloat16, processor))
+    choices = {
+        triton_tuned.LORA_SHORT: {"bfloat16": Choice({**DEFAULTS_OF[triton_tuned.LORA_SHORT], "tile_k": 32}, 1, 2)},
+        triton_tuned.LORA_LONG: {"bfloat16": Choice({**DEFAULTS_OF[triton_tuned.LORA_LONG], "long_k": 128}, 1, 2)},
+        triton_tuned.DECODE: {"128 bfloat16": Choice({**own, "num_stages": 2}, 1, 2)},
+    }
+    backend = triton_tuned.tuned_backend(Tunings(choices), CPU, torch.bfloat16, 128)
+    assert backend._lora_tuning == replace(LoraTuning(), tile_k=32, long_k=128)
+    kv = torch.empty(1, 2, 16, 8, 128, dtype=torch.bfloat16)
+    assert asdict(backend.paged_attention.decode_tuning(kv)) == {**own, "num_stages": 2}
+    assert triton_tuned.lora_tuning(Tunings(choices), torch.float16) == LoraTuning()
+
+
+@pytest.mark.parametrize("kernel", tunables.VARIANTS)
+def test_everything_the_tuner_varies_can_be_stored(kernel):
+    assert set(tunables.VARIANTS[kernel]) <= set(DEFAULTS_OF[kernel])
+    assert set(tunables.VARIANTS) == set(DEFAULTS_OF)
+
+
+def test_without_cuda_there_is_nothing_to_tune_for():
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA here")
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu.tune"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, "no CUDA device" in done.stderr) == (2, True)

@@ -1,0 +1,62 @@
+"""Measures which configuration each kernel is fastest with on this GPU, for engines on this machine to use.
+
+    python -m benchmarks.gpu.tune                                  all kernels, a few minutes
+    python -m benchmarks.gpu.tune --kernels "decode attention"     one of them
+    python -m benchmarks.gpu.tune --data-dir DIR                   what engines with this data directory use
+
+Candidates are timed inside CUDA graphs, and a winner's result is compared with the default's before it is written. What
+is found on a device that we ship for is copied from the data directory to lora_kernels/tuned and committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.lean import do_without
+from engine.paths import default_data_dir
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    do_without()
+    if not torch.cuda.is_available():
+        print("torch sees no CUDA device here: there is nothing to tune for", file=sys.stderr)
+        return 2
+    return _tune(options.kernels, options.data_dir, torch.device("cuda"))
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kernels", type=lambda text: text.split(","), metavar="A,B", help="by name; all without it")
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
+    return parser.parse_args(arguments)
+
+
+def _tune(kernels: Sequence[str] | None, data_dir: Path, device: torch.device) -> int:
+    # Imported here: numba must be out of reach before any kernel is imported.
+    from benchmarks.gpu.timing import time_calls
+    from benchmarks.gpu.tunables import VARIANTS, all_subjects
+    from benchmarks.gpu.tuner import tune
+    from lora_kernels.triton_tuned import DEFAULTS, device_key
+    from lora_kernels.tuning import save_choices
+
+    if unknown := [kernel for kernel in kernels or () if kernel not in VARIANTS]:
+        print(f"no kernel {unknown[0]!r}; there are {', '.join(VARIANTS)}", file=sys.stderr)
+        return 2
+    for subject in all_subjects(kernels or list(VARIANTS), device):
+        choice = tune(subject, lambda runs: time_calls(runs, device).us, lambda text: print(text, flush=True))
+        path = save_choices(device_key(device), {subject.kernel: {subject.shape: choice}}, data_dir, DEFAULTS)
+        print(f"written to {path}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The Triton backend as it is launched on one device: every kernel with the configuration that is known to be best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+import triton
+
+from lora_kernels.triton_attention import PagedAttention, decode_tuning, find_processor, prefill_tuning
+from lora_kernels.triton_backend import TritonBackend
+from lora_kernels.triton_decode import DecodeTuning
+from lora_kernels.triton_lora_tuning import LoraTuning
+from lora_kernels.triton_prefill import PrefillTuning
+from lora_kernels.tuning import Config, DeviceKey, Tunings, load_tunings
+
+LORA_SHORT, LORA_LONG, DECODE, PREFILL = "lora short", "lora long", "decode attention", "prefill attention"
+_LORA = asdict(LoraTuning())
+_SHORT = ("narrow_rows", "narrow_k", "tile_rows", "tile_k", "shrink_warps", "shrink_stages")
+_EXPAND = ("expand_block", "expand_warps", "expand_stages")
+DEFAULTS: Mapping[str, Config] = {
+    LORA_SHORT: {name: _LORA[name] for name in (*_SHORT, *_EXPAND)},
+    LORA_LONG: {name: value for name, value in _LORA.items() if name.startswith("long_") and name != "long_from"},
+    DECODE: asdict(DecodeTuning()),
+    PREFILL: asdict(PrefillTuning()),
+}
+"""Every kernel that can be configured. Attention's own defaults follow from the device; these name what there is."""
+
+
+def device_key(device: torch.device) -> DeviceKey:
+    """Of a CUDA device."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return DeviceKey(torch.cuda.get_device_name(device), 10 * major + minor, triton.__version__)
+
+
+def lora_shape(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def attention_shape(head_dim: int, dtype: torch.dtype) -> str:
+    return f"{head_dim} {lora_shape(dtype)}"
+
+
+def load_backend(device: torch.device, dtype: torch.dtype, head_dim: int, data_dir: Path | None) -> TritonBackend:
+    """The backend of a CUDA device, for a model of this shape.
+
+    Args:
+        data_dir: where `python -m benchmarks.gpu.tune` has put what it found on this machine; None: nowhere.
+
+    Raises:
+        TuningError: what was found there, or shipped, cannot be used.
+    """
+    return tuned_backend(load_tunings(device_key(device), DEFAULTS, data_dir), device, dtype, head_dim)
+
+
+def tuned_backend(tunings: Tunings, device: torch.device, dtype: torch.dtype, head_dim: int) -> TritonBackend:
+    """The backend with what was chosen for its device, and the default wherever nothing was."""
+    processor, shape = find_processor(device), attention_shape(head_dim, dtype)
+    decode = tunings.apply(DECODE, shape, decode_tuning(head_dim, dtype, processor))
+    prefill = tunings.apply(PREFILL, shape, prefill_tuning(head_dim, dtype, processor))
+    return TritonBackend(lora_tuning(tunings, dtype), PagedAttention(decode, prefill))
+
+
+def lora_tuning(tunings: Tunings, dtype: torch.dtype) -> LoraTuning:
+    """Short segments' part and long ones' were found one without the other."""
+    parts = [tunings.find(kernel, lora_shape(dtype), DEFAULTS[kernel]) for kernel in (LORA_SHORT, LORA_LONG)]
+    return replace(LoraTuning(), **parts[0], **parts[1])

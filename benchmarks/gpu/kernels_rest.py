@@ -103,7 +103,7 @@ def rotate_and_write(spec: ModelSpec, rows: int, bandwidth: float, device: torch
     tiny = device.type == "cpu"
     load, backend = (
         attention_load(spec, [(1, 100)] * rows, 1 if tiny else 8, model_dtype(tiny), device),
-        TritonBackend(),
+        our_backend(device),
     )
     width, angle = spec.query_width + 2 * spec.kv_width, torch.rand(rows, 1, spec.head_dim, device=device)
     cos, sin, calls = angle.cos(), angle.sin(), []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.gpu.shapes import model_dtype
+from benchmarks.gpu.shapes import model_dtype, model_spec
 from lora_kernels.backend import Backend
 from lora_kernels.select import select_backend
 from lora_kernels.triton_backend import TritonBackend
@@ -12,4 +12,6 @@ from lora_kernels.triton_backend import TritonBackend
 
 def our_backend(device: torch.device) -> Backend:
     """On a CPU the same kernels, interpreted."""
-    return TritonBackend() if device.type == "cpu" else select_backend(device, model_dtype(tiny=False))
+    if device.type == "cpu":
+        return TritonBackend()
+    return select_backend(device, model_dtype(tiny=False), head_dim=model_spec(tiny=False).head_dim)

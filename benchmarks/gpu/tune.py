@@ -21,6 +21,9 @@ import torch
 from benchmarks.gpu.lean import do_without
 from engine.paths import default_data_dir
 
+ENGINE_FOLDER = "engine"
+"""Where a gateway has its engine keep what it learns about the machine."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
@@ -28,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("torch sees no CUDA device here: there is nothing to tune for", file=sys.stderr)
         return 2
-    return _tune(options.kernels, options.data_dir, torch.device("cuda"))
+    return _tune(options.kernels, options.data_dir / ENGINE_FOLDER, torch.device("cuda"))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -40,7 +43,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _tune(kernels: Sequence[str] | None, data_dir: Path, device: torch.device) -> int:
+def _tune(kernels: Sequence[str] | None, engine_dir: Path, device: torch.device) -> int:
     # Imported here: numba must be out of reach before any kernel is imported.
     from benchmarks.gpu.timing import time_calls
     from benchmarks.gpu.tunables import VARIANTS, all_subjects
@@ -53,7 +56,7 @@ def _tune(kernels: Sequence[str] | None, data_dir: Path, device: torch.device) -
         return 2
     for subject in all_subjects(kernels or list(VARIANTS), device):
         choice = tune(subject, lambda runs: time_calls(runs, device).us, lambda text: print(text, flush=True))
-        path = save_choices(device_key(device), {subject.kernel: {subject.shape: choice}}, data_dir, DEFAULTS)
+        path = save_choices(device_key(device), {subject.kernel: {subject.shape: choice}}, engine_dir, DEFAULTS)
         print(f"written to {path}", flush=True)
     return 0
 

@@ -20,9 +20,9 @@ class TritonBackend:
 
     name = "triton"
 
-    def __init__(self, lora_tuning: LoraTuning = SHIPPED) -> None:
+    def __init__(self, lora_tuning: LoraTuning = SHIPPED, attention: PagedAttention | None = None) -> None:
         self.pointwise = triton_pointwise.TritonPointwise()
-        self.paged_attention = PagedAttention()
+        self.paged_attention = attention or PagedAttention()
         self._lora_tuning = lora_tuning
         self._lora_key: tuple[Any, ...] = ()
         self._lora: triton_lora_plan.PreparedLora | None = None

@@ -26,7 +26,8 @@ from gateway.config_sections import (
     RedisConfig,
     TenantConfig,
 )
-from gateway.core.tenants import ADMIN_TENANT, KeyRing, Limits, Principal, Tenant, hash_key, key_id
+from gateway.core.limits import Limits
+from gateway.core.tenants import ADMIN_TENANT, KeyRing, Principal, Tenant, hash_key, key_id
 
 DEMO_KEYS = ("sk-demo-acme", "sk-demo-globex", "sk-demo-admin")
 """Known to everybody, so good on loopback only."""
@@ -61,8 +62,6 @@ class Config:
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
 
     def __post_init__(self) -> None:
-        if self.limits.lease_seconds <= self.http.request_timeout_s:
-            raise ConfigError("limits.lease_seconds: must be longer than http.request_timeout_s")
         self._check_keys()
 
     def _check_keys(self) -> None:

@@ -143,8 +143,8 @@ class LimitsConfig:
     """degraded: each gateway limits by itself. closed: requests get 503. open: requests are not limited."""
     replicas: int = 1
     """Gateways sharing one Redis; while it is away each grants this fraction of every limit."""
-    lease_seconds: float = 3600.0
-    """After which a reservation that was never settled is forgotten; longer than any request."""
+    lease_seconds: float = 30.0
+    """After which requests under way in a gateway that died no longer count as such; renewed while they run."""
 
     def __post_init__(self) -> None:
         _at_least(1, replicas=self.replicas, lease_seconds=self.lease_seconds)

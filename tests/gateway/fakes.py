@@ -24,7 +24,8 @@ from gateway.adapters.record import AdapterRecord, Change, Snapshot
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
 from gateway.adapters.store import conflict
-from gateway.core.tenants import ADMIN_TENANT, KeyRing, Limits, Principal, Tenant, hash_key, key_id
+from gateway.core.limits import Limits
+from gateway.core.tenants import ADMIN_TENANT, KeyRing, Principal, Tenant, hash_key, key_id
 from gateway.generation import RequestRecord
 from gateway.http_api import create_app
 from gateway.limiter.base import Grant, ReserveRequest

@@ -13,12 +13,22 @@ from gateway.core.tenants import KeyRing
 from gateway.grpc_admin import AdapterAdminService
 from gateway.grpc_generation import GenerationService
 from gateway.grpc_health import EngineHealth
-from gateway.pb import adapters_pb2, adapters_pb2_grpc, generation_pb2, generation_pb2_grpc
+from gateway.grpc_limits import LimitAdminService
+from gateway.limiter.admin import LimitAdmin
+from gateway.pb import (
+    adapters_pb2,
+    adapters_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    limits_pb2,
+    limits_pb2_grpc,
+)
 from gateway.service import Gateway
 
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,
     adapters_pb2.DESCRIPTOR.services_by_name["AdapterAdmin"].full_name,
+    limits_pb2.DESCRIPTOR.services_by_name["LimitAdmin"].full_name,
 )
 
 KEEPALIVE = (
@@ -53,10 +63,12 @@ class GrpcServer:
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._grace_seconds = grace_seconds
         self._admin = AdapterAdminService(gateway.adapters, keys)
+        self._limits = LimitAdminService(LimitAdmin(gateway.limiter), keys)
         self._health = EngineHealth(SERVICES, lambda: gateway.engine.ready)
         self._server = grpc.aio.server(options=_options(max_message_bytes))
         generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(gateway, keys), self._server)
         adapters_pb2_grpc.add_AdapterAdminServicer_to_server(self._admin, self._server)
+        limits_pb2_grpc.add_LimitAdminServicer_to_server(self._limits, self._server)
         add_HealthServicer_to_server(self._health, self._server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -74,6 +86,7 @@ class GrpcServer:
         """Takes no more calls, lets running ones end for a while, then cancels them."""
         self._health.stop_serving()
         self._admin.stop_watching()
+        self._limits.stop_watching()
         await self._server.stop(self._grace_seconds)
         await self._admin.close()
 

@@ -12,7 +12,9 @@ from engine.client import EngineUnavailable
 from gateway.core.errors import ApiError, Fault, forbidden, invalid_request, unavailable
 from gateway.core.tenants import Principal
 from gateway.http_edge import read_body
+from gateway.http_limits import LIMITS, LimitsApi
 from gateway.http_stream import json_response
+from gateway.limiter.admin import LimitAdmin
 from gateway.openai_schema import (
     AliasRequest,
     AllowRequest,
@@ -41,6 +43,7 @@ class AdminApi:
         self._adapters = gateway.adapters
         self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
+        self._limits = LimitsApi(LimitAdmin(gateway.limiter), max_body_bytes)
 
     def routes(self) -> list[Route]:
         table: list[tuple[str, str, Handler]] = [
@@ -55,6 +58,10 @@ class AdminApi:
             ("POST", ADAPTER + "/tenants", self.allow),
             ("GET", ADAPTER, self.show),
             ("DELETE", ADAPTER, self.unload),
+            ("GET", LIMITS, self._limits.get),
+            ("PATCH", LIMITS, self._limits.set),
+            ("POST", LIMITS + "/reset", self._limits.reset),
+            ("GET", LIMITS + "/usage", self._limits.usage),
             ("GET", "/admin/v1/check", self.check),
         ]
         return [Route(path, self._for_admins(handler), methods=[method]) for method, path, handler in table]

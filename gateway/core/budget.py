@@ -2,9 +2,9 @@
 
 Requests and tokens a minute are token buckets with debt. A meter counts what is in use and drains at `limit` a minute,
 down to zero. A reservation fits while use stays within the limit. Settling may take use above the limit (debt), which
-must drain away before anything else fits. Because use is counted, not what is left, a change of limit means what it says
-at once, and an absent meter equals an unused one. Requests at once and tokens a day are plain counts, kept where nothing
-limits them too; a day is a calendar day in UTC.
+must drain away before anything else fits. Because use is counted, not what is left, a change of limit means what it
+says at once, and an absent meter equals an unused one. Requests at once and tokens a day are plain counts, kept where
+nothing limits them too; a day is a calendar day in UTC.
 
 A limit in shadow refuses nobody. Its meter is charged with what it would have admitted, so that the share it would
 refuse is true.

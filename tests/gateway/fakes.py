@@ -20,10 +20,9 @@ from transformers import PreTrainedTokenizerFast
 from engine.client import AdapterRejected, EngineUnavailable
 from engine.core.types import FinishReason, Request, TokenEvent, TokenLogprobs
 from engine.pb import engine_pb2 as pb
-from gateway.adapters.record import AdapterRecord, Change, Snapshot
+from gateway.adapters.record import AdapterRecord, conflict
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
-from gateway.adapters.store import conflict
 from gateway.core.limits import Limits
 from gateway.core.tenants import ADMIN_TENANT, KeyRing, Principal, Tenant, hash_key, key_id
 from gateway.generation import RequestRecord
@@ -31,6 +30,7 @@ from gateway.http_api import create_app
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
 from gateway.metrics import Metrics
+from gateway.registry.record import Change, Snapshot
 from gateway.service import Gateway, ServiceSettings
 from gateway.tokenizer import Tokenizer
 

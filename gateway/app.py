@@ -24,6 +24,8 @@ from starlette.types import ASGIApp
 
 from engine.client import EngineClient
 from engine.core.types import Lane
+from gateway.accounts.registry import AccountRegistry
+from gateway.accounts.store import account_store
 from gateway.adapters.mirror import CONCURRENT_LOADS
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
@@ -111,7 +113,7 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
     async with AsyncExitStack() as stack:
         redis = await stack.enter_async_context(open_store(launch.data_dir, config.redis.url))
         limiter = _limiter(config, redis)
-        await limiter.configure(entry.tenant for entry in config.tenants.values())
+        accounts = await stack.enter_async_context(_accounts(config, redis, limiter))
         supervisor = EngineSupervisor(
             config.engine_config(launch.model_dir, launch.data_dir / "engine"),
             _engine_socket(launch.data_dir),
@@ -135,13 +137,17 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             observers=(metrics, request_log) if request_log else (metrics,),
         )
         stack.push_async_callback(gateway.close)
-        keys = config.key_ring()
         app = create_app(
-            gateway, keys, metrics=metrics, request_log=request_log, max_body_bytes=config.http.max_body_bytes
+            gateway,
+            accounts,
+            metrics=metrics,
+            request_log=request_log,
+            accounts=accounts,
+            max_body_bytes=config.http.max_body_bytes,
         )
         http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
         grpc_port = await stack.enter_async_context(
-            _grpc(GrpcServer(gateway, keys, host=config.grpc.host, port=config.grpc.port))
+            _grpc(GrpcServer(gateway, accounts, host=config.grpc.host, port=config.grpc.port))
         )
         yield Running(gateway, engine, supervisor, limiter, http_port, grpc_port)
 
@@ -165,6 +171,19 @@ async def _connect(
     stack.push_async_callback(engine.close)
     stack.push_async_callback(adapters.close)
     return engine, adapters
+
+
+@asynccontextmanager
+async def _accounts(config: Config, redis: Redis, limiter: FailoverLimiter) -> AsyncIterator[AccountRegistry]:
+    """Tenants and keys, followed from the registry, which takes up what the configuration says anew."""
+    accounts = AccountRegistry(account_store(redis, config.redis.key_prefix), config.admins(), limiter.know)
+    await accounts.start()
+    try:
+        for entry in config.tenants.values():
+            await accounts.seed(entry.tenant, entry.keys)
+        yield accounts
+    finally:
+        await accounts.close()
 
 
 def _settings(config: Config) -> ServiceSettings:

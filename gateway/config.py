@@ -88,12 +88,16 @@ class Config:
             batch=self.lanes.batch.goals(),
         )
 
+    def admins(self) -> dict[str, Principal]:
+        """By SHA-256 of their keys."""
+        return {key: Principal(ADMIN_TENANT, key_id(key), is_admin=True) for key in self.admin.keys}
+
     def key_ring(self) -> KeyRing:
+        """Everybody the configuration knows, as it is; a gateway follows the registry instead, which it seeds."""
         principals = {
             key: Principal(entry.tenant, key_id(key)) for entry in self.tenants.values() for key in entry.keys
         }
-        principals |= {key: Principal(ADMIN_TENANT, key_id(key), is_admin=True) for key in self.admin.keys}
-        return KeyRing(principals)
+        return KeyRing(principals | self.admins())
 
 
 def load_config(path: Path | None, env: Mapping[str, str]) -> Config:

@@ -13,7 +13,7 @@ import grpc
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.watch import Difference, watch
 from gateway.core.errors import invalid_request
-from gateway.core.tenants import KeyRing
+from gateway.core.tenants import Authenticator
 from gateway.grpc_calls import Call, administer, watch_interval
 from gateway.grpc_wire import adapter_to_pb
 from gateway.pb import adapters_pb2 as pb
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class AdapterAdminService(pb_grpc.AdapterAdminServicer):
     """A change that has begun goes on when its caller leaves: a registry and an engine half way apart help nobody."""
 
-    def __init__(self, adapters: AdapterRegistry, keys: KeyRing) -> None:
+    def __init__(self, adapters: AdapterRegistry, keys: Authenticator) -> None:
         self._adapters = adapters
         self._keys = keys
         self._changes: set[asyncio.Task[Any]] = set()

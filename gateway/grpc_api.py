@@ -9,7 +9,7 @@ from grpc_health.v1 import health
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from gateway.core.tenants import KeyRing
+from gateway.core.tenants import Authenticator
 from gateway.grpc_admin import AdapterAdminService
 from gateway.grpc_generation import GenerationService
 from gateway.grpc_health import EngineHealth
@@ -47,7 +47,7 @@ class GrpcServer:
     def __init__(
         self,
         gateway: Gateway,
-        keys: KeyRing,
+        keys: Authenticator,
         *,
         host: str = "127.0.0.1",
         port: int = 0,

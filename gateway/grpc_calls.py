@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from gateway.core.errors import ApiError, forbidden, internal, invalid_request
 from gateway.core.request_id import request_id_from
-from gateway.core.tenants import KeyRing, Principal
+from gateway.core.tenants import Authenticator, Principal
 from gateway.grpc_errors import status_of
 
 log = structlog.get_logger("grpc")
@@ -86,7 +86,7 @@ class Call:
 
 
 async def answer(
-    context: grpc.aio.ServicerContext, keys: KeyRing, work: Callable[[Call, Principal], Awaitable[T]]
+    context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[Call, Principal], Awaitable[T]]
 ) -> T:
     """Does an authenticated caller's work and returns its result.
 
@@ -106,7 +106,7 @@ async def answer(
     return await call.refuse(refusal)
 
 
-async def administer(context: grpc.aio.ServicerContext, keys: KeyRing, work: Callable[[Call], Awaitable[T]]) -> T:
+async def administer(context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[Call], Awaitable[T]]) -> T:
     """As `answer`, for administrators alone."""
 
     async def admitted(call: Call, principal: Principal) -> T:

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from gateway.core.limits import LIMIT_NAMES, Limits, Scope
-from gateway.core.tenants import KeyRing
+from gateway.core.tenants import Authenticator
 from gateway.grpc_calls import Call, administer, watch_interval
 from gateway.limiter.admin import LimitAdmin, scope_of
 from gateway.limiter.base import LimitEntry
@@ -22,7 +22,7 @@ from gateway.pb import limits_pb2_grpc as pb_grpc
 
 
 class LimitAdminService(pb_grpc.LimitAdminServicer):
-    def __init__(self, limits: LimitAdmin, keys: KeyRing) -> None:
+    def __init__(self, limits: LimitAdmin, keys: Authenticator) -> None:
         self._limits = limits
         self._keys = keys
         self._closing = asyncio.Event()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import inf
+from typing import Protocol
 
 from engine.core.types import Lane
 from gateway.core.errors import invalid_api_key
@@ -73,6 +74,13 @@ def hash_key(key: str) -> str:
 
 def key_id(key_hash: str) -> str:
     return key_hash[:12]
+
+
+class Authenticator(Protocol):
+    """Whoever knows whose a key is."""
+
+    def authenticate(self, token: str | None) -> Principal:
+        """Raises ApiError: INVALID_API_KEY. Its message does not repeat the key."""
 
 
 class KeyRing:

@@ -107,6 +107,12 @@ class Limiter(Protocol):
     async def configure(self, tenants: Iterable[Tenant]) -> None:
         """Publishes configured limits, leaving those changed live as they are. Unknown tenants have none."""
 
+    def know(self, tenants: Iterable[Tenant]) -> None:
+        """As `configure`, but limits that are new are published before the tenant's next reservation."""
+
+    async def drop(self, tenant: str) -> None:
+        """Forgets limits that were changed live: the tenant is gone."""
+
     @property
     def tenants(self) -> Sequence[str]:
         """Names of those whose limits are known, in order."""

@@ -66,6 +66,16 @@ class FailoverLimiter:
         except StoreError as error:
             self._report(str(error))
 
+    def know(self, tenants: Iterable[Tenant]) -> None:
+        tenants = tuple(tenants)
+        self._local.know(tenants)
+        self._shared.know(tenants)
+
+    async def drop(self, tenant: str) -> None:
+        with _changing():
+            await self._shared.drop(tenant)
+        await self._local.drop(tenant)
+
     @property
     def tenants(self) -> Sequence[str]:
         return self._local.tenants

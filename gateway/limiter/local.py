@@ -64,7 +64,13 @@ class LocalLimiter:
         self._correct(grant, 0, 0)
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
+        self.know(tenants)
+
+    def know(self, tenants: Iterable[Tenant]) -> None:
         self._tenants = {tenant.name: tenant for tenant in tenants}
+
+    async def drop(self, tenant: str) -> None:
+        self._live = {scope: limits for scope, limits in self._live.items() if scope.tenant != tenant}
 
     async def limits(self, scope: Scope) -> Limits:
         return self._limits(scope)

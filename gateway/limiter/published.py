@@ -38,10 +38,20 @@ class PublishedLimits:
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
         """What cannot be published now is published before a tenant's next reservation."""
-        self._tenants = {tenant.name: tenant for tenant in tenants}
-        self._unpublished = set(self._tenants)
+        self._tenants = {}
+        self.know(tenants)
         for name in tuple(self._tenants):
             await self.publish(name)
+
+    def know(self, tenants: Iterable[Tenant]) -> None:
+        known = {tenant.name: tenant for tenant in tenants}
+        changed = {name for name, tenant in known.items() if self._tenants.get(name) != tenant}
+        self._unpublished = changed | (self._unpublished & known.keys())
+        self._tenants = known
+
+    async def drop(self, tenant: str) -> None:
+        async with self._calls.guard() as client:
+            await client.delete(self._calls.key("limits", tenant))
 
     async def ensure(self, tenant: str) -> None:
         if tenant in self._unpublished:

@@ -127,6 +127,9 @@ class RedisLimiter:
         """Raises StoreError; limits not published now are published before a tenant's next reservation."""
         await self._published.configure(tenants)
 
+    def know(self, tenants: Iterable[Tenant]) -> None:
+        self._published.know(tenants)
+
     async def limits(self, scope: Scope) -> Limits:
         """Raises StoreError, as all that follow: a change that was not made is never reported as made."""
         return await self._published.limits(scope)
@@ -145,6 +148,9 @@ class RedisLimiter:
     async def forget_use(self, scope: Scope) -> None:
         self._calls.check_allowed()
         await self._published.forget_use(scope)
+
+    async def drop(self, tenant: str) -> None:
+        await self._published.drop(tenant)
 
     async def usage(self, tenant: str) -> Sequence[ScopeUsage]:
         return await self._published.usage(tenant)

@@ -75,10 +75,10 @@ class RegistryLog(Generic[R]):
         with writing(self._noun):
             await self._arrival(await self._store.put(record, previous, seed=seed))
 
-    async def remove(self, record: R, drain_seconds: float | None) -> None:
+    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> None:
         """Returns when the change binds here. Raises ApiError, as `put`."""
         with writing(self._noun):
-            await self._arrival(await self._store.remove(record, drain_seconds))
+            await self._arrival(await self._store.remove(record, drain_seconds, seed=seed))
 
     def keep(self, record: R) -> None:
         """Serves what is configured without the registry, which is told when it is back."""

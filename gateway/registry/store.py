@@ -53,7 +53,7 @@ class RecordStore(Protocol[R]):
             ApiError: a conflict, somebody else was faster, or a name or alias is taken.
         """
 
-    async def remove(self, record: R, drain_seconds: float | None) -> int:
+    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
         """Removes a record with its aliases; returns the generation. Raises ApiError: a conflict."""
 
     async def restore(self, records: Iterable[R]) -> None:
@@ -99,8 +99,9 @@ class RedisRecordStore(Generic[R]):
     async def put(self, record: R, previous: R | None, *, seed: str = "") -> int:
         return await self._write(record, previous, self._kind.encode(record), record.aliases, seed=seed)
 
-    async def remove(self, record: R, drain_seconds: float | None) -> int:
-        return await self._write(record, record, b"", (), drain="" if drain_seconds is None else repr(drain_seconds))
+    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
+        drain = "" if drain_seconds is None else repr(drain_seconds)
+        return await self._write(record, record, b"", (), drain=drain, seed=seed)
 
     async def restore(self, records: Iterable[R]) -> None:
         keys = [self._records, self._aliases, self._generation, self._changes]

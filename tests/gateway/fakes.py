@@ -214,7 +214,7 @@ class MemoryStore:
             raise conflict("the alias is taken")
         return self._write(record.name, replace(record, generation=self.content.generation + 1))
 
-    async def remove(self, record: AdapterRecord, drain_seconds: float | None) -> int:
+    async def remove(self, record: AdapterRecord, drain_seconds: float | None, *, seed: str = "") -> int:
         return self._write(record.name, None, drain_seconds)
 
     async def restore(self, records: Iterable[AdapterRecord]) -> None:

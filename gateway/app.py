@@ -147,7 +147,7 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
         )
         http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
         grpc_port = await stack.enter_async_context(
-            _grpc(GrpcServer(gateway, accounts, host=config.grpc.host, port=config.grpc.port))
+            _grpc(GrpcServer(gateway, accounts, accounts, host=config.grpc.host, port=config.grpc.port))
         )
         yield Running(gateway, engine, supervisor, limiter, http_port, grpc_port)
 

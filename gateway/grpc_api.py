@@ -9,7 +9,10 @@ from grpc_health.v1 import health
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
+from gateway.accounts.admin import AccountAdmin
+from gateway.accounts.registry import AccountRegistry
 from gateway.core.tenants import Authenticator
+from gateway.grpc_accounts import TenantAdminService
 from gateway.grpc_admin import AdapterAdminService
 from gateway.grpc_generation import GenerationService
 from gateway.grpc_health import EngineHealth
@@ -22,6 +25,8 @@ from gateway.pb import (
     generation_pb2_grpc,
     limits_pb2,
     limits_pb2_grpc,
+    tenants_pb2,
+    tenants_pb2_grpc,
 )
 from gateway.service import Gateway
 
@@ -29,6 +34,7 @@ SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,
     adapters_pb2.DESCRIPTOR.services_by_name["AdapterAdmin"].full_name,
     limits_pb2.DESCRIPTOR.services_by_name["LimitAdmin"].full_name,
+    tenants_pb2.DESCRIPTOR.services_by_name["TenantAdmin"].full_name,
 )
 
 KEEPALIVE = (
@@ -48,6 +54,7 @@ class GrpcServer:
         self,
         gateway: Gateway,
         keys: Authenticator,
+        accounts: AccountRegistry | None = None,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -56,6 +63,7 @@ class GrpcServer:
     ) -> None:
         """
         Args:
+            accounts: None leaves tenants and keys to the configuration.
             port: 0 takes any free one.
             max_message_bytes: of one request; gRPC itself refuses a larger one with RESOURCE_EXHAUSTED.
             grace_seconds: how long running calls may go on when the server stops.
@@ -69,6 +77,9 @@ class GrpcServer:
         generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(gateway, keys), self._server)
         adapters_pb2_grpc.add_AdapterAdminServicer_to_server(self._admin, self._server)
         limits_pb2_grpc.add_LimitAdminServicer_to_server(self._limits, self._server)
+        if accounts is not None:
+            tenants = TenantAdminService(AccountAdmin(accounts, gateway.limiter.drop), keys)
+            tenants_pb2_grpc.add_TenantAdminServicer_to_server(tenants, self._server)
         add_HealthServicer_to_server(self._health, self._server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)

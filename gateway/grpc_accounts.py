@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-import grpc
+from grpc.aio import ServicerContext as Context
 
 from gateway.accounts.admin import AccountAdmin, key_json, tenant_json
 from gateway.accounts.record import Account
@@ -15,7 +15,6 @@ from gateway.grpc_calls import Call, administer
 from gateway.pb import tenants_pb2 as pb
 from gateway.pb import tenants_pb2_grpc as pb_grpc
 
-Context = grpc.aio.ServicerContext
 T = TypeVar("T")
 
 

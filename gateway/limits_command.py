@@ -62,7 +62,9 @@ def set_limits(
 ) -> None:
     """Change limits from the next request on: `loralane limits set acme --tokens-per-minute 100000`."""
     texts = (requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day)
-    values = {name: _number(text) for name, text in zip(LIMIT_NAMES, texts, strict=True) if text is not None}
+    values: dict[str, int | None] = {
+        name: _number(text) for name, text in zip(LIMIT_NAMES, texts, strict=True) if text is not None
+    }
     names = None if shadow is None else [name.replace("-", "_") for name in shadow if name != NONE]
     with _admin(target, key) as client:
         entry = client.set(pb.LimitScope(tenant=tenant, key=key_id, adapter=adapter), values, names)

@@ -164,8 +164,7 @@ def delete_key(key_id: KeyId, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_K
 def _fields(
     default_lane: str | None, highest_lane: str | None, adapters: list[str] | None, weight: float | None
 ) -> pb.TenantFields:
-    given = {"default_lane": default_lane, "highest_lane": highest_lane, "adapters": adapters, "weight": weight}
-    return pb.TenantFields(**{name: value for name, value in given.items() if value is not None})
+    return pb.TenantFields(default_lane=default_lane, highest_lane=highest_lane, adapters=adapters or (), weight=weight)
 
 
 def _print_once(new: pb.NewKey) -> None:

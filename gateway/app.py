@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from engine.client import EngineClient
 from engine.core.types import Lane
-from gateway.accounts.registry import AccountRegistry
+from gateway.accounts.registry import open_accounts
 from gateway.accounts.store import account_store
 from gateway.adapters.mirror import CONCURRENT_LOADS
 from gateway.adapters.registry import AdapterRegistry
@@ -111,9 +111,13 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
     """
     config = launch.config
     async with AsyncExitStack() as stack:
-        redis = await stack.enter_async_context(open_store(launch.data_dir, config.redis.url))
+        redis = await stack.enter_async_context(
+            open_store(launch.data_dir, config.redis.url, cluster=config.redis.cluster)
+        )
         limiter = _limiter(config, redis)
-        accounts = await stack.enter_async_context(_accounts(config, redis, limiter))
+        seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
+        registered = account_store(redis, config.redis.key_prefix)
+        accounts = await stack.enter_async_context(open_accounts(registered, config.admins(), limiter.know, seeds))
         supervisor = EngineSupervisor(
             config.engine_config(launch.model_dir, launch.data_dir / "engine"),
             _engine_socket(launch.data_dir),
@@ -171,19 +175,6 @@ async def _connect(
     stack.push_async_callback(engine.close)
     stack.push_async_callback(adapters.close)
     return engine, adapters
-
-
-@asynccontextmanager
-async def _accounts(config: Config, redis: Redis, limiter: FailoverLimiter) -> AsyncIterator[AccountRegistry]:
-    """Tenants and keys, followed from the registry, which takes up what the configuration says anew."""
-    accounts = AccountRegistry(account_store(redis, config.redis.key_prefix), config.admins(), limiter.know)
-    await accounts.start()
-    try:
-        for entry in config.tenants.values():
-            await accounts.seed(entry.tenant, entry.keys)
-        yield accounts
-    finally:
-        await accounts.close()
 
 
 def _settings(config: Config) -> ServiceSettings:

@@ -154,12 +154,16 @@ class LimitsConfig:
 class RedisConfig:
     url: str = ""
     """redis://, rediss:// or unix://; empty: REDIS_URL if set, else an embedded Valkey in the data directory."""
+    cluster: bool = False
+    """The server at `url` is a node of a Redis Cluster."""
     timeout_ms: float = 50.0
     """Of one limiter call."""
     key_prefix: str = "loralane:"
 
     def __post_init__(self) -> None:
         _at_least(1, timeout_ms=self.timeout_ms)
+        if self.cluster and self.url.startswith("unix://"):
+            raise ValueError("cluster needs a url that begins with redis:// or rediss://")
         if self.url and not self.url.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError(f"url must begin with redis://, rediss:// or unix://, not {self.url!r}")
 

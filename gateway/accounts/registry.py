@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -189,3 +190,21 @@ class AccountRegistry:
     async def _remove(self, name: str, seed: str = "") -> None:
         if name in self.records:
             await self._log.remove(self.records[name], None, seed=seed)
+
+
+@asynccontextmanager
+async def open_accounts(
+    store: RecordStore[Account],
+    admins: Mapping[str, Principal],
+    changed: Callable[[Sequence[Tenant]], None],
+    seeds: Iterable[tuple[Tenant, Iterable[str]]],
+) -> AsyncIterator[AccountRegistry]:
+    """Followed until this is left. `seeds`: configured tenants, and the SHA-256 of each one's keys."""
+    accounts = AccountRegistry(store, admins, changed)
+    await accounts.start()
+    try:
+        for tenant, key_hashes in seeds:
+            await accounts.seed(tenant, key_hashes)
+        yield accounts
+    finally:
+        await accounts.close()

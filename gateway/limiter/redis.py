@@ -116,12 +116,15 @@ class RedisLimiter:
     async def refund(self, grant: Grant) -> None:
         await self._correct(Correction(grant, 0, 0))
 
-    async def renew(self, grant: Grant) -> bool:
-        """Keeps the slots of a request under way; False: it is settled. Raises StoreError."""
+    async def renew(self, grant: Grant) -> int | None:
+        """Keeps the slots of a request under way. Raises StoreError.
+
+        Returns until when, in milliseconds since 1970; None: it is settled.
+        """
         keys = self.keys(grant)
         args: list[Argument] = [grant.lease, self._slot_ms, self._receipt_ms]
-        renewed, _ = await self._calls.run(self._renew_script, [keys[0], *keys[5::2]], args)
-        return bool(renewed)
+        renewed, expiry = await self._calls.run(self._renew_script, [keys[0], *keys[5::2]], args)
+        return int(expiry) if renewed else None
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
         """Raises StoreError; limits not published now are published before a tenant's next reservation."""

@@ -137,7 +137,12 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
         stack.push_async_callback(gateway.close)
         keys = config.key_ring()
         app = create_app(
-            gateway, keys, metrics=metrics, request_log=request_log, max_body_bytes=config.http.max_body_bytes
+            gateway,
+            keys,
+            metrics=metrics,
+            request_log=request_log,
+            max_body_bytes=config.http.max_body_bytes,
+            tool_parser=config.model.tool_parser,
         )
         http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
         grpc_port = await stack.enter_async_context(

@@ -49,7 +49,7 @@ async def test_validation(house):
 
 
 async def test_unsupported_parameter(house):
-    check(await ask(house, {**CHAT, "tools": [{"type": "function"}]}), 400, "unsupported_parameter", "tools")
+    check(await ask(house, {**CHAT, "modalities": ["audio"]}), 400, "unsupported_parameter", "modalities")
 
 
 async def test_context_length_exceeded(house):

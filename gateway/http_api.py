@@ -36,6 +36,7 @@ from gateway.openai_schema import (
     parse,
 )
 from gateway.openai_tools import ToolCalls, offered_tools
+from gateway.openapi import document
 from gateway.request_log import RequestLog
 from gateway.service import Gateway
 from gateway.tools.dialects import ToolParserName, choose_dialect
@@ -84,6 +85,7 @@ class HttpApi:
         self._ping_seconds = ping_seconds
         self._dialect = choose_dialect(tool_parser, gateway.tokenizer.tool_template)
         self._started = int(time.time())
+        self._document = document()
         self._admin = AdminApi(gateway, self._authenticate, max_body_bytes)
 
     def routes(self) -> list[Route]:
@@ -100,6 +102,7 @@ class HttpApi:
             Route("/ready", self.ready, methods=get),
             Route("/version", self.version, methods=get),
             Route("/metrics", self.metrics, methods=get),
+            Route("/openapi.json", self.openapi, methods=get),
         ]
 
     async def chat(self, request: Request) -> GenerationResponse:
@@ -178,6 +181,9 @@ class HttpApi:
             stats = None
         names = self._gateway.adapters.names
         return Response(self._metrics.render(stats, names, self._gateway.limiter.mode), media_type=CONTENT_TYPE)
+
+    async def openapi(self, request: Request) -> Response:
+        return json_response(self._document)
 
     def _generation(
         self, principal: Principal, body: Sampled, generate: GenerateRequest, style: Style

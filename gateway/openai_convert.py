@@ -9,7 +9,7 @@ from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.lanes import asked_lane
 from gateway.core.routing import ModelQuery
 from gateway.generation import Chat, GenerateRequest, PromptInput
-from gateway.openai_messages import ChatMessage, ContentPart
+from gateway.openai_messages import ROLES, ChatMessage, ContentPart
 from gateway.openai_schema import ChatRequest, CompletionRequest, Sampled, Slo
 from gateway.openai_tools import offered_tools, template_call
 from gateway.tokenizer import Message
@@ -58,7 +58,7 @@ def _message(message: ChatMessage, place: str) -> Message:
     if message.role == "function" or message.function_call:
         field = "role" if message.role == "function" else "function_call"
         raise unsupported_parameter(f"{place}.{field}", "is not supported; use tools")
-    if message.role not in ("system", "developer", "user", "assistant", "tool"):
+    if message.role not in ROLES:
         raise invalid_request(f"unknown role {message.role!r}", f"{place}.role")
     if message.content is None and message.role != "assistant":
         raise invalid_request("content must be a text", f"{place}.content")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+Role = Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
+Choice = Annotated[str, Meta(extra_json_schema={"enum": ["none", "auto"]})]
+"""A named tool, and `required`, are refused by name."""
 
 
 class ContentPart(Struct):
@@ -26,7 +32,7 @@ class AssistantCall(Struct):
 
 
 class ChatMessage(Struct):
-    role: str
+    role: Role
     content: str | list[ContentPart] | None = None
     tool_calls: list[AssistantCall] | None = None
     tool_call_id: str | None = None

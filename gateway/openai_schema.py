@@ -14,12 +14,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gateway.core.errors import ApiError, Fault, invalid_request, unsupported_parameter
-from gateway.openai_messages import ChatMessage, Tool, ToolChoice
+from gateway.core.lanes import LANE_OF_TIER
+from gateway.openai_messages import ChatMessage, Choice, Tool, ToolChoice
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+Biases = Annotated[dict[int, Bias], Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}})]
+Tier = Annotated[str, Meta(extra_json_schema={"enum": sorted(filter(None, LANE_OF_TIER))})]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Alternatives = Annotated[int, Meta(ge=0, le=20)]
@@ -100,7 +103,7 @@ class Sampled(Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-    logit_bias: dict[int, Bias] | None = None
+    logit_bias: Biases | None = None
     seed: Int64 | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -108,7 +111,7 @@ class Sampled(Struct, kw_only=True):
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    service_tier: str | None = None
+    service_tier: Tier | None = None
     priority: Int32 | None = None
     slo: Slo | None = None
 
@@ -124,10 +127,10 @@ class Sampled(Struct, kw_only=True):
 class ChatRequest(Sampled, kw_only=True):
     """Body of /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Meta(extra_json_schema={"minItems": 1})]
     max_completion_tokens: Count | None = None
     tools: list[Tool] | None = None
-    tool_choice: str | ToolChoice | None = None
+    tool_choice: Choice | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None

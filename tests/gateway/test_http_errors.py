@@ -115,6 +115,24 @@ async def test_unknown_route(house):
     check(await ask(house, path="/v1/nothing"), 404, None)
 
 
+@pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("/v1/embeddings", "no embeddings"),
+        ("/v1/responses", "/v1/chat/completions"),
+        ("/v1/audio/speech", "text"),
+        ("/v1/images/generations", "text"),
+        ("/v1/batches", "batch lane"),
+    ],
+)
+async def test_what_openai_has_and_we_have_not(house, path, instead):
+    response = await ask(house, {"model": BASE, "input": "hi"}, path)
+    check(response, 404, None, None, "not_found_error")
+    message = response.json()["error"]["message"]
+    assert f"POST {path} is not supported" in message
+    assert instead in message
+
+
 async def test_method_not_allowed(house):
     response = await ask(house, b"", method="GET")
     check(response, 405, None)

@@ -148,6 +148,7 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             request_log=request_log,
             accounts=accounts,
             max_body_bytes=config.http.max_body_bytes,
+            tool_parser=config.model.tool_parser,
         )
         http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
         grpc_port = await stack.enter_async_context(

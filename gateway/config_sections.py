@@ -11,6 +11,7 @@ from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Policy
+from gateway.tools.dialects import ToolParserName
 
 URL_PREFIX = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://[A-Za-z0-9][A-Za-z0-9_./-]*/")
 LOCAL_SCHEMES = frozenset(("file", "local"))
@@ -52,6 +53,8 @@ class ModelConfig:
     """A model folder, a GGUF file, a Hugging Face id, or `embedded`: the small one that comes with the package."""
     name: str = ""
     """What clients call it; empty: the last part of the source's own name."""
+    tool_parser: ToolParserName = "auto"
+    """How it writes calls of tools: hermes, llama3, or none that are read. auto: as its chat template does."""
 
 
 @dataclass(frozen=True, slots=True)

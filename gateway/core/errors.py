@@ -170,8 +170,10 @@ def tenant_not_found(name: str) -> ApiError:
     return ApiError(Fault.TENANT_NOT_FOUND, f"there is no tenant {name!r}", "tenant")
 
 
-def route_not_found(method: str, path: str) -> ApiError:
-    return ApiError(Fault.ROUTE_NOT_FOUND, f"unknown route: {method} {path}")
+def route_not_found(method: str, path: str, instead: str | None = None) -> ApiError:
+    """`instead`: why there is no such route, or what to use."""
+    message = f"{method} {path} is not supported: {instead}" if instead else f"unknown route: {method} {path}"
+    return ApiError(Fault.ROUTE_NOT_FOUND, message)
 
 
 def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:

@@ -40,7 +40,9 @@ SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 EOS = 0
 TEMPLATE = (
     "{% if messages[0].role == 'assistant' %}{{ raise_exception('an assistant cannot begin') }}{% endif %}"
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if tools %}<|system|>Call these by <tool_call>: {{ tools | tojson }}<|end|>{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 

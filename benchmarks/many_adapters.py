@@ -146,8 +146,10 @@ def beside_loads(server: Server, folders: Mapping[str, Path]) -> list[Figure]:
         return []  # host memory has room for all
     warm_page_cache(folders[name] for name in on_disk)
     own = at_times(requests(warm, BESIDE, seed=5), 0.0)
-    calm = server.run(own + at_times(requests(warm, BESIDE, seed=6), GAP_S / 2), concurrency=None)
-    busy = server.run(own + at_times(requests(on_disk, BESIDE, seed=6), GAP_S / 2), concurrency=None)
+    calm, busy = (
+        server.run(sorted(own + at_times(requests(others, BESIDE, seed=6), GAP_S / 2), key=lambda item: item.at), None)
+        for others in (warm, on_disk)
+    )
     before, after, read = (
         report("", [stream for stream in streams if (stream.item in own) is is_own])
         for streams, is_own in ((calm, True), (busy, True), (busy, False))

@@ -143,8 +143,8 @@ class LimitsConfig:
     """degraded: each gateway limits by itself. closed: requests get 503. open: requests are not limited."""
     replicas: int = 1
     """Gateways sharing one Redis; while it is away each grants this fraction of every limit."""
-    lease_seconds: float = 3600.0
-    """After which a reservation that was never settled is forgotten; longer than any request."""
+    lease_seconds: float = 30.0
+    """After which requests under way in a gateway that died no longer count as such; renewed while they run."""
 
     def __post_init__(self) -> None:
         _at_least(1, replicas=self.replicas, lease_seconds=self.lease_seconds)
@@ -154,12 +154,16 @@ class LimitsConfig:
 class RedisConfig:
     url: str = ""
     """redis://, rediss:// or unix://; empty: REDIS_URL if set, else an embedded Valkey in the data directory."""
+    cluster: bool = False
+    """The server at `url` is a node of a Redis Cluster."""
     timeout_ms: float = 50.0
     """Of one limiter call."""
     key_prefix: str = "loralane:"
 
     def __post_init__(self) -> None:
         _at_least(1, timeout_ms=self.timeout_ms)
+        if self.cluster and self.url.startswith("unix://"):
+            raise ValueError("cluster needs a url that begins with redis:// or rediss://")
         if self.url and not self.url.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError(f"url must begin with redis://, rediss:// or unix://, not {self.url!r}")
 

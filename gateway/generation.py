@@ -151,6 +151,8 @@ class RequestRecord:
     """As HTTP would answer; 499 when the caller left."""
     error_code: str = ""
     error_metadata: Mapping[str, str] = field(default_factory=dict)
+    shadowed: tuple[tuple[str, str], ...] = ()
+    """Limits in shadow that would have refused it: kind of scope, and name."""
     refund: bool = False
     """The engine failed or refused it: the caller pays nothing."""
 

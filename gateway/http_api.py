@@ -15,9 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.client import EngineUnavailable
+from gateway.accounts.registry import AccountRegistry
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import ModelQuery
-from gateway.core.tenants import KeyRing, Principal
+from gateway.core.tenants import Authenticator, Principal
 from gateway.generation import GenerateRequest
 from gateway.http_admin import AdminApi
 from gateway.http_edge import Edge, on_api_error, on_http_exception, read_body, request_id
@@ -44,15 +45,19 @@ PING_SECONDS = 10.0
 
 def create_app(
     gateway: Gateway,
-    keys: KeyRing,
+    keys: Authenticator,
     *,
     metrics: Metrics,
     request_log: RequestLog | None = None,
+    accounts: AccountRegistry | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
 ) -> Starlette:
-    """The ASGI application. `request_log` is told of requests that never reach the gateway."""
-    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds)
+    """The ASGI application.
+
+    `request_log` is told of requests that never reach the gateway; without `accounts` nobody administers tenants.
+    """
+    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts)
     return Starlette(
         routes=api.routes(),
         middleware=[Middleware(Edge)],
@@ -66,11 +71,12 @@ class HttpApi:
     def __init__(
         self,
         gateway: Gateway,
-        keys: KeyRing,
+        keys: Authenticator,
         metrics: Metrics,
         request_log: RequestLog | None,
         max_body_bytes: int,
         ping_seconds: float,
+        accounts: AccountRegistry | None = None,
     ) -> None:
         self._gateway = gateway
         self._keys = keys
@@ -79,7 +85,7 @@ class HttpApi:
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
         self._started = int(time.time())
-        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes)
+        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts)
 
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]

@@ -7,7 +7,7 @@ import pytest
 from fakes import BASE
 
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
-from gateway.core.tenants import Limits
+from gateway.core.limits import Scope
 from gateway.limiter.base import ReserveRequest
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
@@ -125,6 +125,6 @@ async def test_a_tenants_limit_is_waited_for(stage, how):
 
 async def use_up(limiter):
     """Leaves globex half a second of its tokens in debt."""
-    await limiter.set_limits("globex", Limits(tokens_per_minute=60_000))
-    grant = await limiter.reserve(ReserveRequest("before", "globex", "key", 60_000))
+    await limiter.set_limits(Scope("globex"), {"tokens_per_minute": 60_000})
+    grant = await limiter.reserve(ReserveRequest("before", "globex", "key", 60_000, BASE))
     await limiter.settle(grant, 60_500)

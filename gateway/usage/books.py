@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import date
 from typing import Protocol
@@ -18,8 +19,8 @@ from gateway.limiter.breaker import Breaker
 from gateway.limiter.calls import RedisCalls, StoreError
 
 KEY = re.compile(r"usage:\{(?P<tenant>[^}]+)\}:(?P<day>\d{4}-\d\d-\d\d)$")
-AT_ONCE = 32
-"""Days read in one round trip: together no more than a few megabytes."""
+PAGES_AT_ONCE, ROWS_AT_ONCE = 8, 200
+"""Read in one round trip, pages and about so many rows of each: nobody's tokens wait for longer than that takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Page:
 
 class UsageBooks(Protocol):
     def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[Sequence[Row], None]:
-        """Of one tenant, or of all of them, a day at a time, both ends included.
+        """Of one tenant, or of all of them, some at a time; both days are included. Those of today go on changing.
 
         Raises:
             ApiError: LIMITER_UNAVAILABLE, Redis is away.
@@ -51,9 +52,10 @@ class RedisUsageBooks:
     async def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[Sequence[Row], None]:
         try:
             pages = sorted(await self._pages(tenant, since, until), key=lambda page: (page.day, page.tenant))
-            for first in range(0, len(pages), AT_ONCE):
-                for rows in await self._read(pages[first : first + AT_ONCE]):
-                    yield rows
+            for first in range(0, len(pages), PAGES_AT_ONCE):
+                async with aclosing(self._read(pages[first : first + PAGES_AT_ONCE])) as pieces:
+                    async for rows in pieces:
+                        yield rows
         except StoreError as error:
             raise unavailable(Fault.LIMITER_UNAVAILABLE, "usage cannot be read while Redis is away") from error
 
@@ -66,13 +68,23 @@ class RedisUsageBooks:
         pages = [Page(key, match["tenant"], date.fromisoformat(match["day"])) for key, match in found if match]
         return [page for page in pages if tenant in ("", page.tenant) and since <= page.day <= until]
 
-    async def _read(self, pages: Sequence[Page]) -> list[list[Row]]:
-        async with self._calls.guard() as client:
-            pipeline = client.pipeline(transaction=False)
-            for page in pages:
-                pipeline.hgetall(page.key)
-            replies: list[dict[bytes, bytes]] = await pipeline.execute()
-        return [[_row(page, *field) for field in reply.items()] for page, reply in zip(pages, replies, strict=True)]
+    async def _read(self, pages: Sequence[Page]) -> AsyncGenerator[list[Row], None]:
+        """Piece by piece. A row that is met twice, as happens while a hash grows, is told once."""
+        cursors, seen = dict.fromkeys(pages, 0), set[tuple[Page, bytes]]()
+        while cursors:
+            async with self._calls.guard() as client:
+                pipeline = client.pipeline(transaction=False)
+                for page, cursor in cursors.items():
+                    pipeline.hscan(page.key, cursor, count=ROWS_AT_ONCE)
+                replies: list[tuple[int, dict[bytes, bytes]]] = await pipeline.execute()
+            rows, left = list[Row](), dict[Page, int]()
+            for page, (cursor, found) in zip(cursors, replies, strict=True):
+                rows += [_row(page, name, words) for name, words in found.items() if (page, name) not in seen]
+                if cursor:
+                    left[page] = cursor
+                    seen.update((page, name) for name in found)
+            yield rows
+            cursors = left
 
 
 def _row(page: Page, name: bytes, words: bytes) -> Row:

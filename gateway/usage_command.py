@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from gateway.adapters_command import DEMO_KEY, LOCAL, AdminKey, GrpcTarget, fail
+from gateway.admin_command import DEMO_KEY, LOCAL, AdminKey, AsJson, GrpcTarget
 from gateway.outputs import message_json, print_wide
 from gateway.usage.render import FIGURES, MONEY, csv_text
 from gateway.usage.report import DIMENSIONS
 
 if TYPE_CHECKING:
     from gateway.pb import usage_pb2 as pb
+    from gateway.usage_client import UsageClient
 
 TITLES = {
     "requests": "requests",
@@ -44,7 +46,7 @@ def usage(
         str, typer.Option("--by", help=f"What to tell apart, of {','.join(DIMENSIONS)}; or none.")
     ] = "tenant,adapter,lane",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, without the total.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of the HTTP API.")] = False,
+    as_json: AsJson = False,
     target: GrpcTarget = LOCAL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
@@ -57,7 +59,8 @@ def usage(
     if as_csv and as_json:
         raise typer.BadParameter("choose one of --csv and --json")
     filters = {"tenant": tenant, "key": key_id, "adapter": adapter, "lane": lane}
-    report = _report(target, key, {**filters, "from": since, "to": until, "group_by": group_by})
+    with _admin(target, key) as client:
+        report = client.report({**filters, "from": since, "to": until, "group_by": group_by})
     lines = [_fields(line, report.group_by) for line in report.usage]
     if as_csv:
         print(csv_text(report.group_by, [{**line, "currency": report.currency} for line in lines]), end="")
@@ -97,13 +100,8 @@ def _fields(line: pb.UsageLine, group_by: Sequence[str]) -> Line:
     return {name: fields[name] for name in (*group_by, *FIGURES, *MONEY)}
 
 
-def _report(target: str, key: str, fields: Mapping[str, str]) -> pb.UsageReportResponse:
-    """Errors are told in a line."""
-    from grpc import RpcError
+def _admin(target: str, key: str) -> AbstractContextManager[UsageClient]:
+    from gateway.admin_client import told
+    from gateway.usage_client import UsageClient
 
-    from gateway.usage_client import fetch_report
-
-    try:
-        return fetch_report(target, key, fields)
-    except RpcError as error:
-        fail(f"{target}: {error.details()}")
+    return told(UsageClient(target, key), target)

@@ -16,6 +16,7 @@ from gateway.core.tenants import Principal
 from gateway.http_accounts import AccountsApi
 from gateway.http_edge import read_body
 from gateway.http_limits import LIMITS, LimitsApi
+from gateway.http_operations import OperationsApi
 from gateway.http_stream import json_response
 from gateway.limiter.admin import LimitAdmin
 from gateway.openai_schema import (
@@ -27,6 +28,7 @@ from gateway.openai_schema import (
     UnloadAdapterRequest,
     parse,
 )
+from gateway.operations import Operations
 from gateway.service import Gateway
 
 MAX_DRAIN_SECONDS = 86_400.0
@@ -47,14 +49,16 @@ class AdminApi:
         authenticate: Callable[[Request], Principal],
         max_body_bytes: int,
         accounts: AccountRegistry | None = None,
+        operations: Operations | None = None,
     ) -> None:
-        """`accounts`: None leaves tenants and keys to the configuration."""
+        """`accounts`: None leaves tenants and keys to the configuration. `operations`: None leaves lanes alone."""
         self._gateway = gateway
         self._adapters = gateway.adapters
         self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
         self._limits = LimitsApi(LimitAdmin(gateway.limiter), max_body_bytes)
         self._accounts = accounts
+        self._operations = operations
 
     def routes(self) -> list[Route]:
         table: list[tuple[str, str, Handler]] = [
@@ -78,6 +82,9 @@ class AdminApi:
         if self._accounts is not None:
             admin = AccountAdmin(self._accounts, self._gateway.limiter.drop)
             table += AccountsApi(admin, self._max_body_bytes).table()
+        if self._operations is not None:
+            limits = LimitAdmin(self._gateway.limiter)
+            table += OperationsApi(self._operations, limits, self._adapters).table()
         return [Route(path, self._for_admins(handler), methods=[method]) for method, path, handler in table]
 
     async def load_as_vllm(self, request: Request) -> Response:
@@ -151,11 +158,13 @@ class AdminApi:
             if not self._authenticate(request).is_admin:
                 raise forbidden("this needs an administrator's key")
             try:
-                return await handler(request)
+                response = await handler(request)
             except ApiError as error:
                 if request.url.path.startswith(ADAPTERS):
                     error.param = NATIVE_FIELDS.get(error.param, error.param)
                 raise
+            response.headers["cache-control"] = "no-store"
+            return response
 
         return guarded
 

@@ -38,6 +38,11 @@ class Metrics:
             "limiter_shadow_refusals", "Admitted, though a limit in shadow said no.", ["scope", "limit"]
         )
 
+    @property
+    def registry(self) -> CollectorRegistry:
+        """What requests lived through, without the engine's state."""
+        return self._registry
+
     def inter_token(self, lane: Lane, seconds: float) -> None:
         self._itl.labels(lane_name(lane)).observe(seconds)
 

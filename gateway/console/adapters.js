@@ -110,11 +110,10 @@ function adapterRow(first, refresh) {
     setText(tier, adapter.tier);
     tier.className = `badge ${adapter.tier}`;
     tier.title = TIERS[adapter.tier] ?? adapter.tier;
-    const now = adapter.running + adapter.waiting ? `${count(adapter.running)} + ${count(adapter.waiting)}` : "–";
+    const now = [[adapter.running, "running"], [adapter.waiting, "waiting"]].filter(([number]) => number);
     const idle = adapter.idle_seconds === null ? "never used" : span(adapter.idle_seconds);
-    const texts = [count(adapter.rank), compact(adapter.pages), compact(adapter.hits), now, idle];
+    const texts = [count(adapter.rank), compact(adapter.pages), compact(adapter.hits), now.map(([number, word]) => `${count(number)} ${word}`).join(", ") || "–", idle];
     texts.forEach((text, i) => setText(numbers[i], text));
-    numbers[3].title = `${adapter.running} running, ${adapter.waiting} waiting`;
     pin.setAttribute("aria-pressed", String(adapter.pinned));
     pin.setAttribute("aria-label", `Pin ${name}`);
     failure.hidden = !adapter.error;

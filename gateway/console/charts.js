@@ -2,27 +2,30 @@
 
 import { s, setAttribute } from "./dom.js";
 
-export const POINTS = 90;
+const POINTS = 90;
+const FEWEST = 24;
 const HEIGHT = 40;
 
 /**
- * Layers drawn over one another, each `{ class, area }`, the newest point at the right edge.
+ * Layers drawn over one another, each `{ class, area }`, the newest point at the right edge. A young chart is drawn
+ * wider, so that it can be read before it is full.
  * `update(series, label, top)`: an array of numbers for each layer; null is a gap. `top`: least height of the scale.
  */
 export function chart(layers) {
   const paths = layers.map((layer) => s("path", { class: layer.class, "vector-effect": "non-scaling-stroke" }));
-  const box = { viewBox: `0 0 ${POINTS - 1} ${HEIGHT}`, preserveAspectRatio: "none" };
-  const node = s("svg", { class: "chart", role: "img", ...box }, ...paths);
+  const node = s("svg", { class: "chart", role: "img", preserveAspectRatio: "none" }, ...paths);
   const update = (series, label, top = 1) => {
     const highest = Math.max(top, ...series.flat().filter((value) => value !== null));
-    paths.forEach((path, i) => setAttribute(path, "d", outline(series[i], highest, layers[i].area)));
+    const wide = Math.max(FEWEST, series[0].length);
+    setAttribute(node, "viewBox", `0 0 ${wide - 1} ${HEIGHT}`);
+    paths.forEach((path, i) => setAttribute(path, "d", outline(series[i], wide, highest, layers[i].area)));
     setAttribute(node, "aria-label", label);
   };
   return { node, update };
 }
 
-function outline(values, highest, area) {
-  const first = POINTS - values.length;
+function outline(values, wide, highest, area) {
+  const first = wide - values.length;
   const y = (value) => (HEIGHT - 1.5 - (value / highest) * (HEIGHT - 4)).toFixed(2);
   let drawn = "";
   let start = null;

@@ -1,6 +1,7 @@
 // Elements out of data. Text only ever becomes text: nothing here, or anywhere in the console, parses HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
+const rowsOf = new WeakMap();
 
 /** An element. `props`: attributes; `on` has listeners; null and false leave an attribute out. */
 export function h(tag, props = {}, ...children) {
@@ -34,7 +35,7 @@ export function setText(node, text) {
  * the last child of `parent` may be one marked `data-empty`, shown where there is nothing else.
  */
 export function keyed(parent, items, keyOf, make) {
-  const known = parent.rows ?? new Map();
+  const known = rowsOf.get(parent) ?? new Map();
   const rows = new Map();
   let place = parent.firstElementChild;
   for (const item of items) {
@@ -46,7 +47,7 @@ export function keyed(parent, items, keyOf, make) {
     else parent.insertBefore(row.node, place);
   }
   for (const [key, row] of known) if (!rows.has(key)) row.node.remove();
-  parent.rows = rows;
+  rowsOf.set(parent, rows);
   const empty = parent.querySelector(":scope > [data-empty]");
   if (empty) empty.hidden = rows.size > 0;
 }

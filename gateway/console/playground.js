@@ -50,8 +50,8 @@ class Chat {
   #settings() {
     const field = (label, input) => h("label", { for: input.id }, label, input);
     return h(
-      "section",
-      { class: "card settings", "aria-label": "Settings" },
+      "form",
+      { class: "card settings", "aria-label": "Settings", on: { submit: (event) => event.preventDefault() } },
       field("Tenant’s key", this.key),
       h("p", { class: "fine" }, "Requests are that tenant’s: its limits count them. Forgotten when you leave the page."),
       this.trouble,

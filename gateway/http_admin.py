@@ -56,9 +56,10 @@ class AdminApi:
         self._adapters = gateway.adapters
         self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
-        self._limits = LimitsApi(LimitAdmin(gateway.limiter), max_body_bytes)
+        limits = LimitAdmin(gateway.limiter)
+        self._limits = LimitsApi(limits, max_body_bytes)
         self._accounts = accounts
-        self._operations = operations
+        self._live = OperationsApi(operations, limits, gateway.adapters) if operations else None
 
     def routes(self) -> list[Route]:
         table: list[tuple[str, str, Handler]] = [
@@ -82,9 +83,8 @@ class AdminApi:
         if self._accounts is not None:
             admin = AccountAdmin(self._accounts, self._gateway.limiter.drop)
             table += AccountsApi(admin, self._max_body_bytes).table()
-        if self._operations is not None:
-            limits = LimitAdmin(self._gateway.limiter)
-            table += OperationsApi(self._operations, limits, self._adapters).table()
+        if self._live is not None:
+            table += self._live.table()
         return [Route(path, self._for_admins(handler), methods=[method]) for method, path, handler in table]
 
     async def load_as_vllm(self, request: Request) -> Response:
@@ -163,6 +163,8 @@ class AdminApi:
                 if request.url.path.startswith(ADAPTERS):
                     error.param = NATIVE_FIELDS.get(error.param, error.param)
                 raise
+            if self._live is not None and request.method != "GET":
+                self._live.forget()
             response.headers["cache-control"] = "no-store"
             return response
 

@@ -93,6 +93,12 @@ class OperationsApi:
         found = await asyncio.gather(*[self._sections[name]() for name in names])
         return json_response(dict(zip(names, found, strict=True)))
 
+    def forget(self) -> None:
+        """Something has been changed: the next who looks sees it, not what somebody saw a second ago."""
+        for glance in (self._tenants, self._adapters):
+            glance.forget()
+        self._operations.forget()
+
     def _change(self, action: str) -> Callable[[Request], Awaitable[Response]]:
         async def change(request: Request) -> Response:
             return json_response(await self._operations.set_mode(request.path_params["lane"], action))

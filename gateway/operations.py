@@ -127,7 +127,7 @@ class Operations:
                 await self._engine.set_lane(LANES[name], MODES[action])
             except LaneRejected as error:
                 raise invalid_request(str(error), "lane") from error
-        self._stats.forget()
+        self.forget()
         return next(status for status in await self.lanes() if status.lane == name)
 
     async def requests(self) -> LiveRequests:
@@ -148,10 +148,15 @@ class Operations:
             live = await self._engine.live_requests(ALL)
             answers = _found(live.requests, request_id)
             ended = await self._engine.cancel([answer.request_id for answer in answers])
-        self._requests.forget()
+        self.forget()
         if not ended:
             raise request_not_found(request_id)
         return _live_request(answers)
+
+    def forget(self) -> None:
+        """The next who looks sees what is there now."""
+        self._stats.forget()
+        self._requests.forget()
 
     async def reserved(self) -> Mapping[str, int]:
         """Tokens that live requests have reserved and may yet use, by tenant."""

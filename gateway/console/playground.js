@@ -52,7 +52,7 @@ class Chat {
     return h(
       "form",
       { class: "card settings", "aria-label": "Settings", on: { submit: (event) => event.preventDefault() } },
-      field("Tenant’s key", this.key),
+      field("Tenant key", this.key),
       h("p", { class: "fine" }, "Requests are that tenant’s: its limits count them. Forgotten when you leave the page."),
       this.trouble,
       field("Model", this.model),

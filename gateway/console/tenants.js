@@ -11,6 +11,8 @@ const LIMITS = {
   tokens_per_day: "tokens a day",
 };
 
+const SHORT = ["requests/min", "tokens/min", "at once", "tokens/day"];
+
 export const tenants = {
   sections: ["tenants"],
   mount(content, { refresh }) {
@@ -38,7 +40,7 @@ function tenantCard({ use: { tenant } }, learn) {
   const refusal = h("p", { class: "refusal", hidden: true });
   const rows = Object.keys(LIMITS).map((name) => limitRow(tenant, name, learn));
   const scopes = h("tbody");
-  const heads = ["Of", ...Object.values(LIMITS), ""].map((title) => h("th", { scope: "col" }, title));
+  const heads = ["Of", ...SHORT, ""].map((title) => h("th", { scope: "col" }, title));
   const table = h("table", { class: "scopes" }, h("thead", {}, h("tr", {}, ...heads)), scopes);
   const node = h(
     "section",

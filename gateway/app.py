@@ -143,7 +143,7 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             observers=(metrics, request_log) if request_log else (metrics,),
         )
         stack.push_async_callback(gateway.close)
-        operations = Operations(engine, LatencyWindow(metrics.registry))
+        operations = Operations(engine, LatencyWindow(metrics.collect))
         app = create_app(
             gateway,
             accounts,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from msgspec import Struct
-from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 
 from engine.core.types import Lane
 from gateway.core.lanes import lane_name
@@ -35,7 +35,7 @@ class Percentiles(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of the requests one gateway process carried."""
+    """Of the requests that the metrics have counted."""
 
     window_seconds: float
     of: Mapping[tuple[str, str], Percentiles]
@@ -47,8 +47,9 @@ class Latency:
 class LatencyWindow:
     """Remembers counts while somebody looks. Who looks after a long time sees all since the last look."""
 
-    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
-        self._registry = registry.restricted_registry([f"{name}_bucket" for name in (TTFT, ITL)])
+    def __init__(self, collect: Callable[[], Iterable[Metric]], clock: Callable[[], float] = time.monotonic) -> None:
+        """`collect`: gives the metrics, with two histograms by lane among them."""
+        self._collect = collect
         self._clock = clock
         self._samples: deque[tuple[float, Counts]] = deque([(clock(), {})])
 
@@ -63,10 +64,11 @@ class LatencyWindow:
 
     def _count(self) -> Counts:
         found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-        for family in self._registry.collect():
-            for sample in family.samples:
-                row = float(sample.labels["le"]), sample.value
-                found.setdefault((family.name, sample.labels["lane"]), []).append(row)
+        for family in self._collect():
+            for sample in family.samples if family.name in (TTFT, ITL) else ():
+                if sample.name.endswith("_bucket"):
+                    row = float(sample.labels["le"]), sample.value
+                    found.setdefault((family.name, sample.labels["lane"]), []).append(row)
         return {key: sorted(rows) for key, rows in found.items()}
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import Metric
 
 from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
@@ -38,10 +39,9 @@ class Metrics:
             "limiter_shadow_refusals", "Admitted, though a limit in shadow said no.", ["scope", "limit"]
         )
 
-    @property
-    def registry(self) -> CollectorRegistry:
+    def collect(self) -> Iterable[Metric]:
         """What requests lived through, without the engine's state."""
-        return self._registry
+        return self._registry.collect()
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
         self._itl.labels(lane_name(lane)).observe(seconds)

@@ -1,7 +1,7 @@
 """What operators see and do of lanes and live requests, in words both protocols translate to.
 
 The engine is asked, not this process: it knows the requests of every gateway process that shares it, and it decides who
-starts. Percentiles alone are of the requests that the answering process carried.
+starts. Percentiles alone are of the requests that this gateway's metrics have counted.
 """
 
 from __future__ import annotations
@@ -106,13 +106,11 @@ class Operations:
         self._engine = engine
         self._latency = latency
         self._stats = Glance(engine.stats)
+        self._lanes = Glance(self._look_at_lanes)
         self._requests = Glance(lambda: engine.live_requests(MOST_LISTED))
 
     async def lanes(self) -> list[LaneStatus]:
-        with _engine_answers():
-            stats = await self._stats.get()
-        latency = self._latency.read()
-        return [_lane_status(lane, latency) for lane in stats.lanes]
+        return await self._lanes.get()
 
     async def set_mode(self, name: str, action: str) -> LaneStatus:
         """For every gateway, from the engine's next step on. `action`: pause, drain or resume.
@@ -155,8 +153,8 @@ class Operations:
 
     def forget(self) -> None:
         """The next who looks sees what is there now."""
-        self._stats.forget()
-        self._requests.forget()
+        for glance in (self._stats, self._lanes, self._requests):
+            glance.forget()
 
     async def reserved(self) -> Mapping[str, int]:
         """Tokens that live requests have reserved and may yet use, by tenant."""
@@ -178,6 +176,12 @@ class Operations:
             running, waiting = found.get(tenant.tenant, (0, 0))
             found[tenant.tenant] = running + tenant.running, waiting + tenant.waiting
         return found
+
+    async def _look_at_lanes(self) -> list[LaneStatus]:
+        with _engine_answers():
+            stats = await self._stats.get()
+        latency = self._latency.read()
+        return [_lane_status(lane, latency) for lane in stats.lanes]
 
 
 def request_not_found(request_id: str) -> ApiError:

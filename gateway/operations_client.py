@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
-import grpc
-
+from gateway.admin_client import AdminClient
 from gateway.pb import operations_pb2 as pb
 from gateway.pb import operations_pb2_grpc as pb_grpc
 
 
-class OperationsClient:
-    """A context manager around one channel. Calls raise grpc.RpcError."""
-
+class OperationsClient(AdminClient):
     def __init__(self, target: str, key: str) -> None:
-        self._channel = grpc.insecure_channel(target)
+        super().__init__(target, key)
         self._lanes = pb_grpc.LaneAdminStub(self._channel)
         self._requests = pb_grpc.RequestAdminStub(self._channel)
-        self._metadata = (("authorization", f"Bearer {key}"),)
-
-    def __enter__(self) -> OperationsClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._channel.close()
 
     def lanes(self) -> Sequence[pb.LaneStatus]:
         return self._lanes.List(pb.ListLanesRequest(), metadata=self._metadata).lanes
@@ -35,8 +22,8 @@ class OperationsClient:
         """`action`: pause, drain or resume."""
         return self._lanes.Set(pb.SetLaneRequest(lane=lane, action=action), metadata=self._metadata)
 
-    def requests(self) -> pb.ListRequestsResponse:
-        return self._requests.List(pb.ListRequestsRequest(), metadata=self._metadata)
+    def requests(self) -> Sequence[pb.LiveRequest]:
+        return self._requests.List(pb.ListRequestsRequest(), metadata=self._metadata).requests
 
     def cancel(self, request_id: str) -> pb.LiveRequest:
         return self._requests.Cancel(pb.CancelRequestRequest(id=request_id), metadata=self._metadata)

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from gateway.adapters_command import DEMO_KEY, LOCAL, AdminKey, GrpcTarget, fail, until_interrupted
+from gateway.admin_command import (
+    DEMO_KEY,
+    LOCAL,
+    AdminKey,
+    AsJson,
+    GrpcTarget,
+    console,
+    show_messages,
+    until_interrupted,
+)
 from gateway.operations_table import lanes_table, requests_table
-from gateway.outputs import message_json, print_wide
 
 if TYPE_CHECKING:
     from gateway.operations_client import OperationsClient
 
 lanes = typer.Typer(help="See a running gateway's lanes, and pause or drain them.", no_args_is_help=True)
 requests = typer.Typer(help="See a running gateway's live requests, and cancel them.", no_args_is_help=True)
-console = Console(stderr=True)
+T = TypeVar("T", bound=Message)
 
 Lane = Annotated[str, typer.Argument(help="interactive or batch.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of the HTTP API.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Go on, once a second, until Ctrl-C.")]
 
 
@@ -35,10 +42,7 @@ def list_lanes(
 ) -> None:
     """Depth, oldest wait, latencies and goals met: `loralane lanes ls --watch`."""
     with _admin(target, key) as client:
-        if as_json:
-            print(json.dumps([message_json(lane) for lane in client.lanes()], indent=2))
-        else:
-            _show(lambda: lanes_table(client.lanes()), watch)
+        _show(client.lanes, lanes_table, as_json, watch)
 
 
 @lanes.command()
@@ -65,10 +69,7 @@ def list_requests(
 ) -> None:
     """Live requests of every gateway that shares the engine: `loralane requests ls --watch`."""
     with _admin(target, key) as client:
-        if as_json:
-            print(json.dumps([message_json(request) for request in client.requests().requests], indent=2))
-        else:
-            _show(lambda: requests_table(client.requests()), watch)
+        _show(client.requests, requests_table, as_json, watch)
 
 
 @requests.command()
@@ -91,25 +92,19 @@ def _set(lane: str, action: str, target: str, key: str) -> None:
     console.print(f"[green]{status.lane}[/green] is {status.mode}: {left}", highlight=False)
 
 
-def _show(table: Callable[[], Table], watch: bool) -> None:
-    if not watch:
-        print_wide(table())
+def _show(look: Callable[[], Sequence[T]], table: Callable[[Sequence[T]], Table], as_json: bool, watch: bool) -> None:
+    seen = look()
+    if as_json or not watch:
+        show_messages(table(seen), seen, as_json)
         return
-    with Live(table(), console=Console()) as live, until_interrupted():
+    with Live(table(seen), console=Console()) as live, until_interrupted():
         while True:
             time.sleep(1.0)
-            live.update(table())
+            live.update(table(look()))
 
 
-@contextmanager
-def _admin(target: str, key: str) -> Iterator[OperationsClient]:
-    """A client whose errors are told in a line."""
-    from grpc import RpcError
-
+def _admin(target: str, key: str) -> AbstractContextManager[OperationsClient]:
+    from gateway.admin_client import told
     from gateway.operations_client import OperationsClient
 
-    try:
-        with OperationsClient(target, key) as client:
-            yield client
-    except RpcError as error:
-        fail(f"{target}: {error.details()}")
+    return told(OperationsClient(target, key), target)

@@ -24,13 +24,13 @@ def lanes_table(lanes: Iterable[pb.LaneStatus]) -> Table:
     return table
 
 
-def requests_table(live: pb.ListRequestsResponse) -> Table:
-    table = Table(box=None, caption=f"{live.total:,} live answers in all", caption_justify="left")
+def requests_table(requests: Iterable[pb.LiveRequest]) -> Table:
+    table = Table(box=None)
     for title in ("id", "tenant", "key", "model", "lane", "state"):
         table.add_column(title, no_wrap=True)
     for title in ("prompt", "cached", "generated", "of", "age"):
         table.add_column(title, justify="right", no_wrap=True)
-    for request in live.requests:
+    for request in requests:
         table.add_row(*_request_cells(request))
     return table
 

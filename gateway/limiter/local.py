@@ -94,13 +94,15 @@ class LocalLimiter:
 
     async def forget_use(self, scope: Scope) -> None:
         bucket = self._bucket(scope)
+        self._last.pop(scope, None)
         self._buckets[scope] = replace(Bucket.empty(bucket.limits), at=self._clock(), running=bucket.running)
         for charges in self._leases.values():
             if scope in charges:
                 charges[scope] = NOTHING
 
     async def usage(self, tenant: str) -> Sequence[ScopeUsage]:
-        now, known = self._clock(), {entry.scope for entry in await self.entries(tenant)} | self._buckets.keys()
+        now, known = self._clock(), {entry.scope for entry in await self.entries(tenant)}
+        known |= self._buckets.keys() | self._last.keys()
         scopes = [scope for scope in known if scope.tenant == tenant and scope.member != EACH]
         return [self._usage(scope, now) for scope in sorted(scopes, key=attrgetter("order"))]
 

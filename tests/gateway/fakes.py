@@ -411,6 +411,6 @@ async def build_house(root: Path, settings: ServiceSettings | None = None, **app
         settings=settings,
         observers=(watcher, metrics),
     )
-    operations = Operations(engine, LatencyWindow(metrics.registry))
+    operations = Operations(engine, LatencyWindow(metrics.collect))
     app = create_app(gateway, key_ring(), metrics=metrics, operations=operations, **app_options)
     return House(engine, limiter, adapters, gateway, watcher, metrics, app, operations)

@@ -256,7 +256,7 @@ async def test_one_who_leaves_takes_no_glance_from_others():
 
 def test_latencies_are_of_the_last_minutes():
     now, metrics = 0.0, Metrics()
-    window = LatencyWindow(metrics.registry, lambda: now)
+    window = LatencyWindow(metrics.collect, lambda: now)
     for _ in range(100):
         metrics.inter_token(Lane.BATCH, 2.0)
     assert window.read().get(ITL, Lane.BATCH).count == 100
@@ -272,7 +272,7 @@ def test_latencies_are_of_the_last_minutes():
 def test_percentiles_lie_where_their_bucket_does():
     registry = CollectorRegistry()
     histogram = Histogram(TTFT, "x", ["lane"], buckets=(1.0, 2.0, 4.0), registry=registry)
-    window = LatencyWindow(registry, lambda: 0.0)
+    window = LatencyWindow(registry.collect, lambda: 0.0)
     for value in (0.5, 0.5, 1.5, 3.0, 100.0):
         histogram.labels("interactive").observe(value)
     found = window.read().get(TTFT, Lane.INTERACTIVE)

@@ -142,7 +142,8 @@ function timeRow(key, history) {
   const values = ["p50", "p95", "p99"].map((name) => ({ name, value: h("dd", {}, "–") }));
   const trend = chart([{ class: "line" }]);
   const share = h("b", {}, "–");
-  const met = h("meter", { min: 0, max: 1, low: 0.9, high: 0.97, optimum: 1, "aria-label": `${title} in time` });
+  const range = { "aria-valuemin": 0, "aria-valuemax": 1 };
+  const met = h("span", { class: "use", role: "meter", "aria-label": `${title} in time`, ...range }, h("span"));
   const node = h(
     "div",
     { class: "time" },
@@ -154,7 +155,9 @@ function timeRow(key, history) {
   const update = (seconds, attainment) => {
     for (const { name, value } of values) setText(value, latency(seconds[name]));
     trend.update([history.values], `${title}, 95th percentile, now ${latency(seconds.p95)}`, 0.001);
-    met.value = attainment;
+    met.className = `use ${attainment < 0.9 ? "poor" : attainment < 0.97 ? "fair" : "good"}`;
+    met.setAttribute("aria-valuenow", attainment);
+    met.firstElementChild.style.width = `${attainment * 100}%`;
     setText(share, `${percent(attainment)} in time`);
   };
   return { node, update };

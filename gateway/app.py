@@ -35,10 +35,12 @@ from gateway.config import Config
 from gateway.core.errors import ApiError
 from gateway.grpc_api import GrpcServer
 from gateway.http_api import create_app
+from gateway.latency import LatencyWindow
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.metrics import Metrics
+from gateway.operations import Operations
 from gateway.request_log import RequestLog
 from gateway.service import Gateway
 from gateway.settings import ServiceSettings
@@ -147,19 +149,31 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
         stack.push_async_callback(gateway.close)
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
+        operations = Operations(engine, LatencyWindow(metrics.collect))
         app = create_app(
             gateway,
             accounts,
             metrics=metrics,
             request_log=request_log,
             accounts=accounts,
+            operations=operations,
             max_body_bytes=config.http.max_body_bytes,
             tool_parser=config.model.tool_parser,
             usage=usage,
         )
         http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
         grpc_port = await stack.enter_async_context(
-            _grpc(GrpcServer(gateway, accounts, accounts, host=config.grpc.host, port=config.grpc.port, usage=usage))
+            _grpc(
+                GrpcServer(
+                    gateway,
+                    accounts,
+                    accounts,
+                    operations,
+                    host=config.grpc.host,
+                    port=config.grpc.port,
+                    usage=usage,
+                )
+            )
         )
         yield Running(gateway, engine, supervisor, limiter, http_port, grpc_port)
 

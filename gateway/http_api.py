@@ -21,6 +21,7 @@ from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal
 from gateway.generation import Chat, GenerateRequest
 from gateway.http_admin import AdminApi
+from gateway.http_console import ConsoleFiles
 from gateway.http_edge import Edge, on_api_error, on_http_exception, read_body, request_id
 from gateway.http_stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
@@ -38,6 +39,7 @@ from gateway.openai_schema import (
 )
 from gateway.openai_tools import ToolCalls, offered_tools
 from gateway.openapi import document
+from gateway.operations import Operations
 from gateway.request_log import RequestLog
 from gateway.service import Gateway
 from gateway.tools.dialects import ToolParserName, choose_dialect
@@ -54,6 +56,7 @@ def create_app(
     metrics: Metrics,
     request_log: RequestLog | None = None,
     accounts: AccountRegistry | None = None,
+    operations: Operations | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
     tool_parser: ToolParserName = "auto",
@@ -62,9 +65,11 @@ def create_app(
     """The ASGI application.
 
     `request_log` is told of requests that never reach the gateway; without `accounts` nobody administers tenants,
-    without `usage` nobody reads it.
+    without `usage` nobody reads it, and without `operations` nobody touches lanes and live requests.
     """
-    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts, tool_parser, usage)
+    api = HttpApi(
+        gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts, operations, tool_parser, usage
+    )
     return Starlette(
         routes=api.routes(),
         middleware=[Middleware(Edge)],
@@ -84,6 +89,7 @@ class HttpApi:
         max_body_bytes: int,
         ping_seconds: float,
         accounts: AccountRegistry | None,
+        operations: Operations | None,
         tool_parser: ToolParserName,
         usage: UsageAdmin | None,
     ) -> None:
@@ -96,7 +102,7 @@ class HttpApi:
         self._dialect = choose_dialect(tool_parser, gateway.tokenizer.tool_template)
         self._started = int(time.time())
         self._document = document()
-        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage)
+        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations)
 
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]
@@ -108,6 +114,7 @@ class HttpApi:
             Route("/tokenize", self.tokenize, methods=post),
             Route("/detokenize", self.detokenize, methods=post),
             *self._admin.routes(),
+            *ConsoleFiles().routes(),
             Route("/health", self.health, methods=get),
             Route("/ready", self.ready, methods=get),
             Route("/version", self.version, methods=get),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.core.types import Lane
@@ -38,6 +39,10 @@ class Metrics:
         self._shadowed = self._counter(
             "limiter_shadow_refusals", "Admitted, though a limit in shadow said no.", ["scope", "limit"]
         )
+
+    def collect(self) -> Iterable[Metric]:
+        """What requests lived through, without the engine's state."""
+        return self._registry.collect()
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
         self._itl.labels(lane_name(lane)).observe(seconds)

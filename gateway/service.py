@@ -229,7 +229,7 @@ class Gateway:
         last_token: float | None = None
         now = self._clock()
         record.submitted = record.submitted or now
-        wanted = job.engine_request(record.id, index, now - record.started)
+        wanted = job.engine_request(record, index, now)
         with engine_failures(record):
             async with aclosing(self.engine.generate(wanted)) as events:
                 async for event in events:

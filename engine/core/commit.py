@@ -78,13 +78,20 @@ def abort_users(state: EngineState, adapter: AdapterId) -> int:
     return len(users)
 
 
+def finish_early(state: EngineState, seq: Sequence, refusal: Refusal) -> None:
+    """Ends a live request with a reason that its caller is told."""
+    _finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ERROR, refusal=refusal))
+
+
 def commit(state: EngineState, plan: StepPlan) -> None:
     """Carries a plan out in the books. Cannot fail: the plan was made to fit this very state."""
     state.now, state.in_flight = plan.now, plan
     _note_saves(state, plan)
     for request_id, cause in zip(plan.preempted, plan.causes, strict=True):
-        _preempt(state, state.sequences[request_id])
+        seq = state.sequences[request_id]
+        _preempt(state, seq)
         state.counters.preempted_for[cause] += 1
+        state.counters.preempted_in[seq.request.lane] += 1
     for page in plan.dropped_cache:
         state.prefix.drop(page)
         state.pool.reclaim([page])
@@ -147,7 +154,7 @@ def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
     if other is None:
         return queue_full(state, seq)
     refusal = queue_full(state, other)
-    _finish(state, other, TokenEvent(other.id, finish_reason=FinishReason.ERROR, refusal=refusal))
+    finish_early(state, other, refusal)
     return None
 
 
@@ -160,7 +167,7 @@ def _answer(state: EngineState, answer: FetchAnswer) -> None:
     """Whoever waited for a fetch that failed is told why."""
     for seq in take_answer(state, answer):
         refusal = fetch_failed(state.adapters[answer.adapter], state.now)
-        _finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ERROR, refusal=refusal))
+        finish_early(state, seq, refusal)
 
 
 def _note_saves(state: EngineState, plan: StepPlan) -> None:

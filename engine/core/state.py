@@ -12,7 +12,7 @@ from engine.core.host_tier import HostTier
 from engine.core.ledger import Ledger
 from engine.core.pages import PagePool
 from engine.core.prefix import PrefixCache
-from engine.core.types import AdapterId, Cause, Sequence, StepPlan, TokenEvent
+from engine.core.types import AdapterId, Cause, Lane, LaneMode, Sequence, StepPlan, TokenEvent
 from engine.core.waiting import WaitingQueue, order_of
 
 
@@ -22,6 +22,7 @@ class Counters:
 
     steps: int = 0
     preempted_for: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(Cause, 0))
+    preempted_in: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
     recomputed_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -56,6 +57,7 @@ class EngineState:
     """Every live request, waiting or running."""
     running: dict[str, Sequence] = field(default_factory=dict)
     """In the order they began to run."""
+    modes: dict[Lane, LaneMode] = field(default_factory=lambda: dict.fromkeys(Lane, LaneMode.OPEN))
     released: list[str] = field(default_factory=list)
     """Ended since the last plan: the executor must forget them."""
     now: float = 0.0

@@ -31,6 +31,16 @@ class Lane(IntEnum):
     BATCH = 1
 
 
+class LaneMode(Enum):
+    """What an operator lets a lane do."""
+
+    OPEN = "open"
+    PAUSED = "paused"
+    """Nothing of it starts; what runs goes on, what comes waits."""
+    DRAINING = "draining"
+    """Takes nothing new; what it has taken goes on to its end."""
+
+
 class ErrorCode(Enum):
     """Why a request was refused; the names are those of the public error table."""
 
@@ -40,6 +50,8 @@ class ErrorCode(Enum):
     LANE_QUEUE_FULL = "lane_queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"
+    CANCELLED = "preempted"
+    """By an administrator."""
 
 
 class Cause(Enum):
@@ -89,6 +101,24 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request comes from, in words of its gateway: for operators who look. It decides nothing."""
+
+    id: str = ""
+    """Of the caller's request, which may have several answers; unique."""
+    request_id: str = ""
+    """The caller's own."""
+    key: str = ""
+    """A key's short id."""
+    model: str = ""
+    """As the caller named it."""
+    adapter: str = ""
+    """By name; empty for the base model."""
+    reserved_tokens: int = 0
+    """This answer's part of what was reserved."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One generation, as the gateway submits it."""
 
@@ -110,6 +140,7 @@ class Request:
     """Seconds to the first token it asks for; None: the lane's goal."""
     itl: float | None = None
     """Seconds between tokens it asks for; None: the lane's goal."""
+    origin: Origin = Origin()
 
 
 @dataclass(slots=True, eq=False)

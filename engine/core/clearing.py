@@ -9,9 +9,10 @@ from engine.core.page_budget import PageBudget
 from engine.core.policy import Policy
 from engine.core.room import Room
 from engine.core.saves import Saves
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step_budget import StepBudget
-from engine.core.types import AdapterId, Cause, Lane, PageId, ScheduledChunk, Sequence
+from engine.core.types import AdapterId, Cause, Lane, PageId, ScheduledChunk
 
 
 class Clearing:

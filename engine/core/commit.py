@@ -27,6 +27,7 @@ from engine.core.commit_adapters import (
     use_adapter,
 )
 from engine.core.prefix import page_keys
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import (
     AdapterId,
@@ -38,7 +39,6 @@ from engine.core.types import (
     Request,
     SampledToken,
     ScheduledChunk,
-    Sequence,
     StepPlan,
     StepResult,
     TokenEvent,

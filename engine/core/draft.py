@@ -14,6 +14,7 @@ from engine.core.policy import Policy
 from engine.core.prefix import page_keys
 from engine.core.room import Room
 from engine.core.saves import Saves
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step_budget import StepBudget
 from engine.core.types import (
@@ -26,7 +27,6 @@ from engine.core.types import (
     PageId,
     PrefixKey,
     ScheduledChunk,
-    Sequence,
     StepPlan,
 )
 

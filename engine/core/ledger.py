@@ -13,8 +13,9 @@ from typing import NamedTuple
 from engine.core.accounts import Account, Accounts
 from engine.core.adapters import Adapter
 from engine.core.config import CoreConfig
+from engine.core.sequence import Sequence
 from engine.core.step_time import StepTimeModel
-from engine.core.types import AdapterId, Lane, ScheduledChunk, Sequence, StepPlan
+from engine.core.types import AdapterId, Lane, ScheduledChunk, StepPlan
 
 SMOOTHING = 0.05
 """Weight of the newest step in a price: some twenty steps of memory."""

@@ -12,8 +12,9 @@ from typing import Protocol
 from engine.core.batching import may_form_batch
 from engine.core.config import Scheduling
 from engine.core.fair_order import fair_order
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, Lane, Sequence
+from engine.core.types import AdapterId, Lane
 from engine.core.victims import cheapest_first
 
 

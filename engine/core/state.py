@@ -12,7 +12,8 @@ from engine.core.host_tier import HostTier
 from engine.core.ledger import Ledger
 from engine.core.pages import PagePool
 from engine.core.prefix import PrefixCache
-from engine.core.types import AdapterId, Cause, Sequence, StepPlan, TokenEvent
+from engine.core.sequence import Sequence
+from engine.core.types import AdapterId, Cause, StepPlan, TokenEvent
 from engine.core.waiting import WaitingQueue, order_of
 
 

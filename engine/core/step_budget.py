@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from math import ceil, inf
 
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step_time import StepFeatures
-from engine.core.types import AdapterId, Lane, Sequence
+from engine.core.types import AdapterId, Lane
 
 
 class StepBudget:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from engine.core.config import Scheduling
-from engine.core.types import Lane, Sequence
+from engine.core.sequence import Sequence
+from engine.core.types import Lane
 
 Key = tuple[float | str, ...]
 

@@ -88,7 +88,7 @@ class Clearing:
     def takes_as(self, seq: Sequence) -> Lane:
         """The lane whose idle pages it may have: a batch sequence too large for what is never held takes any."""
         room = self._config.usable_pages - self._state.adapter_pages - self._state.most_held
-        return seq.lane if self._config.pages_for(len(seq.tokens)) <= room // 2 else Lane.INTERACTIVE
+        return seq.lane if self._config.pages_for(seq.num_tokens) <= room // 2 else Lane.INTERACTIVE
 
     def _room(self, seq: Sequence) -> Room:
         return self._adapters.room(self._pages.available(self.takes_as(seq)), self.slots_left)

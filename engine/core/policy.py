@@ -110,7 +110,7 @@ def decodes_first(running: Iterable[Sequence]) -> list[Sequence]:
     decodes: list[Sequence] = []
     prefills: list[Sequence] = []
     for seq in running:
-        (decodes if seq.num_computed + 1 == len(seq.tokens) else prefills).append(seq)
+        (decodes if seq.num_computed + 1 == len(seq.tokens) + seq.num_pending else prefills).append(seq)
     return decodes + prefills
 
 

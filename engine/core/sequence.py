@@ -13,11 +13,13 @@ class Sequence:
 
     request: Request
     tokens: list[int]
-    """Prompt and everything generated so far."""
+    """Prompt and everything generated so far, as far as it is known."""
+    num_pending: int = 0
+    """Tokens behind those that steps under way are choosing: known to come, but not which."""
     lane: Lane = Lane.INTERACTIVE
     """The request's lane, or the only one where a policy knows no lanes."""
     num_computed: int = 0
-    """Leading tokens whose K and V are in `pages`."""
+    """Leading tokens whose K and V are in `pages`, or will be once the steps under way have ended."""
     pages: list[PageId] = field(default_factory=list)
     page_keys: list[PrefixKey] = field(default_factory=list)
     """Prefix keys of the leading full pages of `tokens` (see prefix.py), extended as far as somebody asked."""
@@ -42,6 +44,16 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
+    def num_tokens(self) -> int:
+        """Known and pending: how many there will be once the steps under way have ended, unless it ends with them."""
+        return len(self.tokens) + self.num_pending
+
+    @property
     def num_remaining(self) -> int:
-        """Known tokens not computed yet: 1 while decoding."""
-        return len(self.tokens) - self.num_computed
+        """Tokens not computed yet: 1 while decoding."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def is_complete(self) -> bool:
+        """It has all the tokens it may, the last of them pending."""
+        return self.num_pending > 0 and self.num_generated + self.num_pending >= self.request.params.max_tokens

@@ -243,6 +243,8 @@ class StepResult:
     sampled: tuple[SampledToken, ...] = ()
     load_seconds: tuple[float, ...] = ()
     """What the copy of each of the plan's `loads` took."""
+    seconds: float | None = None
+    """Of the device; None where it computed while everybody waited, so that a clock tells."""
 
 
 class TokenEvent(NamedTuple):

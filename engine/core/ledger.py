@@ -112,8 +112,7 @@ class Ledger:
         if seconds <= 0 or not plan.chunks:
             return
         if not self.wants_batch:  # whoever wants nothing has all it wants
-            idle = max(0.0, began - self._settled)
-            self._note_share(idle, idle)
+            self._note_share(began - self._settled, began - self._settled)
         self.wants_batch, self._settled = wants_batch, now
         self.predicted_seconds += plan.predicted
         self.actual_seconds += seconds if plan.predicted else 0.0

@@ -30,7 +30,7 @@ class StepBudget:
         self._is_careful = timed and not self._model.is_warm
         """Nothing is known of this device: batch work begins with a little and takes more step by step."""
         self._margin = self._model.margin
-        self._slack = _slack(state, _start(state, now)) if self._timed else inf
+        self._slack = _slack(state, now) if self._timed else inf
         self._lane = Lane.INTERACTIVE
         self._limit = inf
         self._is_shared = False
@@ -239,19 +239,14 @@ class StepBudget:
         return ledger.batch_share < floor
 
 
-def _start(state: EngineState, now: float) -> float:
-    """When the step will begin: now, or when the one under way is expected to have ended."""
-    begun = (step.plan.predicted for step in state.under_way if step.plan.chunks)
-    return max(now, state.now + sum(begun))
-
-
-def _slack(state: EngineState, start: float) -> float:
-    """Seconds from `start` until the first interactive decode is late. A pending token has come by then."""
+def _slack(state: EngineState, now: float) -> float:
+    """Seconds until the first interactive decode is late. A pending token will have come just before this step begins,
+    and the next one is due all of its ITL later."""
     lane, goal = Lane.INTERACTIVE, state.config.interactive.itl_s
     running = [seq for seq in state.running.values() if seq.lane is lane and not seq.is_complete]
-    due = [
-        start + goal_of(seq.request.itl, goal) if seq.num_pending else seq.due
+    left = [
+        goal_of(seq.request.itl, goal) if seq.num_pending else seq.due - now
         for seq in running
         if seq.num_computed + 1 == len(seq.tokens) + seq.num_pending
     ]
-    return max(0.0, min(due) - start) if due else inf
+    return max(0.0, min(left)) if left else inf

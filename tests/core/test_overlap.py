@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from engine.core.check import leftovers, violations
 from engine.core.commands import Abort, DropAdapter, Submit
-from engine.core.config import CoreConfig
+from engine.core.config import CoreConfig, LaneGoals
+from engine.core.step_budget import StepBudget
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from tests.core.memory import ADAPTERS, added, configs, expected_tokens, make_engine, prompts, request, run_all
 from tests.core.virtual import PREFILL, STEP, House
@@ -100,6 +101,17 @@ def test_the_host_plans_while_the_device_computes():
     steps = 50
     assert ends[False] == pytest.approx(sum(house.executor.took) + steps * PLAN)
     assert ends[True] == pytest.approx(sum(house.executor.took) + PLAN)
+
+
+def test_a_pending_token_gives_the_next_one_all_of_its_time():
+    house = House(overlaps=True, interactive=LaneGoals(ttft_s=0.001, itl_s=0.03))
+    house.learn()
+    house.submit("late", 16, 9)
+    house.step()
+    house.clock.advance(0.005)
+    assert house.state.sequences["late"].num_pending == 1
+    assert house.state.sequences["late"].due < house.clock.now
+    assert StepBudget(house.state, house.clock.now, timed=True)._slack == 0.03
 
 
 def test_steps_are_known_by_what_the_device_took():

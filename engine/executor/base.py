@@ -31,13 +31,11 @@ Claim = Callable[[HostAdapter], bool]
 
 
 class Executor(Protocol):
-    """Carries out plans one after the other. Only `load_host` may be called from other threads.
+    """Carries out plans one after the other. Only `load_host` may be called from other threads."""
 
-    Attributes:
-        overlaps: a plan may be submitted while the one before it is carried out; else everybody uses `execute`.
-    """
-
-    overlaps: bool
+    @property
+    def overlaps(self) -> bool:
+        """A plan may be submitted while the one before it is carried out; else everybody uses `execute`."""
 
     def connect(self, report: Report) -> None:
         """Where answers to fetches go, exactly one for each. Called once, before everything else."""

@@ -149,8 +149,8 @@ class Engine:
             plan = plan_step(self.state, self.policy, self.clock())
             commit(self.state, plan)
         self.executor.submit(plan)
-        if len(self.state.under_way) == 1:
-            return []  # the first of all
+        if len(self.state.under_way) == 1 and not plan.is_empty:
+            return []  # nothing was under way: the next step is planned while this one is computed
         result = self.executor.collect()
         with self._changing:
             return absorb(self.state, result, self.clock())

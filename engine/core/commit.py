@@ -251,7 +251,8 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
     reason = finish_reason(seq, state.config.eos_token_ids, state.config.max_model_len)
     event = TokenEvent(seq.id, (sample.token,), logprobs, reason, seq.num_cached)
     if reason is None:
-        _register(state, seq, min(seq.num_computed, len(seq.tokens) - 1))
+        if seq.num_computed == len(seq.tokens):  # computed by the step behind, which did not know it
+            _register(state, seq, seq.num_computed - 1)
         state.outbox.append(event)
     else:
         state.ledger.note_end(seq)

@@ -76,7 +76,7 @@ class Draft:
 
     def advance(self, seq: Sequence) -> None:
         """Gives a running sequence its next chunk; if it cannot have the pages it must have, it is preempted itself."""
-        if seq.is_complete or seq.id in self._clearing.preempted:
+        if (seq.num_pending and seq.is_complete) or seq.id in self._clearing.preempted:
             return
         start = seq.num_computed
         count = self._budget.grant(seq, start, seq.num_tokens - start)
@@ -148,7 +148,7 @@ class Draft:
         )
 
     def _schedule(self, seq: Sequence, start: int, num_tokens: int, new_pages: tuple[PageId, ...]) -> None:
-        samples = start + num_tokens == seq.num_tokens
+        samples = start + num_tokens == len(seq.tokens) + seq.num_pending
         self._chunks[seq.id] = ScheduledChunk(seq.id, start, num_tokens, new_pages, samples)
 
     def _pass_over(self) -> bool:

@@ -55,5 +55,5 @@ class Sequence:
 
     @property
     def is_complete(self) -> bool:
-        """It has all the tokens it may, the last of them pending."""
-        return self.num_pending > 0 and self.num_generated + self.num_pending >= self.request.params.max_tokens
+        """It has all the tokens it may, and ends with the last of those that are pending."""
+        return self.num_generated + self.num_pending >= self.request.params.max_tokens

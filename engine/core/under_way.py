@@ -35,10 +35,15 @@ class StepUnderWay:
 
 def follow(plan: StepPlan, live: Mapping[str, Sequence]) -> StepUnderWay:
     """A plan that is being committed. `live`: every live request."""
-    names = [chunk.request_id for chunk in plan.chunks] + [load.request_id for load in plan.loads]
-    sequences = {name: live[name] for name in names if name in live}
-    return StepUnderWay(plan, sequences, tuple([_unpaid(chunk, sequences[chunk.request_id]) for chunk in plan.chunks]))
+    owners = [live[chunk.request_id] for chunk in plan.chunks]
+    unpaid = [
+        chunk.num_tokens if chunk.start >= seq.num_paid else _unpaid(chunk, seq)
+        for chunk, seq in zip(plan.chunks, owners, strict=True)
+    ]
+    sequences = {chunk.request_id: seq for chunk, seq in zip(plan.chunks, owners, strict=True)}
+    sequences.update({load.request_id: live[load.request_id] for load in plan.loads})
+    return StepUnderWay(plan, sequences, tuple(unpaid))
 
 
 def _unpaid(chunk: ScheduledChunk, seq: Sequence) -> int:
-    return min(chunk.num_tokens, max(0, chunk.start + chunk.num_tokens - seq.num_paid))
+    return max(0, chunk.start + chunk.num_tokens - seq.num_paid)

@@ -130,11 +130,28 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """One iteration over all running sequences; returns what became of every request it moved."""
+        return self._step_ahead() if self.executor.overlaps else self._step()
+
+    def _step(self) -> list[TokenEvent]:
+        """A step from its plan to its result."""
         with self._changing:
             apply_commands(self.state, self.inbox.drain())
             plan = plan_step(self.state, self.policy, self.clock())
             commit(self.state, plan)
         result = self.executor.execute(plan)
+        with self._changing:
+            return absorb(self.state, result, self.clock())
+
+    def _step_ahead(self) -> list[TokenEvent]:
+        """Plans a step beside the one under way, puts it behind that, and takes up what came of that."""
+        with self._changing:
+            apply_commands(self.state, self.inbox.drain())
+            plan = plan_step(self.state, self.policy, self.clock())
+            commit(self.state, plan)
+        self.executor.submit(plan)
+        if len(self.state.under_way) == 1 and not plan.is_empty:
+            return []  # nothing was under way: the next step is planned while this one is computed
+        result = self.executor.collect()
         with self._changing:
             return absorb(self.state, result, self.clock())
 
@@ -162,8 +179,9 @@ class Engine:
 
     @property
     def _is_stuck(self) -> bool:
-        """The last step had nothing to do, though requests wait: for a batch to be gathered, or for a fetch."""
-        return bool(self.state.counters.steps) and self.state.in_flight.is_empty
+        """There was nothing to do, though requests wait: for a batch to be gathered, or for a fetch."""
+        state = self.state
+        return bool(state.counters.steps) and state.in_flight.is_empty and state.absorbed.is_empty
 
     @contextmanager
     def _answering(self) -> Iterator[None]:

@@ -240,6 +240,10 @@ class LoraTable:
     def _upload(self, slot: int) -> None:
         self.versions[slot] += 1
         self.max_ranks[slot] = self.host_ranks[slot].max(initial=0)
-        self.ranks[slot].copy_(torch.from_numpy(self.host_ranks[slot]))
-        self.offsets[slot].copy_(torch.from_numpy(self.host_offsets[slot]))
-        self.scales[slot].copy_(torch.from_numpy(self.host_scales[slot]))
+        for table, host in (
+            (self.ranks, self.host_ranks),
+            (self.offsets, self.host_offsets),
+            (self.scales, self.host_scales),
+        ):
+            row = torch.from_numpy(host[slot])
+            table[slot].copy_(row.pin_memory() if table.is_cuda else row, non_blocking=True)

@@ -14,11 +14,15 @@ import torch
 from torch import Tensor
 
 from engine.core.types import Admission, PageId, ScheduledChunk
+from engine.model.memory import upload
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.segments import SegmentPlan, plan_segments
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
+
+UNKNOWN = -1
+"""In the place of a token that is still being chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +30,14 @@ class BatchInput:
     """One step's rows: decodes first, then longer chunks, each sequence's rows in order.
 
     Attributes:
-        token_ids, positions: int32 [num_rows].
+        token_ids, positions: int32 [num_rows]. UNKNOWN where the step before is choosing the token.
+        token_slots: int32 [num_rows]. The sampler's slot of each row's request, where that token will be found.
         sample_rows: int32 [num_samples]. Rows whose logits are wanted.
         sample_ids: the request of each.
     """
 
     token_ids: Tensor
+    token_slots: Tensor
     positions: Tensor
     attention: AttentionBatch
     segments: SegmentPlan
@@ -55,6 +61,7 @@ class BatchState:
         self.block_tables = np.zeros((max_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_blocks = np.zeros(max_seqs, dtype=np.int32)
         self.adapter_slots = np.full(max_seqs, -1, dtype=np.int32)
+        self.sampler_slots = np.zeros(max_seqs, dtype=np.int32)
         self._lines: dict[str, int] = {}
         self._free = list(range(max_seqs - 1, -1, -1))
 
@@ -71,7 +78,7 @@ class BatchState:
         self._free.append(line)
         return True
 
-    def admit(self, admission: Admission, adapter_slot: int) -> None:
+    def admit(self, admission: Admission, adapter_slot: int, sampler_slot: int = 0) -> None:
         """Starts a request.
 
         Raises:
@@ -84,6 +91,7 @@ class BatchState:
         self.tokens[line, : len(admission.tokens)] = admission.tokens
         self.num_tokens[line] = len(admission.tokens)
         self.adapter_slots[line] = adapter_slot
+        self.sampler_slots[line] = sampler_slot
         self._add_pages(line, admission.pages)
 
     def append(self, request_id: str, token: int) -> None:
@@ -101,11 +109,13 @@ class BatchState:
             self._add_pages(int(line), chunk.new_pages)
         span = _span(ordered)
         row_lines = np.repeat(lines, span.lengths)
-        token_ids = self.tokens[row_lines, span.positions]
+        is_known = span.positions < self.num_tokens[row_lines]
+        token_ids = np.where(is_known, self.tokens[row_lines, span.positions], UNKNOWN)
         sample_rows = span.query_starts[1:][[chunk.samples for chunk in ordered]] - 1
-        attention, (tokens, positions, samples) = self._upload(lines, row_lines, span, token_ids, sample_rows)
+        attention, (tokens, slots, positions, samples) = self._upload(lines, row_lines, span, token_ids, sample_rows)
         return BatchInput(
             token_ids=tokens,
+            token_slots=slots,
             positions=positions,
             attention=attention,
             segments=plan_segments(self.adapter_slots[row_lines]),
@@ -123,7 +133,8 @@ class BatchState:
         """Everything the device needs, in one copy."""
         max_context = int(span.contexts.max())
         block_tables = self.block_tables[lines, : -(-max_context // self.block_size)]
-        ints = (span.query_starts, span.contexts, block_tables, token_ids, span.positions, sample_rows)
+        rows = token_ids, self.sampler_slots[row_lines], span.positions, sample_rows
+        ints = (span.query_starts, span.contexts, block_tables, *rows)
         kv_slots, (query_starts, contexts, tables, *rest) = _to_device(
             self._kv_slots(row_lines, span.positions), ints, self.device
         )
@@ -173,5 +184,5 @@ def _to_device(
 ) -> tuple[Tensor, list[Tensor]]:
     """`longs` as int64 and each of `ints`, flattened, as int32: views of one buffer, copied once."""
     parts = [longs.view(np.int32), *(array.astype(np.int32).ravel() for array in ints)]
-    views = torch.from_numpy(np.concatenate(parts)).to(device).split([len(part) for part in parts])
+    views = upload(np.concatenate(parts), device).split([len(part) for part in parts])
     return views[0].view(torch.int64), list(views[1:])

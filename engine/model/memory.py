@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -60,6 +61,12 @@ def _control_group_room(root: Path, unlimited: int) -> int:
     if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
         return unlimited
     return max(0, int(limit.read_text()) - int(used.read_text()))
+
+
+def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """On the device, in the order of its work; through pinned memory, so that nobody waits for it."""
+    host = torch.from_numpy(array)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from engine.config import EngineConfig
 from engine.core.commands import AdapterFetched, FetchFailed
-from engine.core.types import AdapterLoad, Admission, SampledToken, StepPlan, StepResult
+from engine.core.types import AdapterLoad, Admission, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState
@@ -24,8 +26,9 @@ from engine.model.memory import count_host_pages, count_pages
 from engine.model.packing import Packer
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
-from engine.model.sampling import make_sampler
+from engine.model.sampling import Sample, make_sampler
 from engine.model.spec import ModelSpec, read_spec
+from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock, token_ids
 from engine.model.weights import open_weights
 from lora_kernels.select import select_backend
 
@@ -39,6 +42,9 @@ HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
 class ModelRunner:
     """Loads a model and runs it. Only `load_host` may be called from other threads.
 
+    Args:
+        overlaps: whether steps are to be planned beside the device; None: where the device is a GPU.
+
     Attributes:
         spec: shape of the model.
         num_pages, block_size, page_bytes: the page pool; page 0 is the null page.
@@ -50,12 +56,15 @@ class ModelRunner:
         ValueError: the folder or the configuration cannot be served; the message says why.
     """
 
-    def __init__(self, config: EngineConfig, on_progress: Progress | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, on_progress: Progress | None = None, *, overlaps: bool | None = None
+    ) -> None:
         if config.threads:
             torch.set_num_threads(config.threads)
         folder, progress = Path(config.model), on_progress or (lambda *_: None)
         self.spec = read_spec(folder)
         self.device = _pick_device(config.device)
+        self.overlaps = self.device.type == "cuda" if overlaps is None else overlaps
         self.dtype = _pick_dtype(config.dtype, self.device)
         fp8 = _stores_fp8(config.adapter_dtype, self.device, self.dtype)
         self.block_size = config.block_size
@@ -83,6 +92,8 @@ class ModelRunner:
         self._host_pages = HostPages(self.num_host_pages, shape.elements, self.dtype, self.device)
         self._batch = BatchState(config.max_seqs, self.max_model_len, config.block_size, self.device)
         self._sampler = make_sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids, config.max_seqs)
+        self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
+        self._submitted: deque[SubmittedStep] = deque()
         self._host = HostStore()
         self._report: Report = lambda _: None
         self._loaders = start_threads(config.fetch_threads, "load")
@@ -97,9 +108,15 @@ class ModelRunner:
     def eos_token_ids(self) -> tuple[int, ...]:
         return self.spec.eos_token_ids
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Does what the plan says, in its order: save, release, evict, load, fetch, restore, admit, compute, sample."""
+        self.submit(plan)
+        return self.collect()
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> None:
+        """Does what the plan says, in its order: save, release, evict, load, fetch, restore, admit, compute, sample. On
+        a GPU it is all put behind what was submitted before, and nobody waits."""
+        begun = self._clock.mark()
         self._host_pages.save(self._arena.pages, plan.saves)
         for request_id in plan.released:
             self._release(request_id)
@@ -111,8 +128,18 @@ class ModelRunner:
         self._host_pages.restore(self._arena.pages, plan.restores)
         for admission in plan.admitted:
             self._admit(admission)
-        sampled = self._compute(plan) if plan.chunks else ()
-        return StepResult(sampled, self._arena.copies.finish())
+        sample = self._compute(plan) if plan.chunks else None
+        self._arena.copies.close()
+        self._submitted.append(SubmittedStep(sample, begun, self._clock.mark()))
+
+    def collect(self) -> StepResult:
+        step = self._submitted.popleft()
+        sampled = step.sampled()
+        for token in sampled:
+            if token.request_id not in step.released:
+                self._batch.append(token.request_id, token.token)
+        seconds = self._clock.seconds(step.begun, step.ended)
+        return StepResult(tuple(sampled), self._arena.copies.finish(), seconds if self.overlaps else None)
 
     def connect(self, report: Report) -> None:
         self._report = report
@@ -150,22 +177,24 @@ class ModelRunner:
     def _release(self, request_id: str) -> None:
         if self._batch.release(request_id):
             self._sampler.remove(request_id)
+        for step in self._submitted:
+            step.released.add(request_id)
 
     def _load(self, load: AdapterLoad) -> None:
         adapter = self._host.get(load.adapter)
         self._arena.load_adapter(load.adapter, adapter.layout, adapter.blob, load.pages)
 
     def _admit(self, admission: Admission) -> None:
-        self._batch.admit(admission, self._arena.slot(admission.adapter))
-        self._sampler.add(admission.request_id, admission.params, admission.tokens, admission.num_prompt)
+        name = admission.request_id
+        self._sampler.add(name, admission.params, admission.tokens, admission.num_prompt)
+        self._batch.admit(admission, self._arena.slot(admission.adapter), int(self._sampler.slots([name])[0]))
 
-    def _compute(self, plan: StepPlan) -> tuple[SampledToken, ...]:
+    def _compute(self, plan: StepPlan) -> Sample | None:
         batch = self._batch.build(plan.chunks)
+        if self._submitted:
+            batch = replace(batch, token_ids=token_ids(batch, self._sampler.last_tokens))
         logits = self._decoder.forward(batch, self._arena, self.backend)
-        sampled = self._sampler.start(logits, batch.sample_ids).to_host() if batch.sample_ids else []
-        for token in sampled:
-            self._batch.append(token.request_id, token.token)
-        return tuple(sampled)
+        return self._sampler.start(logits, batch.sample_ids) if batch.sample_ids else None
 
 
 def _pick_device(name: str) -> torch.device:

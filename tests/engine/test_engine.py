@@ -18,8 +18,8 @@ from engine.service import EngineService, GatewaySession
 class HostExecutor(FakeExecutor):
     """Has a host memory. Steps and loads can be held up."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, overlaps=False):
+        super().__init__(overlaps=overlaps)
         self.host = set()
         self.loading = []
         self.in_load, self.go_on = threading.Event(), threading.Event()
@@ -28,14 +28,17 @@ class HostExecutor(FakeExecutor):
         self.step, self.held = threading.Event(), threading.Event()
         self.step.set()
 
-    def execute(self, plan):
+    def submit(self, plan):
+        assert {load.adapter for load in plan.loads} <= self.host, "an adapter is planned that host memory has not"
+        super().submit(plan)
+
+    def compute(self, plan):
         if not self.step.is_set():
             self.held.set()
             self.step.wait(10)
         if self.fail:
             raise ValueError("a bug")
-        assert {load.adapter for load in plan.loads} <= self.host, "an adapter is planned that host memory has not"
-        return super().execute(plan)
+        return super().compute(plan)
 
     def fetch(self, plan):
         self.host.difference_update(plan.host_dropped)
@@ -57,8 +60,8 @@ class HostExecutor(FakeExecutor):
 class Running:
     """An engine whose loop runs in a thread of its own."""
 
-    def __init__(self):
-        self.executor = HostExecutor()
+    def __init__(self, overlaps):
+        self.executor = HostExecutor(overlaps)
         config = CoreConfig(num_pages=1000, block_size=4, max_model_len=2000)
         self.engine = Engine(EngineState.create(config), self.executor)
         self.events = []
@@ -78,9 +81,9 @@ class Running:
         assert self.executor.held.wait(10)
 
 
-@pytest.fixture
-def running():
-    running = Running()
+@pytest.fixture(params=[False, True], ids=["plain", "ahead"])
+def running(request):
+    running = Running(request.param)
     yield running
     for event in (running.executor.step, running.executor.go_on):
         event.set()

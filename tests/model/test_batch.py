@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from engine.core.types import Admission, SamplingParams, ScheduledChunk
-from engine.model.batch import BatchState
+from engine.model.batch import UNKNOWN, BatchState
+from engine.model.submitted import token_ids
 
 BLOCK = 4
 
@@ -52,6 +53,18 @@ def test_sampled_tokens_are_computed_next(state):
     batch = state.build([chunk("a", 2, 1)])
     assert (batch.token_ids.tolist(), batch.positions.tolist()) == ([42], [2])
     assert batch.attention.kv_slots.tolist() == [BLOCK + 2]
+
+
+def test_a_token_that_is_still_being_chosen_is_looked_for_in_its_requests_slot(state):
+    state.admit(admission("a", [7, 8]), -1, sampler_slot=2)
+    state.admit(admission("b", [5, 6, 7]), -1, sampler_slot=1)
+    state.build([chunk("a", 0, 2, pages=(1,))])
+    batch = state.build([chunk("a", 2, 1), chunk("b", 0, 3, pages=(2,))])
+    assert (batch.token_ids.tolist(), batch.token_slots.tolist()) == ([UNKNOWN, 5, 6, 7], [2, 1, 1, 1])
+    last_tokens = torch.tensor([11, 22, 33])
+    assert token_ids(batch, last_tokens).tolist() == [33, 5, 6, 7]
+    state.append("a", 42)
+    assert state.build([chunk("a", 2, 1)]).token_ids.tolist() == [42]
 
 
 def test_a_released_line_starts_afresh(state):

@@ -14,6 +14,7 @@ DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
 ADAPTER_DTYPES = ("auto", "fp8")
 KV_DTYPES = ("auto", "fp8")
+GRAPHS = ("auto", "off")
 NESTED = {"interactive": LaneGoals, "batch": LaneGoals, "scheduling": Scheduling}
 
 
@@ -37,6 +38,8 @@ class EngineConfig:
     """auto: adapters are stored in dtype. fp8: in e4m3 with a scale for each rank, in half the pages; on a GPU only."""
     kv_dtype: str = "auto"
     """auto: the KV cache is in dtype. fp8: in e4m3, twice as many tokens to a page pool; GPUs of 8.9 and above only."""
+    graphs: str = "auto"
+    """auto: on a GPU, steps of decodes alone are captured as CUDA graphs when the engine starts. off: none are."""
     memory_gb: float = 0.0
     """Size of the page pool in GiB; 0: a quarter of free memory, at most 4, on the CPU, and 90 % of it on a GPU."""
     num_pages: int = 0
@@ -78,6 +81,7 @@ class EngineConfig:
             "load_format": LOAD_FORMATS,
             "adapter_dtype": ADAPTER_DTYPES,
             "kv_dtype": KV_DTYPES,
+            "graphs": GRAPHS,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

@@ -23,7 +23,7 @@ class TritonBackend:
     def __init__(self, lora_tuning: LoraTuning = SHIPPED, attention: PagedAttention | None = None) -> None:
         self.pointwise = triton_pointwise.TritonPointwise()
         self.paged_attention = attention or PagedAttention()
-        self._lora_tuning = lora_tuning
+        self.lora_tuning = lora_tuning
         self._lora_key: tuple[Any, ...] = ()
         self._lora: triton_lora_plan.PreparedLora | None = None
 
@@ -48,7 +48,7 @@ class TritonBackend:
         parts = (plan.rows, plan.slots, plan.starts, table.versions[plan.slots])
         key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
         if key != self._lora_key:
-            self._lora = triton_lora_plan.prepare(arena, table, plan, self._lora_tuning)
+            self._lora = triton_lora_plan.prepare(arena, table, plan, self.lora_tuning)
             self._lora_key = key
         return self._lora
 

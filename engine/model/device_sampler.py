@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
+from engine.model.memory import upload
 from engine.model.sampler import GREEDY_BELOW, TokenCounts, bias_of, has_filters, has_penalties, stops_of
 from lora_kernels.sampling_words import DRAWN, FILTERED, GREEDY, SlotWords, pack_edits
 from lora_kernels.triton_logprobs import logprobs
@@ -114,7 +115,7 @@ class DeviceSampler:
         self._entries: dict[str, _Entry] = {}
         self._free = list(range(max_seqs - 1, -1, -1))
 
-    def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
+    def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> int:
         """See `TokenSampler.add`. Raises ValueError when every slot is taken."""
         if not self._free:
             raise ValueError(f"request {request_id} finds every one of {len(self._words)} slots taken")
@@ -146,6 +147,7 @@ class DeviceSampler:
         slot = self._free.pop()
         self._words[slot] = self._upload(words.pack())
         self._entries[request_id] = _Entry(slot, words.kind == FILTERED, params.logprobs, edits, seen)
+        return slot
 
     def remove(self, request_id: str) -> None:
         """See `TokenSampler.remove`."""
@@ -206,9 +208,7 @@ class DeviceSampler:
         return seen
 
     def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:
-        """Through pinned memory, so that nobody waits for it."""
-        host = torch.from_numpy(array)
-        return host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
+        return upload(array, self.device)
 
     def _download(self, tensor: Tensor) -> Tensor:
         """Begins a copy into pinned memory."""

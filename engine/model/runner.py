@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,17 +19,15 @@ from engine.model.fetcher import Fetcher, start_threads
 from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
 from engine.model.lora import TARGETS, target_widths
-from engine.model.memory import count_host_pages, count_pages
+from engine.model.memory import Progress, count_host_pages, count_pages
 from engine.model.packing import Packer
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
 from engine.model.sampling import make_sampler
 from engine.model.spec import ModelSpec, read_spec
+from engine.model.steps import Steps, plan_graphs
 from engine.model.weights import open_weights
 from lora_kernels.select import select_backend
-
-Progress = Callable[[str, int, int], None]
-"""What is going on, and how much of how much is done."""
 
 DEFAULT_MAX_MODEL_LEN = 8192
 HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
@@ -77,12 +74,15 @@ class ModelRunner:
         )
         shape = page_shape(self.spec, config.block_size, _has_fp8_kv(config, self.dtype, self.device))
         self.page_bytes = shape.elements * self.dtype.itemsize
-        self.num_pages = count_pages(config, self.page_bytes, self.device)
+        graphs = plan_graphs(config, self.spec, shape, self.dtype, self.device, self.backend, self.max_model_len)
+        self.num_pages = count_pages(config, self.page_bytes, self.device, graphs.reserved if graphs else 0)
         self._arena = Arena(shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device, fp8)
         self.num_host_pages = count_host_pages(config, self.page_bytes)
         self._host_pages = HostPages(self.num_host_pages, shape.elements, self.dtype, self.device)
         self._batch = BatchState(config.max_seqs, self.max_model_len, config.block_size, self.device)
         self._sampler = make_sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids, config.max_seqs)
+        captured = graphs.capture(self._decoder, self._arena, self._sampler, progress) if graphs else None
+        self._steps = Steps(self._decoder, self._arena, self.backend, self._sampler, captured)
         self._host = HostStore()
         self._report: Report = lambda _: None
         self._loaders = start_threads(config.fetch_threads, "load")
@@ -156,13 +156,12 @@ class ModelRunner:
         self._arena.load_adapter(load.adapter, adapter.layout, adapter.blob, load.pages)
 
     def _admit(self, admission: Admission) -> None:
-        self._batch.admit(admission, self._arena.slot(admission.adapter))
-        self._sampler.add(admission.request_id, admission.params, admission.tokens, admission.num_prompt)
+        slot = self._sampler.add(admission.request_id, admission.params, admission.tokens, admission.num_prompt)
+        self._batch.admit(admission, self._arena.slot(admission.adapter), slot)
 
     def _compute(self, plan: StepPlan) -> tuple[SampledToken, ...]:
-        batch = self._batch.build(plan.chunks)
-        logits = self._decoder.forward(batch, self._arena, self.backend)
-        sampled = self._sampler.start(logits, batch.sample_ids).to_host() if batch.sample_ids else []
+        sample = self._steps.launch(self._batch.gather(plan.chunks))
+        sampled = sample.to_host() if sample else []
         for token in sampled:
             self._batch.append(token.request_id, token.token)
         return tuple(sampled)

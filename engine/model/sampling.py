@@ -26,8 +26,17 @@ class Sample(Protocol):
 class TokenSampler(Protocol):
     """Samples for the requests it has been told of, and keeps their histories."""
 
-    def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Begins, or after a preemption resumes, a request whose known tokens are `tokens`, the prompt first."""
+    @property
+    def last_tokens(self) -> Tensor | None:
+        """int64 [max_seqs], on the device at a fixed address. Each slot's last sampled token; None where the host knows
+        every token before the next step."""
+
+    def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> int:
+        """Begins, or after a preemption resumes, a request whose known tokens are `tokens`, the prompt first.
+
+        Returns:
+            Its slot in `last_tokens`; -1 where there are none.
+        """
 
     def remove(self, request_id: str) -> None:
         """Forgets a request; one that is not known is an error (KeyError)."""

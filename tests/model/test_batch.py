@@ -81,3 +81,22 @@ def test_the_last_token_of_the_longest_sequence_is_kept_out(state):
     state.build([chunk("a", 0, 20, pages=(1, 2, 3, 4, 5))])
     state.append("a", 99)
     assert state.num_tokens.tolist() == [20, 0, 0]
+
+
+def test_tokens_that_only_the_device_knows(state):
+    """One beside a prompt, whose own tokens are known though its slot has a last token, too."""
+    state.admit(admission("a", [7, 8], pages=(1,), computed=1), -1, sampler_slot=2)
+    state.admit(admission("b", [4, 5, 6]), -1, sampler_slot=0)
+    state.append("a", -1)
+    batch = state.gather([chunk("b", 0, 3, pages=(2,)), chunk("a", 2, 1)])
+    assert batch.sampler_slots.tolist() == [2, 0, 0, 0]
+    last_tokens = torch.tensor([90, 91, 92])
+    assert batch.to_device(torch.device("cpu"), last_tokens).token_ids.tolist() == [92, 4, 5, 6]
+
+
+def test_only_steps_that_sample_from_every_row_are_decoding(state):
+    state.admit(admission("a", [7, 8, 9], pages=(1,), computed=1), -1)
+    state.admit(admission("b", [4, 5], pages=(2,), computed=1), -1)
+    assert state.gather([chunk("a", 2, 1), chunk("b", 1, 1)]).is_decoding
+    assert not state.gather([chunk("a", 1, 1, samples=False), chunk("b", 1, 1)]).is_decoding
+    assert not state.gather([chunk("a", 1, 2), chunk("b", 1, 1)]).is_decoding

@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -197,7 +196,7 @@ class Pair:
         self, name: str, tokens: Sequence[int], adapter: str | None = None, params: SamplingParams = GREEDY
     ) -> None:
         self.tokens[name], self.computed[name], self.pages[name] = list(tokens), 0, []
-        admission = Admission(name, tuple(tokens), len(tokens), 0, (), adapter, replace(params, max_tokens=30))
+        admission = Admission(name, tuple(tokens), len(tokens), 0, (), adapter, params)
         self.both(lambda world: world.admit(admission))
 
     def preempt(self, name: str) -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,7 @@ def test_small_ladders(most, rungs):
 def test_padding_is_bounded(most):
     rungs = ladder(most)
     assert list(rungs) == sorted(set(rungs)) and rungs[-1] == most
-    for low, high in zip(rungs, rungs[1:], strict=False):
+    for low, high in pairwise(rungs):
         assert high - low - 1 < max(8, low / 8), "a step of one row more than a rung is padded too far"
 
 
@@ -129,7 +130,8 @@ def test_the_lowest_rung_that_fits_is_replayed(world, adapters, replayed):
     """The largest is captured first, and with adapters before without."""
     for name, adapter in zip("abcde", adapters, strict=False):
         world.admit(name, adapter)
-    assert world.graphs.fits(batch := world.decode("abcde"[: len(adapters)]))
+    batch = world.decode("abcde"[: len(adapters)])
+    assert world.graphs.fits(batch)
     sample = world.graphs.launch(batch)
     assert world.recorder.replayed == [replayed]
     assert len(sample.to_host()) == len(adapters)
@@ -203,7 +205,7 @@ def test_rows_beyond_a_batch_are_padding(world):
     assert fields.positions[:2].tolist() == [2, 2]
     assert fields.contexts.tolist() == [3, 3, 0, 0]
     assert fields.sampler_slots.tolist() == [0, 1, -1, -1]
-    assert 0 <= fields.token_ids.min() and fields.token_ids.max() < 97, "padding is embedded, too"
+    assert fields.token_ids.min() >= 0 and fields.token_ids.max() < 97, "padding is embedded, too"
     assert fields.block_tables[:2, 0].tolist() == [3, 3]
 
 

@@ -243,12 +243,10 @@ class LoraTable:
         self.versions[slot] += 1
         self.max_ranks[slot] = self.host_ranks[slot].max(initial=0)
         self.has_scales[slot] = self.host_scales[slot].any()
-        _begin_copy(self.ranks[slot], self.host_ranks[slot])
-        _begin_copy(self.offsets[slot], self.host_offsets[slot])
-        _begin_copy(self.scales[slot], self.host_scales[slot])
-
-
-def _begin_copy(target: torch.Tensor, source: npt.NDArray[np.int32]) -> None:
-    """On a GPU from a pinned copy, which nobody waits for, and which stays as it is when the source changes again."""
-    row = torch.from_numpy(source)
-    target.copy_(row.pin_memory() if target.is_cuda else row, non_blocking=True)
+        for table, host in (
+            (self.ranks, self.host_ranks),
+            (self.offsets, self.host_offsets),
+            (self.scales, self.host_scales),
+        ):
+            row = torch.from_numpy(host[slot])
+            table[slot].copy_(row.pin_memory() if table.is_cuda else row, non_blocking=True)

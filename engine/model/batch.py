@@ -1,8 +1,8 @@
 """From a plan's deltas to one step's tensors: the persistent state of running requests, and its gathering.
 
 All bookkeeping is numpy on the host; a step uploads one buffer, which every tensor of `BatchInput` is a view of. The
-host may plan a step before it has read the tokens of the one before: such a token is -1 here, and the device, which
-knows it, fills it in.
+host may plan a step before it has read the tokens of the one before: such a token is UNKNOWN, and the device, which has
+it, puts it in its place.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from lora_kernels.segments import SegmentPlan, plan_segments
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
+
+UNKNOWN = -1
+"""In the place of a token that is still being chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class HostBatch:
     """The same before it is uploaded.
 
     Attributes:
-        token_ids: int32 [num_rows]. Negative where only the device knows the token: the last that was sampled.
+        token_ids: int32 [num_rows]. UNKNOWN where only the device has the token: the last that was sampled.
         sampler_slots: int32 [num_rows]. Where the sampler keeps what it knows of each row's request.
         positions, kv_slots: int64 [num_rows].
         query_starts, contexts: int64 [num_seqs + 1], [num_seqs]. See `AttentionBatch`.
@@ -79,7 +82,7 @@ class HostBatch:
         """Everything the device needs, in one copy that nobody waits for.
 
         Args:
-            last_tokens: int64 [max_seqs]. Each sampler slot's last token; None where the host knows every token.
+            last_tokens: see `SlotSampler`; None where no token is unknown.
         """
         ints = (self.query_starts, self.contexts, self.block_tables, self.token_ids, self.positions, self.sample_rows)
         kv_slots, (query_starts, contexts, tables, tokens, positions, samples, slots) = _upload(
@@ -97,15 +100,15 @@ class HostBatch:
             host_query_starts=tuple(self.query_starts.tolist()),
             host_context_lens=tuple(self.contexts.tolist()),
         )
-        if last_tokens is not None and (self.token_ids < 0).any():
+        if last_tokens is not None and (self.token_ids == UNKNOWN).any():
             tokens = known_ids(tokens, slots, last_tokens)
         return BatchInput(tokens, positions, attention, self.segments, samples, self.sample_ids)
 
 
 def known_ids(token_ids: Tensor, sampler_slots: Tensor, last_tokens: Tensor) -> Tensor:
-    """`token_ids` (int32 [num_rows]) as int64; where one is negative, the last of the row's slot. No host sync."""
+    """`token_ids` (int32 [num_rows]) as int64; where one is UNKNOWN, the last of the row's slot. Nobody waits."""
     last = last_tokens.index_select(0, sampler_slots.clamp(min=0))
-    return torch.where(token_ids < 0, last, token_ids)
+    return torch.where(token_ids == UNKNOWN, last, token_ids)
 
 
 class BatchState:
@@ -119,12 +122,12 @@ class BatchState:
     def __init__(self, max_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
         self.block_size = block_size
         self.device = device
-        self.tokens = np.zeros((max_seqs, max_model_len), dtype=np.int32)
+        self.tokens = np.full((max_seqs, max_model_len), UNKNOWN, dtype=np.int32)
         self.num_tokens = np.zeros(max_seqs, dtype=np.int32)
         self.block_tables = np.zeros((max_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_blocks = np.zeros(max_seqs, dtype=np.int32)
         self.adapter_slots = np.full(max_seqs, -1, dtype=np.int32)
-        self.sampler_slots = np.full(max_seqs, -1, dtype=np.int32)
+        self.sampler_slots = np.zeros(max_seqs, dtype=np.int32)
         self._lines: dict[str, int] = {}
         self._free = list(range(max_seqs - 1, -1, -1))
 
@@ -141,12 +144,8 @@ class BatchState:
         self._free.append(line)
         return True
 
-    def admit(self, admission: Admission, adapter_slot: int, sampler_slot: int = -1) -> None:
+    def admit(self, admission: Admission, adapter_slot: int, sampler_slot: int = 0) -> None:
         """Starts a request.
-
-        Args:
-            adapter_slot: row of the adapter table; -1 for the base model.
-            sampler_slot: see `TokenSampler.add`.
 
         Raises:
             ValueError: it runs already, or every line is taken.
@@ -156,6 +155,7 @@ class BatchState:
             raise ValueError(f"request {admission.request_id} {reason}")
         line = self._lines[admission.request_id] = self._free.pop()
         self.tokens[line, : len(admission.tokens)] = admission.tokens
+        self.tokens[line, len(admission.tokens) :] = UNKNOWN
         self.num_tokens[line] = len(admission.tokens)
         self.adapter_slots[line] = adapter_slot
         self.sampler_slots[line] = sampler_slot

@@ -115,7 +115,7 @@ class DeviceSampler:
         self._entries: dict[str, _Entry] = {}
         self._free = list(range(max_seqs - 1, -1, -1))
 
-    def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> int:
+    def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
         """See `TokenSampler.add`. Raises ValueError when every slot is taken."""
         if not self._free:
             raise ValueError(f"request {request_id} finds every one of {len(self._words)} slots taken")
@@ -147,7 +147,6 @@ class DeviceSampler:
         slot = self._free.pop()
         self._words[slot] = self._upload(words.pack())
         self._entries[request_id] = _Entry(slot, words.kind == FILTERED, params.logprobs, edits, seen)
-        return slot
 
     def remove(self, request_id: str) -> None:
         """See `TokenSampler.remove`."""

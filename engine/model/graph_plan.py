@@ -16,7 +16,7 @@ from engine.model.decoder import Decoder
 from engine.model.device_sampler import DeviceSampler
 from engine.model.graphs import CudaRecorder, StepGraphs, StepParts, ladder
 from engine.model.memory import Progress
-from engine.model.sampling import TokenSampler
+from engine.model.sampling import SlotSampler
 from engine.model.spec import ModelSpec
 from engine.model.step_block import StepShape
 from lora_kernels.backend import Backend
@@ -49,7 +49,7 @@ class GraphPlan:
     max_model_len: int
     reserved: int
 
-    def capture(self, decoder: Decoder, arena: Arena, sampler: TokenSampler, progress: Progress) -> StepGraphs:
+    def capture(self, decoder: Decoder, arena: Arena, sampler: SlotSampler, progress: Progress) -> StepGraphs:
         """Captures them, and logs what it took.
 
         Raises:

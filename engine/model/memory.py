@@ -70,6 +70,12 @@ def _control_group_room(root: Path, unlimited: int) -> int:
     return max(0, int(limit.read_text()) - int(used.read_text()))
 
 
+def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """On the device, in the order of its work; through pinned memory, so that nobody waits for it."""
+    host = torch.from_numpy(array)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[count] zeros, aligned to a cache line.
 
@@ -81,9 +87,3 @@ def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     raw = torch.from_numpy(np.zeros(count * dtype.itemsize + CACHE_LINE, dtype=np.uint8))
     start = -raw.data_ptr() % CACHE_LINE
     return raw[start : start + count * dtype.itemsize].view(dtype)
-
-
-def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """A copy on the device; on a GPU through pinned memory, so that nobody waits for it. On a CPU, the array itself."""
-    host = torch.from_numpy(array)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

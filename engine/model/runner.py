@@ -156,8 +156,9 @@ class ModelRunner:
         self._arena.load_adapter(load.adapter, adapter.layout, adapter.blob, load.pages)
 
     def _admit(self, admission: Admission) -> None:
-        slot = self._sampler.add(admission.request_id, admission.params, admission.tokens, admission.num_prompt)
-        self._batch.admit(admission, self._arena.slot(admission.adapter), slot)
+        name = admission.request_id
+        self._sampler.add(name, admission.params, admission.tokens, admission.num_prompt)
+        self._batch.admit(admission, self._arena.slot(admission.adapter), int(self._sampler.slots([name])[0]))
 
     def _compute(self, plan: StepPlan) -> tuple[SampledToken, ...]:
         sample = self._steps.launch(self._batch.gather(plan.chunks))

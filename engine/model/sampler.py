@@ -112,17 +112,15 @@ class Sampler:
         vocab_size: columns of the logits. Token ids of a bias or a stop beyond it cannot occur and are ignored.
         device: where logits live.
         eos_token_ids: banned, together with a request's own stop tokens, until it has `min_tokens`.
-        last_tokens: see `sampling.TokenSampler`; every token is known at once here.
     """
 
     vocab_size: int
     device: torch.device
     eos_token_ids: tuple[int, ...] = ()
-    last_tokens: Tensor | None = field(default=None, init=False, repr=False)
     _rows: dict[str, _Row] = field(default_factory=dict, init=False, repr=False)
 
-    def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> int:
-        """See `sampling.TokenSampler.add`."""
+    def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
+        """Begins, or after a preemption resumes, a request whose known tokens are `tokens`, the prompt first."""
         bias_ids, bias = bias_of(params, self.vocab_size)
         self._rows[request_id] = _Row(
             params=params,
@@ -133,7 +131,6 @@ class Sampler:
             bias_ids=bias_ids,
             bias=bias,
         )
-        return -1
 
     def remove(self, request_id: str) -> None:
         """Forgets a request; one that is not known is an error (KeyError)."""

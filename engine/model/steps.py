@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.model.arena import Arena, PageShape
 from engine.model.batch import HostBatch
 from engine.model.decoder import Decoder
-from engine.model.sampling import Sample, TokenSampler
+from engine.model.sampling import Sample, SlotSampler
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import Backend
 
@@ -31,7 +31,7 @@ class Steps:
         decoder: Decoder,
         arena: Arena,
         backend: Backend,
-        sampler: TokenSampler,
+        sampler: SlotSampler,
         graphs: StepGraphs | None = None,
     ) -> None:
         self._decoder = decoder

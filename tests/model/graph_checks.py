@@ -2,8 +2,7 @@
 script of its own, because Triton decides at import whether kernels are interpreted: start it with TRITON_INTERPRET=1
 and the folder of the tiny model.
 
-What is recorded is called again, and must launch what it launched then, argument by argument: that is what a CUDA graph
-does whether it is right or not. The recorded side never knows a token when it plans the step that computes it.
+What is recorded is called again (rerun.py). That side never knows a token when it plans the step that computes it.
 
 Prints one JSON object: check -> null, or the traceback of its failure.
 """
@@ -13,25 +12,22 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
+from rerun import Rerun
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from triton.runtime.interpreter import GridExecutor
 
 from engine.core.types import Admission, SampledToken, SamplingParams, ScheduledChunk
 from engine.model.arena import Arena, page_shape
-from engine.model.batch import BatchState
+from engine.model.batch import UNKNOWN, BatchState
 from engine.model.decoder import Decoder, build_decoder
 from engine.model.device_sampler import DeviceSample, DeviceSampler
-from engine.model.graphs import Replay, StepGraphs, StepParts
+from engine.model.graphs import StepGraphs, StepParts
 from engine.model.lora import TARGETS, target_widths
 from engine.model.spec import read_spec
 from engine.model.steps import Steps
@@ -47,72 +43,10 @@ CPU = torch.device("cpu")
 BLOCK, NUM_PAGES, MAX_SEQS, MAX_LEN, VOCAB = 16, 80, 4, 64, 97
 OF_4, OF_2, OF_1, PLAIN = 0, 2, 4, 1
 """Numbers of what is recorded: two for each rung, the largest first; with adapters, and without."""
-UNKNOWN = -1
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.2, seed=5, repetition_penalty=1.2)
 FILTERED = SamplingParams(temperature=1.2, seed=6, top_k=9)
 LOGPROBS = SamplingParams(temperature=0.7, seed=8, logprobs=2)
-
-
-class Launches(TorchDispatchMode):
-    """What is called, in order: torch's operations and Triton's kernels, with shapes of tensors and other arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[Any] = []
-        self._is_in_kernel = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._is_in_kernel:
-            self.calls.append((str(func), _plain(args)))
-        return func(*args, **(kwargs or {}))
-
-    @contextmanager
-    def kernels(self) -> Iterator[None]:
-        launch = GridExecutor.__call__
-
-        def noted(executor: Any, *args: Any, **kwargs: Any) -> None:
-            self.calls.append((executor.fn.__name__, _plain((executor.grid, args, kwargs))))
-            self._is_in_kernel = True
-            launch(executor, *args, **kwargs)
-            self._is_in_kernel = False
-
-        with patch.object(GridExecutor, "__call__", noted), self:
-            yield
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return tuple(value.shape), str(value.dtype)
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else str(value)
-
-
-class Rerun:
-    """`Recorder` that calls again what it is given. `replayed`: the number of each record that was."""
-
-    def __init__(self) -> None:
-        self.replayed: list[int] = []
-        self._count = 0
-
-    def record(self, launch: Callable[[], None]) -> Replay:
-        number, recorded = self._count, _launches(launch)
-        self._count += 1
-
-        def again() -> None:
-            self.replayed.append(number)
-            assert _launches(launch) == recorded, "a replay would launch something else"
-
-        return again
-
-
-def _launches(launch: Callable[[], None]) -> list[Any]:
-    launches = Launches()
-    with launches.kernels():
-        launch()
-    assert not any("_local_scalar_dense" in name or "nonzero" in name for name, _ in launches.calls)
-    return launches.calls
 
 
 class Watched(DeviceSampler):
@@ -163,8 +97,9 @@ class World:
         self.arena.load_adapter(name, layout, blob, tuple(pages[: layout.num_pages]))
 
     def admit(self, admission: Admission) -> None:
-        slot = self.sampler.add(admission.request_id, admission.params, admission.tokens, admission.num_prompt)
-        self.state.admit(admission, self.arena.slot(admission.adapter), slot)
+        name = admission.request_id
+        self.sampler.add(name, admission.params, admission.tokens, admission.num_prompt)
+        self.state.admit(admission, self.arena.slot(admission.adapter), int(self.sampler.slots([name])[0]))
 
     def release(self, name: str) -> None:
         self.state.release(name)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.core.types import Admission, SamplingParams, ScheduledChunk
-from engine.model.batch import BatchState
+from engine.model.batch import UNKNOWN, BatchState
 
 BLOCK = 4
 
@@ -87,7 +87,7 @@ def test_tokens_that_only_the_device_knows(state):
     """One beside a prompt, whose own tokens are known though its slot has a last token, too."""
     state.admit(admission("a", [7, 8], pages=(1,), computed=1), -1, sampler_slot=2)
     state.admit(admission("b", [4, 5, 6]), -1, sampler_slot=0)
-    state.append("a", -1)
+    state.append("a", UNKNOWN)
     batch = state.gather([chunk("b", 0, 3, pages=(2,)), chunk("a", 2, 1)])
     assert batch.sampler_slots.tolist() == [2, 0, 0, 0]
     last_tokens = torch.tensor([90, 91, 92])

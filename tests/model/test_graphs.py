@@ -22,7 +22,7 @@ from engine.model.graph_plan import GraphPlan, graph_bytes
 from engine.model.graphs import StepGraphs, StepParts, ladder
 from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import count_pages
-from engine.model.sampler import Sampler
+from engine.model.sampling import make_sampler
 from engine.model.spec import read_spec
 from engine.model.step_block import HostBlock, StepShape, cut_block, write_rows
 from engine.model.steps import plan_graphs
@@ -103,9 +103,9 @@ class World:
         self.graphs = StepGraphs(parts, self.recorder, MAX_SEQS, MAX_LEN, lambda *told: self.told.append(told))
 
     def admit(self, name, adapter=None, tokens=(5, 6, 7)):
-        slot = self.sampler.add(name, SamplingParams(), tokens, len(tokens))
+        self.sampler.add(name, SamplingParams(), tokens, len(tokens))
         admission = Admission(name, tokens, len(tokens), len(tokens) - 1, (3,), adapter, SamplingParams())
-        self.state.admit(admission, self.arena.slot(adapter), slot)
+        self.state.admit(admission, self.arena.slot(adapter), int(self.sampler.slots([name])[0]))
 
     def decode(self, names):
         return self.state.gather([ScheduledChunk(name, 2, 1, (), samples=True) for name in names])
@@ -265,5 +265,5 @@ def test_graphs_are_off_where_the_configuration_says_so(world):
 
 def test_a_sampler_that_needs_the_host_is_not_captured(world):
     plan = GraphPlan(TritonBackend(), MAX_SEQS, MAX_LEN, reserved=0)
-    with pytest.raises(TypeError, match="not with a Sampler"):
-        plan.capture(world.graphs._parts.decoder, world.arena, Sampler(97, CPU), lambda *_: None)
+    with pytest.raises(TypeError, match="not with a HeldTokens"):
+        plan.capture(world.graphs._parts.decoder, world.arena, make_sampler(97, CPU, (), 4), lambda *_: None)

@@ -27,7 +27,7 @@ from engine.model.step_block import HostBlock, StepFields, StepShape, cut_block,
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.segments import plan_segments
 from lora_kernels.triton_backend import TritonBackend
-from lora_kernels.triton_lora_plan import LoraWorkspace, make_sums, record, workspace_numbers
+from lora_kernels.triton_lora_plan import LoraWorkspace, make_sums, workspace_numbers
 
 FIRST_RUNGS = (1, 2, 4)
 LEAST_RUNG = 8
@@ -156,8 +156,8 @@ class StepGraphs:
         fields = block.begin(rung.shape.rows)
         write_rows(fields, batch)
         if has_adapters:
-            table, tuning = self._parts.arena.table, self._parts.backend.lora_tuning
-            numbers += rung.workspace.fill(fields.lora, table, batch.segments, tuning)
+            backend, table = self._parts.backend, self._parts.arena.table
+            numbers += backend.fill_lora(fields.lora, rung.workspace, table, batch.segments)
         block.send(self._block, numbers)
 
     @torch.inference_mode()
@@ -177,7 +177,7 @@ class StepGraphs:
         fields.kv_slots.fill_(-1)
         fields.sampler_slots.fill_(-1)
         workspace = LoraWorkspace(shape.rows, self._block.device, meta=fields.lora, sums=self._sums)
-        prepared = record(arena.flat, arena.table, workspace, shape.rows, backend.lora_tuning)
+        prepared = backend.record_lora(arena.flat, arena.table, workspace)
         with_adapters, plain = (
             self._recorder.record(partial(self._step, fields, self._batch_input(fields), LoraStep(backend, lora)))
             for lora in (prepared, None)

@@ -14,7 +14,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from engine.model.graphs import Replay
 
-WAITING = ("_local_scalar_dense", "nonzero")
+WAITING = ("aten.item", "_local_scalar_dense", "nonzero", "aten.equal")
 """Operations whose result the host must wait for."""
 
 

@@ -129,28 +129,15 @@ class Engine:
         executor.connect(self.inbox.put)
 
     def step(self) -> list[TokenEvent]:
-        """One iteration over all running sequences; returns what became of every request it moved."""
-        return self._step_ahead() if self.executor.overlaps else self._step()
-
-    def _step(self) -> list[TokenEvent]:
-        """A step from its plan to its result."""
-        with self._changing:
-            apply_commands(self.state, self.inbox.drain())
-            plan = plan_step(self.state, self.policy, self.clock())
-            commit(self.state, plan)
-        result = self.executor.execute(plan)
-        with self._changing:
-            return absorb(self.state, result, self.clock())
-
-    def _step_ahead(self) -> list[TokenEvent]:
-        """Plans a step beside the one under way, puts it behind that, and takes up what came of that."""
+        """One iteration over all running sequences; returns what became of every request it moved or, where the
+        executor overlaps and computes this step behind another, of every request that the other moved."""
         with self._changing:
             apply_commands(self.state, self.inbox.drain())
             plan = plan_step(self.state, self.policy, self.clock())
             commit(self.state, plan)
         self.executor.submit(plan)
-        if len(self.state.under_way) == 1 and not plan.is_empty:
-            return []  # nothing was under way: the next step is planned while this one is computed
+        if self.executor.overlaps and len(self.state.under_way) == 1 and not plan.is_empty:
+            return []  # the next step is planned while this one is computed
         result = self.executor.collect()
         with self._changing:
             return absorb(self.state, result, self.clock())

@@ -61,9 +61,6 @@ class Adapters:
     def overlaps(self) -> bool:
         return self._runner.overlaps
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        return self._runner.execute(plan)
-
     def submit(self, plan: StepPlan) -> None:
         self._runner.submit(plan)
 

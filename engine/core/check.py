@@ -82,7 +82,8 @@ def _sequences(state: EngineState) -> Iterator[str]:
     if len(state.running) > config.max_seqs:
         yield f"{len(state.running)} sequences run and {config.max_seqs} may"
     for seq in state.running.values():
-        if len(seq.pages) < config.pages_for(seq.num_computed) or seq.num_computed > len(seq.tokens):
+        computable = seq.num_tokens - bool(seq.num_pending)  # the newest of those that are being chosen is not
+        if len(seq.pages) < config.pages_for(seq.num_computed) or seq.num_computed > computable:
             yield f"sequence {seq.id} has computed more than its pages or tokens hold"
     for seq in state.waiting:
         if seq.pages or seq.num_computed:

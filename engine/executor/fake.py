@@ -60,10 +60,6 @@ class FakeExecutor:
     def connect(self, report: Report) -> None:
         self.report = report
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        self.submit(plan)
-        return self.collect()
-
     def submit(self, plan: StepPlan) -> None:
         self.fetch(plan)
         self._submitted.append(plan)
@@ -198,10 +194,6 @@ class TimedExecutor:
 
     def connect(self, report: Report) -> None:
         self._report = report
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        self.submit(plan)
-        return self.collect()
 
     def submit(self, plan: StepPlan) -> None:
         live = self._live

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +13,27 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 
+Progress = Callable[[str, int, int], None]
+"""What is going on, and how much of how much is done."""
+
 GIB = 2**30
 HOST_LIMIT = 4 * GIB
 HOST_SHARE, DEVICE_SHARE = 0.25, 0.9
 CACHE_LINE = 64
 
 
-def count_pages(config: EngineConfig, page_bytes: int, device: torch.device) -> int:
+def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, reserved: int = 0) -> int:
     """Pages of the pool, from `num_pages`, `memory_gb` or what is free now (call it with the weights loaded).
+
+    Args:
+        reserved: bytes of what is free now that others will take.
 
     Raises:
         ValueError: the memory holds fewer than two pages.
     """
     if config.num_pages:
         return config.num_pages
-    budget = int(config.memory_gb * GIB) or _default_budget(device)
+    budget = int(config.memory_gb * GIB) or _default_budget(device, reserved)
     if budget < 2 * page_bytes:
         raise ValueError(f"a page pool of {budget} bytes holds fewer than two pages of {page_bytes}")
     return budget // page_bytes
@@ -37,9 +44,9 @@ def count_host_pages(config: EngineConfig, page_bytes: int) -> int:
     return int(min(config.swap_gb * GIB, HOST_SHARE * free_host_bytes())) // page_bytes
 
 
-def _default_budget(device: torch.device) -> int:
+def _default_budget(device: torch.device, reserved: int) -> int:
     if device.type == "cuda":
-        return int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
+        return int(DEVICE_SHARE * (torch.cuda.mem_get_info(device)[0] - reserved))
     return min(HOST_LIMIT, int(HOST_SHARE * free_host_bytes()))
 
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from engine.core.types import SampledToken
-from engine.model.batch import UNKNOWN, BatchInput
 from engine.model.sampling import Sample
 
 Mark = Any
@@ -67,8 +65,3 @@ class SubmittedStep:
     def sampled(self) -> list[SampledToken]:
         """Waits for the tokens."""
         return self.sample.to_host() if self.sample else []
-
-
-def token_ids(batch: BatchInput, last_tokens: Tensor) -> Tensor:
-    """int32 [num_rows]: those that were unknown when the batch was made as the step before it has left them."""
-    return torch.where(batch.token_ids == UNKNOWN, last_tokens[batch.token_slots].int(), batch.token_ids)

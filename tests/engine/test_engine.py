@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from engine.core.check import leftovers, violations
 from engine.core.commands import Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
@@ -218,3 +219,51 @@ def test_a_command_that_outlives_its_session_is_dropped():
     service._take(session, pb.Command(submit=pb.Submit(request_id="late", prompt=[1])))
     assert engine.step() == []
     assert engine.state.sequences == {}
+
+
+def test_whoever_looks_sees_a_whole_state(running):
+    """While steps are planned, computed and taken up, and adapters come and go beside them."""
+    engine, adapters = running.engine, [running.engine.load_adapter(path).id for path in "ab"]
+    seen = running.pool.submit(lambda: [engine.look(violations) for _ in range(200)])
+    for number in range(40):
+        running.submit(f"r{number}", (None, *adapters)[number % 3], 5 + number)
+        if number % 10 == 9:
+            running.pool.submit(engine.unload_adapter, adapters[number % 2], 0.0).result(10)
+            running.pool.submit(engine.load_adapter, "ab"[number % 2]).result(10)
+    while len(running.ends()) < 40:
+        assert engine.look(violations) == []
+    assert seen.result(10) == [[]] * 200
+    assert engine.inspect(leftovers) == []
+
+
+def test_a_step_that_fails_beside_another_ends_the_loop_and_breaks_nothing(running):
+    running.submit("a", None)
+    running.hold_step()
+    running.executor.fail = True
+    running.executor.step.set()
+    with pytest.raises(ValueError, match="a bug"):
+        running.loop.result(10)
+    assert running.engine.look(violations) == []
+    assert running.engine.look(lambda state: list(state.sequences)) == ["a"], "nobody was told that it had ended"
+    assert running.ends() == {}
+
+
+def test_what_is_under_way_when_the_loop_stops_is_not_lost(running):
+    """Whoever steps on takes it up: every request ends once, and whole."""
+    running.executor.step.clear()
+    running.submit("a", None, 30)
+    running.hold_step()
+    for name in "bc":
+        running.submit(name, None, 30)
+    running.engine.stop()
+    running.executor.step.set()
+    running.loop.result(10)
+    assert running.engine.look(violations) == [] and running.ends() == {}
+    assert len(running.engine.state.under_way) == running.executor.overlaps
+    while running.engine.state.has_work or running.engine.inbox._commands:
+        running.events.extend(running.engine.step())
+    for name in "abc":
+        mine = [event for event in running.events if event.request_id == name]
+        assert [event.finish_reason for event in mine if event.finish_reason] == [FinishReason.LENGTH]
+        assert sum(len(event.tokens) for event in mine) == 30
+    assert leftovers(running.engine.state) == []

@@ -26,16 +26,18 @@ PARAMS = {
 }
 
 
-def make_runner(model, **options):
+def make_runner(model, overlaps):
     sizes = {"block_size": BLOCK, "num_pages": CORE.num_pages, "max_seqs": CORE.max_seqs, "threads": 1}
-    runner = ModelRunner(EngineConfig(str(model), dtype="float32", device="cpu", **sizes), **options)
+    runner = ModelRunner(EngineConfig(str(model), dtype="float32", device="cpu", **sizes))
+    assert not runner.overlaps, "a CPU has nothing else to compute with"
+    runner.overlaps = overlaps
     runner._arena.pages[1:] = 1e4
     return runner
 
 
 def serve(model, adapter, overlaps):
     """({request: its tokens}, {request: how it ended}, steps of every kind)."""
-    runner, ticks = make_runner(model, overlaps=overlaps), iter(range(10**9))
+    runner, ticks = make_runner(model, overlaps), iter(range(10**9))
     engine = Engine(EngineState.create(CORE), runner, clock=lambda: next(ticks) / 1000)
     version = engine.load_adapter(str(adapter)).id
     for number, (name, params) in enumerate(PARAMS.items()):
@@ -88,12 +90,13 @@ def test_what_a_request_leaves_behind_is_not_given_to_another_of_its_name(tiny_l
     found = [runner.collect().sampled[0].token for _ in range(2)]
     assert other != expected[0]
     assert found == expected
-    known = runner._batch.build([chunk("r", 2, 2)])
+    known = runner._batch.gather([chunk("r", 2, 2)])
     assert known.token_ids.tolist() == expected
 
 
 def test_steps_are_timed_where_the_host_goes_on(tiny_llama):
-    plain, ahead = (make_runner(tiny_llama, overlaps=overlaps) for overlaps in (False, True))
-    assert plain.execute(StepPlan()).seconds is None
-    assert ahead.execute(StepPlan()).seconds >= 0
-    assert not make_runner(tiny_llama).overlaps, "a CPU has nothing else to compute with"
+    plain, ahead = (make_runner(tiny_llama, overlaps) for overlaps in (False, True))
+    for runner in (plain, ahead):
+        runner.submit(StepPlan())
+    assert plain.collect().seconds is None
+    assert ahead.collect().seconds >= 0

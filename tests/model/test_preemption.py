@@ -107,7 +107,8 @@ def run(model, adapter_folders, schedule, core, overlaps=False):
         max_seqs=core.max_seqs,
         threads=1,
     )
-    runner, ticks = ModelRunner(config, overlaps=overlaps), iter(range(10**9))
+    runner, ticks = ModelRunner(config), iter(range(10**9))
+    runner.overlaps = overlaps
     runner._arena.pages[1:] = 1e4
     runner._host_pages.pages[:] = 1e4
     engine = Engine(EngineState.create(core), runner, clock=lambda: next(ticks) / 1000)

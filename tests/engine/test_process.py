@@ -145,17 +145,19 @@ def fail(self, plan):
     if plan.chunks:
         raise ValueError("a bug")
 
-FakeExecutor.execute = fail
+FakeExecutor.compute = fail
+server.FakeExecutor = lambda: FakeExecutor(overlaps=sys.argv[2] == "ahead")
 server.serve(EngineConfig(model="fake"), sys.argv[1], fake=True, until_stdin_closes=True)
 """
 
 
-async def test_a_failing_step_ends_the_process(tmp_path):
+@pytest.mark.parametrize("loop", ["plain", "ahead"])
+async def test_a_failing_step_ends_the_process(tmp_path, loop):
     """It must not live on behind an open session, where nobody would start another."""
     address = f"unix:{tmp_path / 'engine.sock'}"
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", FAILING_ENGINE, address, stdin=pipe, stderr=pipe
+        sys.executable, "-c", FAILING_ENGINE, address, loop, stdin=pipe, stderr=pipe
     )
     client = EngineClient(address)
     try:

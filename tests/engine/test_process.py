@@ -173,6 +173,32 @@ async def test_a_failing_step_ends_the_process(tmp_path, loop):
             process.kill()
 
 
+SIGNALLED_ENGINE = """
+import signal, sys, threading
+from engine import engine, server
+from engine.config import EngineConfig
+
+class Inbox(engine.Inbox):
+    def wait(self, timeout=None):
+        threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)).start()
+        super().wait(timeout)
+
+engine.Inbox = Inbox
+server.serve(EngineConfig(model="fake"), sys.argv[1], fake=True, until_stdin_closes=False)
+"""
+
+
+async def test_an_idle_engine_stops_whichever_thread_is_given_the_signal(tmp_path):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SIGNALLED_ENGINE, f"unix:{tmp_path / 'engine.sock'}"
+    )
+    try:
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
 async def test_the_client_tries_again_after_any_failure(supervisor):
     calls = []
 

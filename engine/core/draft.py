@@ -76,7 +76,7 @@ class Draft:
 
     def advance(self, seq: Sequence) -> None:
         """Gives a running sequence its next chunk; if it cannot have the pages it must have, it is preempted itself."""
-        if (seq.num_pending and seq.is_complete) or seq.id in self._clearing.preempted:
+        if seq.waits_for_token or seq.id in self._clearing.preempted:
             return
         start = seq.num_computed
         count = self._budget.grant(seq, start, seq.num_tokens - start)

@@ -54,6 +54,6 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     @property
-    def is_complete(self) -> bool:
-        """It has all the tokens it may, and ends with the last of those that are pending."""
-        return self.num_generated + self.num_pending >= self.request.params.max_tokens
+    def waits_for_token(self) -> bool:
+        """Nothing can be planned for it before its pending token is known, with which it ends: it may have no more."""
+        return self.num_pending > 0 and self.num_generated + self.num_pending >= self.request.params.max_tokens

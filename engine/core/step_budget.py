@@ -243,7 +243,7 @@ def _slack(state: EngineState, now: float) -> float:
     """Seconds until the first interactive decode is late. A pending token will have come just before this step begins,
     and the next one is due all of its ITL later."""
     lane, goal = Lane.INTERACTIVE, state.config.interactive.itl_s
-    running = [seq for seq in state.running.values() if seq.lane is lane and not (seq.num_pending and seq.is_complete)]
+    running = [seq for seq in state.running.values() if seq.lane is lane and not seq.waits_for_token]
     left = [
         goal_of(seq.request.itl, goal) if seq.num_pending else seq.due - now
         for seq in running

@@ -50,7 +50,7 @@ class Charge(NamedTuple):
     """A chunk and its part of a step: weight before, and without what is computed for the second time."""
 
     account: Account
-    lane: Lane
+    seq: Sequence
     tokens: int
     weight: float
     billed: float
@@ -122,7 +122,7 @@ class Ledger:
         self.model.observe(plan.features, seconds)
         if whole:
             self._charge(charges, seconds / whole)
-            batch = sum(charge.weight for charge in charges if charge.lane is not Lane.INTERACTIVE)
+            batch = sum(charge.weight for charge in charges if charge.seq.request.lane is not Lane.INTERACTIVE)
             self._was_shared = 0 < batch < whole
             self._note_share(batch * seconds / whole if wants_batch else seconds, seconds)
 
@@ -184,22 +184,22 @@ class Ledger:
         plan, model, many = step.plan, self.model, self.model.token_price(step.plan.features.tokens)
         fixed = model.prices.step / len(plan.chunks)
         for chunk, unpaid in zip(plan.chunks, step.unpaid, strict=True):
-            request = step.sequences[chunk.request_id].request
-            rank = adapters[request.adapter].rank if request.adapter else 0
+            seq = step.sequences[chunk.request_id]
+            rank = adapters[seq.request.adapter].rank if seq.request.adapter else 0
             weight = fixed + chunk_weight(model, chunk, rank, many)
-            account = self.accounts.get(request.lane, request.tenant)
-            yield Charge(account, request.lane, chunk.num_tokens, weight, weight * unpaid / chunk.num_tokens)
+            account = self.accounts.get(seq.request.lane, seq.request.tenant)
+            yield Charge(account, seq, chunk.num_tokens, weight, weight * unpaid / chunk.num_tokens)
         for load in plan.loads:
-            if load.request_id in step.sequences:
-                request, weight = step.sequences[load.request_id].request, model.prices.page * len(load.pages)
-                yield Charge(self.accounts.get(request.lane, request.tenant), request.lane, 0, weight, weight)
+            seq, weight = step.sequences[load.request_id], model.prices.page * len(load.pages)
+            yield Charge(self.accounts.get(seq.request.lane, seq.request.tenant), seq, 0, weight, weight)
 
     def _charge(self, charges: Iterable[Charge], scale: float) -> None:
         cost, tokens = [0.0, 0.0], [0, 0]
-        for account, lane, count, weight, billed in charges:
+        for account, seq, count, weight, billed in charges:
             account.seconds += weight * scale
             account.served += billed * scale / account.weight
-            self.busy[lane] += weight * scale
+            self.busy[seq.request.lane] += weight * scale
+            seq.device_seconds += weight * scale
             if count:
                 cost[count == 1] += weight * scale
                 tokens[count == 1] += count

@@ -9,7 +9,8 @@ from engine.core.types import Lane, PageId, PrefixKey, Request
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request on its way: `num_computed` catching up with `tokens`. Mutated by `commit.py` alone."""
+    """A request on its way: `num_computed` catching up with `tokens`. Mutated by `commit.py` alone, and its device time
+    by the ledger."""
 
     request: Request
     tokens: list[int]
@@ -34,6 +35,8 @@ class Sequence:
     """Leading full pages that were copied to the host."""
     due: float = 0.0
     """When its next token should be there, in seconds on the engine's clock."""
+    device_seconds: float = 0.0
+    """Its part of the steps it was in, what was computed twice included."""
 
     @property
     def id(self) -> str:

@@ -257,3 +257,5 @@ class TokenEvent(NamedTuple):
     num_cached: int = 0
     refusal: Refusal | None = None
     """Set when the finish_reason is ERROR."""
+    device_seconds: float = 0.0
+    """What the request has taken of the device so far."""

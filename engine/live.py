@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain, islice
 
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import Sequence
 from engine.pb import engine_pb2 as pb
 from engine.wire import LANES, origin_to_pb
 

@@ -8,8 +8,9 @@ from math import isfinite
 from engine.core.adapter_tiers import Held
 from engine.core.adapters import Adapter, HostCopy
 from engine.core.config import CoreConfig
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import ErrorCode, Lane, LaneMode, Refusal, Request, Sequence
+from engine.core.types import ErrorCode, Lane, LaneMode, Refusal, Request
 
 SHORTEST_RETRY_S = 1.0
 DRAINING_RETRY_S = 10.0

@@ -12,7 +12,9 @@ from engine.core.host_tier import HostTier
 from engine.core.ledger import Ledger
 from engine.core.pages import PagePool
 from engine.core.prefix import PrefixCache
-from engine.core.types import AdapterId, Cause, Lane, LaneMode, Sequence, StepPlan, TokenEvent
+from engine.core.sequence import Sequence
+from engine.core.types import AdapterId, Cause, Lane, LaneMode, StepPlan, TokenEvent
+from engine.core.under_way import StepUnderWay
 from engine.core.waiting import WaitingQueue, order_of
 
 
@@ -63,7 +65,11 @@ class EngineState:
     now: float = 0.0
     """When the state last changed, in seconds on the engine's clock."""
     in_flight: StepPlan = field(default_factory=StepPlan)
-    """The step under way: committed and not yet absorbed."""
+    """The newest step: the last that was committed."""
+    absorbed: StepPlan = field(default_factory=StepPlan)
+    """The last whose result is known: the newest, or the one before where steps are planned ahead."""
+    under_way: deque[StepUnderWay] = field(default_factory=deque)
+    """Steps between the two, the oldest first: committed and not yet absorbed."""
     outbox: deque[TokenEvent] = field(default_factory=deque)
     counters: Counters = field(default_factory=Counters)
 
@@ -95,4 +101,5 @@ class EngineState:
     @property
     def has_work(self) -> bool:
         """Something would be lost by not stepping again."""
-        return bool(self.sequences or self.released or self.outbox or self.tiers.closing)
+        expected = any(not step.plan.is_empty for step in self.under_way)
+        return bool(expected or self.sequences or self.released or self.outbox or self.tiers.closing)

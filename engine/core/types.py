@@ -6,7 +6,7 @@ about tensors, sockets or clocks, so a plan can cross a process boundary as it i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
@@ -143,49 +143,6 @@ class Request:
     origin: Origin = Origin()
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A request on its way: `num_computed` catching up with `tokens`. Mutated by `commit.py` alone, and its device time
-    by the ledger."""
-
-    request: Request
-    tokens: list[int]
-    """Prompt and everything generated so far."""
-    lane: Lane = Lane.INTERACTIVE
-    """The request's lane, or the only one where a policy knows no lanes."""
-    num_computed: int = 0
-    """Leading tokens whose K and V are in `pages`."""
-    pages: list[PageId] = field(default_factory=list)
-    page_keys: list[PrefixKey] = field(default_factory=list)
-    """Prefix keys of the leading full pages of `tokens` (see prefix.py), extended as far as somebody asked."""
-    num_cached: int = 0
-    """Prompt tokens found in the prefix cache when it first ran."""
-    num_preemptions: int = 0
-    num_lost: int = 0
-    """Tokens that were computed when it was last preempted."""
-    num_paid: int = 0
-    """Most tokens that were ever computed when it was preempted: its tenant does not pay for them again."""
-    num_saved: int = 0
-    """Leading full pages that were copied to the host."""
-    due: float = 0.0
-    """When its next token should be there, in seconds on the engine's clock."""
-    device_seconds: float = 0.0
-    """Its part of the steps it was in, what was computed twice included."""
-
-    @property
-    def id(self) -> str:
-        return self.request.id
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
-
-    @property
-    def num_remaining(self) -> int:
-        """Known tokens not computed yet: 1 while decoding."""
-        return len(self.tokens) - self.num_computed
-
-
 @dataclass(frozen=True, slots=True)
 class Admission:
     """A sequence starts (or starts again) running: what an executor must know about it from now on."""
@@ -317,6 +274,8 @@ class StepResult:
     sampled: tuple[SampledToken, ...] = ()
     load_seconds: tuple[float, ...] = ()
     """What the copy of each of the plan's `loads` took."""
+    seconds: float | None = None
+    """Of the device; None where it computed while everybody waited, so that a clock tells."""
 
 
 class TokenEvent(NamedTuple):

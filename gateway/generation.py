@@ -37,6 +37,8 @@ class GenerateRequest:
     """The caller's or the protocol's; need not be unique."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """Its max_tokens and seed are set by the gateway from the two fields below."""
+    grammar_field: str | None = None
+    """What the caller calls the grammar in `sampling`, if there is one."""
     max_tokens: int | None = None
     """None: as many as the context leaves room for, up to `default_max_tokens`."""
     seed: int | None = None

@@ -7,15 +7,17 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from engine.core.grammars import Grammar
 from engine.core.types import Lane, SamplingParams, TokenLogprobs
 from gateway.adapters.status import STATUS_FIELDS, AdapterStatus
 from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.generation import Admitted, Chat, Finish, GenerateRequest, GenerationChunk, PromptInput, Usage
 from gateway.openai_convert import chat_messages
-from gateway.openai_schema import ChatMessage, CompletionRequest, Slo
+from gateway.openai_schema import ChatMessage, CompletionRequest, Slo, StructuredOutputs
 from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
+from gateway.structured import Constraint, constraint
 
 RANGES: Mapping[str, Any] = get_type_hints(CompletionRequest, include_extras=True)
 """What HTTP accepts for a field of this name, as msgspec reads it."""
@@ -43,12 +45,13 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
     """`deadline`: seconds this caller will wait. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     given = {field.name: _plain(value) for field, value in message.sampling.ListFields()}
     _check_ranges(given, RANGES)
-    slo = _slo(message.slo)
+    slo, asked = _slo(message.slo), _asked(message.structured_outputs)
     return GenerateRequest(
         model=model_query(message.model),
         inputs=(prompt_input(message),),
         request_id=request_id,
-        sampling=_sampling(given),
+        sampling=_sampling(given, asked.grammar),
+        grammar_field=asked.field,
         max_tokens=given.get("max_tokens"),
         seed=given.get("seed"),
         stop=tuple(given.get("stop", ())),
@@ -123,11 +126,19 @@ def _slo(message: pb.Slo) -> Slo:
     return Slo(**given)
 
 
-def _sampling(given: Mapping[str, Any]) -> SamplingParams:
+def _asked(message: pb.StructuredOutputs) -> Constraint:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return Constraint()
+    value = list(message.choice.choice) if kind == "choice" else getattr(message, kind)
+    return constraint(None, msgspec.convert({kind: value}, StructuredOutputs))
+
+
+def _sampling(given: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:
     values = {name: value for name, value in given.items() if name not in NOT_SAMPLING}
     values["logit_bias"] = tuple(given.get("logit_bias", {}).items())
     values["stop_token_ids"] = tuple(given.get("stop_token_ids", ()))
-    return SamplingParams(**values)
+    return SamplingParams(**values, grammar=grammar)
 
 
 def _lane(number: int) -> Lane | None:

@@ -169,6 +169,10 @@ class Intake:
             raise invalid_request("there is no prompt", "prompt")
         if len(request.inputs) * request.n > settings.max_choices:
             raise invalid_request(f"at most {settings.max_choices} answers (prompts x n) a request", "n")
+        if sampling.grammar and sampling.ignore_eos:
+            raise invalid_request(
+                f"{request.grammar_field} says where an answer ends: not with ignore_eos", "ignore_eos"
+            )
         if "" in request.stop or sum(map(len, request.stop)) > settings.max_stop_characters:
             bound = (
                 f"stop strings must not be empty, nor longer than {settings.max_stop_characters} characters together"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.core.grammars import Grammar
 from engine.core.types import SamplingParams
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.lanes import asked_lane
 from gateway.core.routing import ModelQuery
 from gateway.generation import Chat, GenerateRequest, PromptInput
 from gateway.openai_schema import ChatMessage, ChatRequest, CompletionRequest, ContentPart, Sampled, Slo
+from gateway.structured import constraint
 
 COMPLETION_TOKENS = 16
 """Default output of /v1/completions, as OpenAI documents it."""
@@ -109,12 +111,13 @@ def _request(
         raise invalid_request("stream_options needs stream to be true", "stream_options")
     if body.best_of not in (None, body.n or 1):
         raise unsupported_parameter("best_of")
-    slo = body.slo or Slo()
+    slo, asked = body.slo or Slo(), constraint(body.response_format, body.structured_outputs)
     return GenerateRequest(
         model=ModelQuery(body.model, body.adapter_id, body.lora_path),
         inputs=inputs,
         request_id=request_id,
-        sampling=_sampling(body, logprobs),
+        sampling=_sampling(body, logprobs, asked.grammar),
+        grammar_field=asked.field,
         max_tokens=max_tokens,
         reserve_tokens=reserve_tokens,
         default_max_tokens=default_max_tokens,
@@ -128,7 +131,7 @@ def _request(
     )
 
 
-def _sampling(body: Sampled, logprobs: int | None) -> SamplingParams:
+def _sampling(body: Sampled, logprobs: int | None, grammar: Grammar | None) -> SamplingParams:
     def given(name: str, default: float) -> Any:
         value = getattr(body, name)
         return default if value is None else value
@@ -146,4 +149,5 @@ def _sampling(body: Sampled, logprobs: int | None) -> SamplingParams:
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
+        grammar=grammar,
     )

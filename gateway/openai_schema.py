@@ -46,9 +46,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "modalities": (None, [], ["text"]),
     "prediction": NOTHING,
     "prompt_logprobs": NOTHING,
-    "response_format": (None, {"type": "text"}),
     "skip_special_tokens": (None, True),
-    "structured_outputs": NOTHING,
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": NOTHING,
@@ -82,6 +80,35 @@ class Slo(Struct):
         return None if self.itl_ms is None else self.itl_ms / 1000
 
 
+class JsonSchema(Struct, kw_only=True):
+    """A named schema. Answers follow it whether or not it asks for that by `strict`."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """OpenAI's."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Struct, kw_only=True):
+    """vLLM's; exactly one kind."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+
+
 class Sampled(Struct, kw_only=True):
     """Fields that chats and completions share."""
 
@@ -110,6 +137,8 @@ class Sampled(Struct, kw_only=True):
     service_tier: str | None = None
     priority: Int32 | None = None
     slo: Slo | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def include_usage(self) -> bool:

@@ -230,7 +230,7 @@ class Gateway:
         with engine_failures(record):
             async with aclosing(self.engine.generate(wanted)) as events:
                 async for event in events:
-                    refuse_failed(event, record)
+                    refuse_failed(event, record, job.request)
                     chunk = answer.absorb(event)
                     record.note_cached(prompt_index, event.num_cached)
                     last_token = self._clocked(record, chunk, last_token)

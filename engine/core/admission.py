@@ -100,6 +100,10 @@ def _out_of_range(request: Request) -> str:
 
 def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
     """Why a request that could run is better refused now than kept waiting in vain; None if it is taken."""
+    grammar, grammars = seq.request.params.grammar, state.grammars
+    if grammar is not None and grammar not in grammars and len(grammars) >= state.config.max_grammars:
+        reason = f"{len(grammars)} different grammars are in use or waited for already"
+        return Refusal(ErrorCode.LANE_QUEUE_FULL, reason, SHORTEST_RETRY_S)
     most, deadline = state.config.goals[seq.lane].max_wait_s, seq.request.deadline
     if not most and deadline is None:
         return None

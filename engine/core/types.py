@@ -10,16 +10,14 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+from engine.core.grammars import Grammar
 from engine.core.step_time import NOTHING, StepFeatures
 
 AdapterId = str
 """Content hash of an adapter's configuration and weights: its identity everywhere below the gateway."""
-
 PageId = int
-
 HostPageId = int
 """A page of host memory that holds a copy of one of the device's."""
-
 PrefixKey = bytes
 """Digest of an adapter and a run of whole pages of tokens from the start of a sequence (see prefix.py)."""
 
@@ -40,6 +38,7 @@ class ErrorCode(Enum):
     LANE_QUEUE_FULL = "lane_queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"
+    INVALID_GRAMMAR = "invalid_grammar"
 
 
 class Cause(Enum):
@@ -86,6 +85,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """Number of alternatives to report a token; None computes no logprobs."""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class StepPlan:
 
     The plan already fits: committing it cannot fail. Page ids freed by `released` or `evicted` may be reused by
     `loads`, `restores`, `admitted` and `chunks` of the same plan; what `saves` copies is still there when it begins.
-    Fetches are only begun: they go on beside this step and those after it.
+    Fetches, and preparations of grammars, are only begun: they go on beside this step and those after it.
     """
 
     now: float = 0.0
@@ -247,6 +247,8 @@ class StepPlan:
     fetches: tuple[AdapterFetch, ...] = ()
     cancelled_fetches: tuple[AdapterId, ...] = ()
     """Begun by an earlier plan, and wanted by nobody any more. Answered as if they were not cancelled."""
+    prepared: tuple[Grammar, ...] = ()
+    forgotten: tuple[Grammar, ...] = ()
     restores: tuple[PageCopy, ...] = ()
     admitted: tuple[Admission, ...] = ()
     chunks: tuple[ScheduledChunk, ...] = ()
@@ -258,7 +260,7 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         moves = self.evicted or self.loads or self.saves or self.host_dropped or self.fetches or self.cancelled_fetches
-        return not (self.released or self.chunks or moves)
+        return not (self.released or self.chunks or moves or self.prepared or self.forgotten)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +280,11 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a plan. `sampled` has one entry for every chunk with `samples`."""
+    """What came of a plan. Every chunk with `samples` has an entry in `sampled`, or in `failed`: its request, and why
+    its grammar cannot be followed any further."""
 
     sampled: tuple[SampledToken, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
     load_seconds: tuple[float, ...] = ()
     """What the copy of each of the plan's `loads` took."""
 

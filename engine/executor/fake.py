@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
-from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled
+from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, GrammarReady
 from engine.core.types import AdapterFetch, AdapterId, Admission, PageId, SampledToken, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.executor.cost import CostModel, LiveSequence, StepWork, measure
@@ -56,6 +56,7 @@ class FakeExecutor:
         for request_id in plan.released:
             self.sequences.pop(request_id, None)
         self.fetch(plan)
+        self.prepare(plan)
         for admission in plan.admitted:
             pages = list(admission.pages)
             self.sequences[admission.request_id] = FakeSequence(admission, list(admission.tokens), pages)
@@ -68,6 +69,11 @@ class FakeExecutor:
         """Answers the plan's fetches at once."""
         for fetch in plan.fetches:
             self.report(AdapterFetched(fetch.adapter, 0.0))
+
+    def prepare(self, plan: StepPlan) -> None:
+        """Every grammar is ready at once, and followed by nobody: tokens are digests."""
+        for grammar in plan.prepared:
+            self.report(GrammarReady(grammar))
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
         digest = blake2b(Path(path).name.encode(), digest_size=16).hexdigest()
@@ -168,6 +174,8 @@ class TimedExecutor:
             live[admission.request_id] = LiveSequence(admission.params.seed, adapter, rank)
         for fetch in plan.fetches:
             self._disk.begin(fetch)
+        for grammar in plan.prepared:
+            self._report(GrammarReady(grammar))
         work = measure(plan, live)
         seconds = self._cost.seconds(work) * math.exp(self._gauss(0.0, self._sigma))
         self._observe(plan, work, seconds)

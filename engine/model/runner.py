@@ -17,6 +17,8 @@ from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState
 from engine.model.decoder import build_decoder
 from engine.model.fetcher import Fetcher, start_threads
+from engine.model.grammar import GrammarRoom
+from engine.model.grammar_compiler import Compiler
 from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
 from engine.model.lora import TARGETS, target_widths
@@ -88,6 +90,12 @@ class ModelRunner:
         self._loaders = start_threads(config.fetch_threads, "load")
         self._packer = Packer(targets, shape.elements, self.dtype, pins=self.device.type == "cuda", fp8=fp8)
         self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
+        self._grammars = GrammarRoom(
+            Compiler(folder, self.vocab_size, self.eos_token_ids),
+            self.vocab_size,
+            self.eos_token_ids,
+            lambda answer: self._report(answer),
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -108,11 +116,13 @@ class ModelRunner:
         for load in plan.loads:
             self._load(load)
         self._fetch(plan)
+        self._grammars.prepare(plan.forgotten, plan.prepared)
         self._host_pages.restore(self._arena.pages, plan.restores)
         for admission in plan.admitted:
             self._admit(admission)
-        sampled = self._compute(plan) if plan.chunks else ()
-        return StepResult(sampled, self._arena.copies.finish())
+        sampled, failed = self._compute(plan) if plan.chunks else ((), {})
+        kept = tuple(token for token in sampled if token.request_id not in failed)
+        return StepResult(kept, tuple(failed.items()), self._arena.copies.finish())
 
     def connect(self, report: Report) -> None:
         self._report = report
@@ -150,6 +160,7 @@ class ModelRunner:
     def _release(self, request_id: str) -> None:
         if self._batch.release(request_id):
             self._sampler.remove(request_id)
+            self._grammars.remove(request_id)
 
     def _load(self, load: AdapterLoad) -> None:
         adapter = self._host.get(load.adapter)
@@ -157,15 +168,21 @@ class ModelRunner:
 
     def _admit(self, admission: Admission) -> None:
         self._batch.admit(admission, self._arena.slot(admission.adapter))
-        self._sampler.add(admission.request_id, admission.params, admission.tokens, admission.num_prompt)
+        known = admission.tokens, admission.num_prompt
+        params = self._grammars.add(admission.request_id, admission.params, *known)
+        self._sampler.add(admission.request_id, params, *known)
 
-    def _compute(self, plan: StepPlan) -> tuple[SampledToken, ...]:
+    def _compute(self, plan: StepPlan) -> tuple[list[SampledToken], dict[str, str]]:
+        """Tokens, and the requests of those that their grammars were too much for, with the reasons."""
         batch = self._batch.build(plan.chunks)
         logits = self._decoder.forward(batch, self._arena, self.backend)
-        sampled = self._sampler.start(logits, batch.sample_ids).to_host() if batch.sample_ids else []
+        if not batch.sample_ids:
+            return [], {}
+        masks = self._grammars.masks(batch.sample_ids)
+        sampled = self._sampler.start(logits, batch.sample_ids, masks).to_host()
         for token in sampled:
             self._batch.append(token.request_id, token.token)
-        return tuple(sampled)
+        return sampled, self._grammars.advance(sampled)
 
 
 def _pick_device(name: str) -> torch.device:

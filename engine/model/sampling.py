@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.core.types import SampledToken, SamplingParams
+from engine.model.masks import TokenMasks
 from engine.model.sampler import Sampler
 
 
@@ -32,11 +33,12 @@ class TokenSampler(Protocol):
     def remove(self, request_id: str) -> None:
         """Forgets a request; one that is not known is an error (KeyError)."""
 
-    def start(self, logits: Tensor, request_ids: Sequence[str]) -> Sample:
+    def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> Sample:
         """Chooses the next token of each request and adds it to its history.
 
         Args:
             logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
+            masks: what rows may become; None: anything. Logprobs know nothing of it.
 
         Raises:
             KeyError: a request is not known.

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cloralane/v1/generation.proto\x12\x0bloralane.v1\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.loralane.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x86\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x08\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\t\x88\x01\x01\x12>\n\nlogit_bias\x18\x0b \x03(\x0b\x32*.loralane.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0b\n\t_logprobs\"G\n\x03Slo\x12\x14\n\x07ttft_ms\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06itl_ms\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_ttft_msB\t\n\x07_itl_ms\"\x8c\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.loralane.v1.ChatH\x00\x12\x10\n\x06prompt\x18\x03 \x01(\tH\x00\x12+\n\nprompt_ids\x18\x04 \x01(\x0b\x32\x15.loralane.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.loralane.v1.SamplingParams\x12\x1f\n\x04lane\x18\x06 \x01(\x0e\x32\x11.loralane.v1.Lane\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x1d\n\x03slo\x18\x08 \x01(\x0b\x32\x10.loralane.v1.SloB\x07\n\x05input\"f\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.loralane.v1.TopLogprob\">\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\x8d\x02\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.loralane.v1.TokenLogprob\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.loralane.v1.FinishReason\x12!\n\x05usage\x18\x07 \x01(\x0b\x32\x12.loralane.v1.Usage\x12\x1f\n\x04lane\x18\x08 \x01(\x0e\x32\x11.loralane.v1.Lane\x12\x1a\n\x12system_fingerprint\x18\t \x01(\t\"\x8a\x02\n\rGenerateChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.loralane.v1.TokenLogprob\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.loralane.v1.FinishReason\x12!\n\x05usage\x18\x07 \x01(\x0b\x32\x12.loralane.v1.Usage\x12\x1f\n\x04lane\x18\x08 \x01(\x0e\x32\x11.loralane.v1.Lane\x12\x1a\n\x12system_fingerprint\x18\t \x01(\t\"^\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.loralane.v1.ChatH\x00\x12\x10\n\x06prompt\x18\x03 \x01(\tH\x00\x42\x07\n\x05input\"6\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r*B\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\x14\n\x10LANE_INTERACTIVE\x10\x01\x12\x0e\n\nLANE_BATCH\x10\x02*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xec\x01\n\nGeneration\x12G\n\x08Generate\x12\x1c.loralane.v1.GenerateRequest\x1a\x1d.loralane.v1.GenerateResponse\x12L\n\x0eGenerateStream\x12\x1c.loralane.v1.GenerateRequest\x1a\x1a.loralane.v1.GenerateChunk0\x01\x12G\n\x08Tokenize\x12\x1c.loralane.v1.TokenizeRequest\x1a\x1d.loralane.v1.TokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cloralane/v1/generation.proto\x12\x0bloralane.v1\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.loralane.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x86\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x08\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\t\x88\x01\x01\x12>\n\nlogit_bias\x18\x0b \x03(\x0b\x32*.loralane.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\n\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0b\n\t_logprobs\"G\n\x03Slo\x12\x14\n\x07ttft_ms\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06itl_ms\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\n\n\x08_ttft_msB\t\n\x07_itl_ms\"\x19\n\x07\x43hoices\x12\x0e\n\x06\x63hoice\x18\x01 \x03(\t\"\x8e\x01\n\x11StructuredOutputs\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x0e\n\x04json\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12&\n\x06\x63hoice\x18\x05 \x01(\x0b\x32\x14.loralane.v1.ChoicesH\x00\x42\x06\n\x04kind\"\xc8\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.loralane.v1.ChatH\x00\x12\x10\n\x06prompt\x18\x03 \x01(\tH\x00\x12+\n\nprompt_ids\x18\x04 \x01(\x0b\x32\x15.loralane.v1.TokenIdsH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.loralane.v1.SamplingParams\x12\x1f\n\x04lane\x18\x06 \x01(\x0e\x32\x11.loralane.v1.Lane\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x1d\n\x03slo\x18\x08 \x01(\x0b\x32\x10.loralane.v1.Slo\x12:\n\x12structured_outputs\x18\x0f \x01(\x0b\x32\x1e.loralane.v1.StructuredOutputsB\x07\n\x05input\"f\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.loralane.v1.TopLogprob\">\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\x8d\x02\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.loralane.v1.TokenLogprob\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.loralane.v1.FinishReason\x12!\n\x05usage\x18\x07 \x01(\x0b\x32\x12.loralane.v1.Usage\x12\x1f\n\x04lane\x18\x08 \x01(\x0e\x32\x11.loralane.v1.Lane\x12\x1a\n\x12system_fingerprint\x18\t \x01(\t\"\x8a\x02\n\rGenerateChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.loralane.v1.TokenLogprob\x12\x30\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x19.loralane.v1.FinishReason\x12!\n\x05usage\x18\x07 \x01(\x0b\x32\x12.loralane.v1.Usage\x12\x1f\n\x04lane\x18\x08 \x01(\x0e\x32\x11.loralane.v1.Lane\x12\x1a\n\x12system_fingerprint\x18\t \x01(\t\"^\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.loralane.v1.ChatH\x00\x12\x10\n\x06prompt\x18\x03 \x01(\tH\x00\x42\x07\n\x05input\"6\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r*B\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\x14\n\x10LANE_INTERACTIVE\x10\x01\x12\x0e\n\nLANE_BATCH\x10\x02*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xec\x01\n\nGeneration\x12G\n\x08Generate\x12\x1c.loralane.v1.GenerateRequest\x1a\x1d.loralane.v1.GenerateResponse\x12L\n\x0eGenerateStream\x12\x1c.loralane.v1.GenerateRequest\x1a\x1a.loralane.v1.GenerateChunk0\x01\x12G\n\x08Tokenize\x12\x1c.loralane.v1.TokenizeRequest\x1a\x1d.loralane.v1.TokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_LANE']._serialized_start=2104
-  _globals['_LANE']._serialized_end=2170
-  _globals['_FINISHREASON']._serialized_start=2172
-  _globals['_FINISHREASON']._serialized_end=2267
+  _globals['_LANE']._serialized_start=2336
+  _globals['_LANE']._serialized_end=2402
+  _globals['_FINISHREASON']._serialized_start=2404
+  _globals['_FINISHREASON']._serialized_end=2499
   _globals['_CHATMESSAGE']._serialized_start=45
   _globals['_CHATMESSAGE']._serialized_end=89
   _globals['_CHAT']._serialized_start=91
@@ -49,22 +49,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=636
   _globals['_SLO']._serialized_start=817
   _globals['_SLO']._serialized_end=888
-  _globals['_GENERATEREQUEST']._serialized_start=891
-  _globals['_GENERATEREQUEST']._serialized_end=1159
-  _globals['_TOKENLOGPROB']._serialized_start=1161
-  _globals['_TOKENLOGPROB']._serialized_end=1263
-  _globals['_TOPLOGPROB']._serialized_start=1265
-  _globals['_TOPLOGPROB']._serialized_end=1327
-  _globals['_USAGE']._serialized_start=1329
-  _globals['_USAGE']._serialized_end=1409
-  _globals['_GENERATERESPONSE']._serialized_start=1412
-  _globals['_GENERATERESPONSE']._serialized_end=1681
-  _globals['_GENERATECHUNK']._serialized_start=1684
-  _globals['_GENERATECHUNK']._serialized_end=1950
-  _globals['_TOKENIZEREQUEST']._serialized_start=1952
-  _globals['_TOKENIZEREQUEST']._serialized_end=2046
-  _globals['_TOKENIZERESPONSE']._serialized_start=2048
-  _globals['_TOKENIZERESPONSE']._serialized_end=2102
-  _globals['_GENERATION']._serialized_start=2270
-  _globals['_GENERATION']._serialized_end=2506
+  _globals['_CHOICES']._serialized_start=890
+  _globals['_CHOICES']._serialized_end=915
+  _globals['_STRUCTUREDOUTPUTS']._serialized_start=918
+  _globals['_STRUCTUREDOUTPUTS']._serialized_end=1060
+  _globals['_GENERATEREQUEST']._serialized_start=1063
+  _globals['_GENERATEREQUEST']._serialized_end=1391
+  _globals['_TOKENLOGPROB']._serialized_start=1393
+  _globals['_TOKENLOGPROB']._serialized_end=1495
+  _globals['_TOPLOGPROB']._serialized_start=1497
+  _globals['_TOPLOGPROB']._serialized_end=1559
+  _globals['_USAGE']._serialized_start=1561
+  _globals['_USAGE']._serialized_end=1641
+  _globals['_GENERATERESPONSE']._serialized_start=1644
+  _globals['_GENERATERESPONSE']._serialized_end=1913
+  _globals['_GENERATECHUNK']._serialized_start=1916
+  _globals['_GENERATECHUNK']._serialized_end=2182
+  _globals['_TOKENIZEREQUEST']._serialized_start=2184
+  _globals['_TOKENIZEREQUEST']._serialized_end=2278
+  _globals['_TOKENIZERESPONSE']._serialized_start=2280
+  _globals['_TOKENIZERESPONSE']._serialized_end=2334
+  _globals['_GENERATION']._serialized_start=2502
+  _globals['_GENERATION']._serialized_end=2738
 # @@protoc_insertion_point(module_scope)

@@ -226,7 +226,7 @@ class CoreConfig:
     """Adapters being read at a time: enough to keep a disk busy while others are packed. One is kept for the
     interactive lane, so that a batch's fetches are never all in its way."""
     prefetch_window: int = 32
-    """Waiting requests of a lane whose adapters are read and grammars prepared ahead: as many as a default engine starts
+    """Waiting requests of a lane whose adapters are read and grammars prepared ahead: as many as an engine starts
     at once."""
     max_preparations: int = 2
     """Grammars being prepared at a time, one of them kept for the interactive lane: each takes a core from the steps,

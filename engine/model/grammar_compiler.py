@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -76,6 +77,12 @@ def reason(matcher: LLMatcher) -> str:
 
 def _json_source(schema: str) -> str:
     """What the library would have to leave out of account it refuses, whatever the schema itself says to that."""
+    try:
+        document = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not a JSON document: {error}") from error
+    if not isinstance(document, dict):
+        raise ValueError("a schema must be a JSON object")
     return LLMatcher.grammar_from_json_schema(
         schema, defaults={"whitespace_pattern": WHITESPACE}, overrides={"lenient": False}
     )

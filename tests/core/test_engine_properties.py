@@ -11,9 +11,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.core.adapters import HostCopy
 from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, AdapterFetched, AddAdapter, DropAdapter, FetchCancelled, FetchFailed, Submit
+from engine.core.commands import (
+    Abort,
+    AdapterFetched,
+    AddAdapter,
+    DropAdapter,
+    FetchCancelled,
+    FetchFailed,
+    GrammarFailed,
+    GrammarReady,
+    Submit,
+)
 from engine.core.commit_adapters import add_adapter, pin_adapter
 from engine.core.config import CoreConfig, LaneGoals, Scheduling
+from engine.core.grammars import Grammar, GrammarKind, Stage
 from engine.core.plan import plan_step
 from engine.core.state import EngineState
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
@@ -22,6 +33,7 @@ from engine.executor.fake import FakeExecutor, fake_token
 
 ADAPTERS = {"a": 1, "b": 2, "c": 5}
 """Their pages, and their bytes packed."""
+GRAMMARS = [Grammar(GrammarKind.REGEX, text) for text in ("x", "y", "z")]
 
 
 class MemoryExecutor(FakeExecutor):
@@ -40,6 +52,7 @@ class MemoryExecutor(FakeExecutor):
         self.packed = set()
         self.fetching = {}
         """Adapter -> whether it has been called off."""
+        self.preparing, self.prepared = set(), set()
 
     def execute(self, plan):
         for page, host_page in plan.saves:
@@ -68,6 +81,24 @@ class MemoryExecutor(FakeExecutor):
             self.begin(fetch.adapter)
         while self.at_once and self.fetching:
             self.answer(next(iter(self.fetching)), AdapterFetched)
+
+    def prepare(self, plan):
+        for grammar in plan.forgotten:
+            assert grammar in self.preparing | self.prepared, "forgotten without need"
+            self.preparing.discard(grammar)
+            self.prepared.discard(grammar)
+        for grammar in plan.prepared:
+            assert grammar not in self.preparing | self.prepared, "prepared twice"
+            self.preparing.add(grammar)
+        for admission in plan.admitted:
+            assert admission.params.grammar in (None, *self.prepared), "admitted before its grammar is ready"
+        while self.at_once and self.preparing:
+            self.tell(next(iter(self.preparing)), GrammarReady)
+
+    def tell(self, grammar, kind):
+        self.preparing.discard(grammar)
+        self.prepared.add(grammar)
+        self.report(kind(grammar) if kind is GrammarReady else kind(grammar, "too large"))
 
     def begin(self, adapter):
         assert adapter not in self.fetching and adapter not in self.packed, "fetched twice"
@@ -145,6 +176,8 @@ configs = st.builds(
     max_fetches=st.integers(1, 3),
     prefetch_window=st.integers(1, 4),
     fetch_backoff_s=st.sampled_from([0.0, 0.01]),
+    max_preparations=st.integers(1, 2),
+    max_grammars=st.sampled_from([1, 100]),
     max_waiting=st.just(1000),
     eos_token_ids=st.just((7,)),
     prefix_caching=st.booleans(),
@@ -180,9 +213,10 @@ class CoreMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         tenant=st.sampled_from("xyz"),
         deadline=st.sampled_from([None, 0.01, 0.2, 10.0]),
+        grammar=st.sampled_from([None, None, *GRAMMARS]),
     )
-    def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline):
-        self._submit(prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline)
+    def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar):
+        self._submit(prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar)
 
     @rule(prompt=prompts, count=st.integers(2, 4), lane=st.sampled_from(Lane))
     def submit_siblings(self, prompt, count, lane):
@@ -195,8 +229,8 @@ class CoreMachine(RuleBasedStateMachine):
         for adapter in adapters:
             self._submit(prompt, 6, adapter, lane, 0, True, adapter, None)
 
-    def _submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline):
-        params = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos)
+    def _submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar=None):
+        params = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos, grammar=grammar)
         name = f"r{len(self.requests)}"
         arrival = self.state.now
         deadline = None if deadline is None else arrival + deadline
@@ -245,6 +279,12 @@ class CoreMachine(RuleBasedStateMachine):
             kind = FetchCancelled
         self.executor.answer(adapter, kind)
 
+    @precondition(lambda self: self.executor.preparing)
+    @rule(data=st.data(), kind=st.sampled_from([GrammarReady, GrammarReady, GrammarFailed]))
+    def answer_grammar(self, data, kind):
+        wanted = sorted(self.executor.preparing, key=lambda grammar: grammar.text)
+        self.executor.tell(data.draw(st.sampled_from(wanted)), kind)
+
     @rule(count=st.integers(1, 6))
     def step(self, count):
         for _ in range(count):
@@ -267,11 +307,14 @@ class CoreMachine(RuleBasedStateMachine):
             self._step()
             for adapter, cancelled in list(self.executor.fetching.items()):
                 self.executor.answer(adapter, FetchCancelled if cancelled else AdapterFetched)
+            for grammar in list(self.executor.preparing):
+                self.executor.tell(grammar, GrammarReady)
         else:
             raise AssertionError("it never came to rest")
         assert set(self.ended) == set(self.requests)
         assert leftovers(self.state) == []
         assert self.executor.sequences == {}
+        assert not self.executor.preparing and not self.executor.prepared
         assert not self.executor.fetching and not self.state.tiers.fetching
         assert self.executor.packed == {a.id for a in self.state.adapters.values() if a.host is HostCopy.PRESENT}
         assert self.executor.resident.keys() == {a.id for a in self.state.adapters.values() if a.is_resident}
@@ -292,7 +335,7 @@ class CoreMachine(RuleBasedStateMachine):
         if event is not None and event.finish_reason is FinishReason.LENGTH:
             assert len(tokens) == params.max_tokens
         if event is not None and event.finish_reason is FinishReason.STOP:
-            assert tokens[-1] == 7 and not params.ignore_eos
+            assert tokens[-1] == 7 and (params.grammar or not params.ignore_eos)
 
     @invariant()
     def plans_are_pure_and_fit(self):
@@ -322,6 +365,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert not {load.adapter for load in plan.loads} & set(plan.host_dropped), "a copy is dropped as it is used"
         fetching = len(self.state.tiers.fetching) + len(plan.fetches)
         assert fetching <= self.state.config.max_fetches
+        preparing = self.state.grammars.count(Stage.UNDER_WAY) + len(plan.prepared)
+        assert preparing <= self.state.config.max_preparations
 
 
 def _comparable(state):

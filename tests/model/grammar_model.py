@@ -1,10 +1,9 @@
 """A random model that speaks bytes: 256 of them, then an EOS and some tokens of several bytes."""
 
+import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import AutoModelForCausalLM, LlamaConfig
-
-import torch
 
 EOS = 0
 WORDS = ["ab", "yes", '":']

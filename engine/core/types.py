@@ -212,7 +212,7 @@ class PageCopy(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Everything one step does, in the order an executor must do it: save, release, evict, load, drop and fetch,
-    restore, admit, compute.
+    prepare grammars, restore, admit, compute.
 
     The plan already fits: committing it cannot fail. Page ids freed by `released` or `evicted` may be reused by
     `loads`, `restores`, `admitted` and `chunks` of the same plan; what `saves` copies is still there when it begins.

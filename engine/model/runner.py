@@ -107,7 +107,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Does what the plan says, in its order: save, release, evict, load, fetch, restore, admit, compute, sample."""
+        """Does what the plan says, in its order: save, release, evict, load, fetch, prepare, restore, admit, compute,
+        sample."""
         self._host_pages.save(self._arena.pages, plan.saves)
         for request_id in plan.released:
             self._release(request_id)

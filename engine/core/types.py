@@ -167,10 +167,8 @@ class Admission:
 
 
 class ScheduledChunk(NamedTuple):
-    """Compute `num_tokens` tokens of a sequence, beginning at position `start`.
-
-    A named tuple because a step has hundreds: making one costs a quarter of what a frozen dataclass does.
-    """
+    """Compute `num_tokens` tokens of a sequence, beginning at position `start`. A named tuple because a step has
+    hundreds: making one costs a quarter of what a frozen dataclass does."""
 
     request_id: str
     start: int

@@ -223,26 +223,26 @@ def test_rows_without_a_grammar_are_the_same_beside_any(byte_model):
 def test_the_preempted_go_on_as_if_nothing_had_been(byte_model):
     """Batch requests whose pages are taken again and again, against the same ones undisturbed. Greedy ones, kept from
     repeating themselves: between drawn tokens rounding decides now and then."""
-    shaping = {"lane": Lane.BATCH, "max_tokens": 180, "temperature": 0.0, "frequency_penalty": 0.5}
+    shaping = {"lane": Lane.BATCH, "max_tokens": 55, "temperature": 0.0, "frequency_penalty": 0.5}
     numbers = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}, "minItems": 15}
     grammars = [
         schema({"type": "object", "properties": {"all": numbers}, "required": ["all"]}),
-        regex("[a-z]{90}[A-Z]{60}"),
+        regex("[a-z]{20}[A-Z]{30}"),
     ] * 2
 
     def run(disturbed, **core):
         house = House(byte_model, **core)
         names = [house.ask(f"b{i}", one, **shaping) for i, one in enumerate(grammars)]
         for number in range(12):
-            for _ in range(20):
+            for _ in range(6):
                 house.step()
             if disturbed:
-                house.ask(f"person-{number}", prompt=b"x" * 100, max_tokens=4, ignore_eos=True)
+                house.ask(f"person-{number}", prompt=b"x" * 30, max_tokens=4, ignore_eos=True)
         house.finish()
         return [house.tokens[name] for name in names], house.engine.state.counters.preemptions
 
-    undisturbed, none = run(False)
-    resumed, preemptions = run(True, num_pages=20, max_seqs=4)
+    undisturbed, none = run(False, block_size=4)
+    resumed, preemptions = run(True, block_size=4, num_pages=24, max_seqs=4)
     assert none == 0 < preemptions
     assert resumed == undisturbed and len({*map(tuple, resumed)}) == 2
 

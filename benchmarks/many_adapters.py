@@ -20,7 +20,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -97,40 +97,59 @@ def spread(items: Sequence[Item], names: Sequence[str], seed: int) -> list[Item]
     return [replace(item, model=names[zipf()]) for item in items]
 
 
-def one_against_all(server: Server, names: Sequence[str], ranks: Sequence[int], count: int) -> list[Figure]:
+def one_against_all(server: Server, folders: Mapping[str, Path], ranks: Sequence[int], count: int) -> list[Figure]:
+    names = list(folders)
     items = requests(names[:1], count)
     typical = names[ranks.index(8)]
     warm = spread(requests(names[:1], count, seed=1), names, seed=1)
     server.run(warm)
     one = report("one", server.run([replace(item, model=typical) for item in items]))
     mixed = spread(items, names, seed=2)
+    warm_page_cache(folders[item.model] for item in mixed)
     fetches = server.metric("loralane_adapter_fetches_total")
-    with ThreadPoolExecutor(1) as pool:
-        listing = pool.submit(listing_seconds, server)
-        rate = report("all", server.run(mixed)).output_tokens_per_second
-        slowest = listing.result()
+    rate = report("all", server.run(mixed)).output_tokens_per_second
+    fetches = server.metric("loralane_adapter_fetches_total") - fetches
     ratio = rate / one.output_tokens_per_second
     used, total = (server.metric(f"loralane_adapter_host_{which}_bytes") for which in ("used", "total"))
     return [
         Figure("tokens/s, one adapter of rank 8", one.output_tokens_per_second),
         Figure(f"tokens/s, {len({item.model for item in mixed})} adapters asked for", rate),
         Figure("of one adapter's", ratio, ">= 0.9", ratio >= 0.9),
-        Figure("adapters read from disk meanwhile", server.metric("loralane_adapter_fetches_total") - fetches),
+        Figure("adapters read from disk meanwhile", fetches),
         Figure("host memory used / bound", used / total, "<= 1", used <= total),
-        Figure(f"list of {len(names)} adapters under load, p50 (ms)", slowest * 1e3, "<= 50", slowest <= 0.05),
+        listing_under_load(server, mixed),
     ]
 
 
-def beside_loads(server: Server, names: Sequence[str]) -> list[Figure]:
+def warm_page_cache(folders: Iterable[Path]) -> None:
+    """13 GB of adapters do not stay in every machine's memory, and its disk is not what is measured."""
+    for folder in set(folders):
+        for file in folder.iterdir():
+            file.read_bytes()
+
+
+def listing_under_load(server: Server, items: Sequence[Item]) -> Figure:
+    """Apart from the throughput: a list takes some of the engine's time, and it is made by the same cores."""
+    with ThreadPoolExecutor(1) as pool:
+        listing = pool.submit(listing_seconds, server)
+        server.run(items)
+        typical = listing.result()
+    return Figure("list of all adapters under load, p50 (ms)", typical * 1e3, "<= 50", typical <= 0.05)
+
+
+def beside_loads(server: Server, folders: Mapping[str, Path]) -> list[Figure]:
     """Requests for adapters on the device, beside others for adapters on the device and then for adapters on disk."""
-    warm = names[:CONCURRENCY]
+    warm = list(folders)[:CONCURRENCY]
     server.run(requests(warm, len(warm), seed=4))
     on_disk = [name for name, adapter in server.adapters().items() if adapter["tier"] == "disk"][:BESIDE]
     if not on_disk:
         return []  # host memory has room for all
+    warm_page_cache(folders[name] for name in on_disk)
     own = at_times(requests(warm, BESIDE, seed=5), 0.0)
-    calm = server.run(own + at_times(requests(warm, BESIDE, seed=6), GAP_S / 2), concurrency=None)
-    busy = server.run(own + at_times(requests(on_disk, BESIDE, seed=6), GAP_S / 2), concurrency=None)
+    calm, busy = (
+        server.run(sorted(own + at_times(requests(others, BESIDE, seed=6), GAP_S / 2), key=lambda item: item.at), None)
+        for others in (warm, on_disk)
+    )
     before, after, read = (
         report("", [stream for stream in streams if (stream.item in own) is is_own])
         for streams, is_own in ((calm, True), (busy, True), (busy, False))
@@ -244,11 +263,11 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> Non
         with start(folders, host_adapter_gb=arguments.host_gb, scheduling={"policy": "fcfs"}) as server:
             figures.append(Figure("ready after (s)", time.perf_counter() - began))
             status.update("one adapter against all")
-            figures += one_against_all(server, list(folders), ranks, arguments.requests)
+            figures += one_against_all(server, folders, ranks, arguments.requests)
         status.update("the same with lanes")
         with start(folders, host_adapter_gb=arguments.host_gb) as server:
             status.update("beside loads")
-            figures += beside_loads(server, list(folders))
+            figures += beside_loads(server, folders)
             status.update("cold against warm")
             figures += cold_against_warm(server)
         status.update("twice what fits")

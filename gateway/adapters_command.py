@@ -51,7 +51,7 @@ def list_adapters(
         elif not watch:
             print_wide(adapter_table(adapters))
         else:
-            with Live(adapter_table(adapters), console=Console()) as live, _until_interrupted():
+            with Live(adapter_table(adapters), console=Console()) as live, until_interrupted():
                 while True:
                     time.sleep(1.0)
                     live.update(adapter_table(chosen(client.list(), pattern, tier, sort)))
@@ -63,7 +63,7 @@ def show(name: Name, as_json: AsJson = False, target: GrpcTarget = LOCAL, key: A
     with _admin(target, key) as client:
         found = [adapter for adapter in client.list() if name in (adapter.name, *adapter.aliases)]
     if not found:
-        _fail(f"there is no adapter {name!r}")
+        fail(f"there is no adapter {name!r}")
     if as_json:
         print(json.dumps(adapter_json(found[0]), indent=2))
     else:
@@ -162,17 +162,17 @@ def _admin(target: str, key: str) -> Iterator[AdminClient]:
         with AdminClient(target, key) as client:
             yield client
     except RpcError as error:
-        _fail(f"{target}: {error.details()}")
+        fail(f"{target}: {error.details()}")
 
 
 @contextmanager
-def _until_interrupted() -> Iterator[None]:
+def until_interrupted() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
         return
 
 
-def _fail(message: str) -> NoReturn:
+def fail(message: str) -> NoReturn:
     console.print(f"[red]error:[/red] {message}", highlight=False)
     raise typer.Exit(1)

@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from gateway.outputs import message_json
 from gateway.pb import adapters_pb2 as pb
 
 TIERS = ("disk", "fetching", "host", "resident")
@@ -80,7 +81,7 @@ def adapter_facts(adapter: pb.Adapter) -> Table:
 
 def adapter_json(adapter: pb.Adapter) -> dict[str, Any]:
     """Every field, by the names of the HTTP API."""
-    return {field.name: _plain(adapter, field) for field in adapter.DESCRIPTOR.fields}
+    return message_json(adapter)
 
 
 def _cells(adapter: pb.Adapter) -> Iterable[Text | str]:
@@ -107,10 +108,3 @@ def _fact(name: str, value: Any) -> str:
     if name in ("created", "updated"):
         return datetime.fromtimestamp(value).astimezone().isoformat(timespec="seconds")
     return ", ".join(value) if isinstance(value, list) else "-" if value in (None, "") else str(value)
-
-
-def _plain(adapter: pb.Adapter, field: Any) -> Any:
-    if field.has_presence and not adapter.HasField(field.name):
-        return None
-    value = getattr(adapter, field.name)
-    return list(value) if field.is_repeated else value

@@ -24,6 +24,8 @@ from starlette.types import ASGIApp
 
 from engine.client import EngineClient
 from engine.core.types import Lane
+from gateway.accounts.registry import open_accounts
+from gateway.accounts.store import account_store
 from gateway.adapters.mirror import CONCURRENT_LOADS
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
@@ -109,9 +111,13 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
     """
     config = launch.config
     async with AsyncExitStack() as stack:
-        redis = await stack.enter_async_context(open_store(launch.data_dir, config.redis.url))
+        redis = await stack.enter_async_context(
+            open_store(launch.data_dir, config.redis.url, cluster=config.redis.cluster)
+        )
         limiter = _limiter(config, redis)
-        await limiter.configure(entry.tenant for entry in config.tenants.values())
+        seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
+        registered = account_store(redis, config.redis.key_prefix)
+        accounts = await stack.enter_async_context(open_accounts(registered, config.admins(), limiter.know, seeds))
         supervisor = EngineSupervisor(
             config.engine_config(launch.model_dir, launch.data_dir / "engine"),
             _engine_socket(launch.data_dir),
@@ -135,13 +141,18 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             observers=(metrics, request_log) if request_log else (metrics,),
         )
         stack.push_async_callback(gateway.close)
-        keys = config.key_ring()
         app = create_app(
-            gateway, keys, metrics=metrics, request_log=request_log, max_body_bytes=config.http.max_body_bytes
+            gateway,
+            accounts,
+            metrics=metrics,
+            request_log=request_log,
+            accounts=accounts,
+            max_body_bytes=config.http.max_body_bytes,
+            tool_parser=config.model.tool_parser,
         )
         http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
         grpc_port = await stack.enter_async_context(
-            _grpc(GrpcServer(gateway, keys, host=config.grpc.host, port=config.grpc.port))
+            _grpc(GrpcServer(gateway, accounts, accounts, host=config.grpc.host, port=config.grpc.port))
         )
         yield Running(gateway, engine, supervisor, limiter, http_port, grpc_port)
 

@@ -20,12 +20,18 @@ from gateway.adapters_command import app as adapters_app
 from gateway.bench.command import app as bench_app
 from gateway.config import Config, load_config
 from gateway.config_file import ConfigError
+from gateway.limits_command import app as limits_app
 from gateway.simulate_command import simulate
+from gateway.tenants_command import keys as keys_app
+from gateway.tenants_command import tenants as tenants_app
 
 app = typer.Typer(
     help="A multi-LoRA, priority-lane serving gateway.", no_args_is_help=True, rich_markup_mode="markdown"
 )
 app.add_typer(adapters_app, name="adapters")
+app.add_typer(limits_app, name="limits")
+app.add_typer(tenants_app, name="tenants")
+app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
 
 console = Console(stderr=True)

@@ -26,7 +26,8 @@ from gateway.config_sections import (
     RedisConfig,
     TenantConfig,
 )
-from gateway.core.tenants import ADMIN_TENANT, KeyRing, Limits, Principal, Tenant, hash_key, key_id
+from gateway.core.limits import Limits
+from gateway.core.tenants import ADMIN_TENANT, KeyRing, Principal, Tenant, hash_key, key_id
 
 DEMO_KEYS = ("sk-demo-acme", "sk-demo-globex", "sk-demo-admin")
 """Known to everybody, so good on loopback only."""
@@ -61,8 +62,6 @@ class Config:
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
 
     def __post_init__(self) -> None:
-        if self.limits.lease_seconds <= self.http.request_timeout_s:
-            raise ConfigError("limits.lease_seconds: must be longer than http.request_timeout_s")
         self._check_keys()
 
     def _check_keys(self) -> None:
@@ -89,12 +88,16 @@ class Config:
             batch=self.lanes.batch.goals(),
         )
 
+    def admins(self) -> dict[str, Principal]:
+        """By SHA-256 of their keys."""
+        return {key: Principal(ADMIN_TENANT, key_id(key), is_admin=True) for key in self.admin.keys}
+
     def key_ring(self) -> KeyRing:
+        """Everybody the configuration knows, as it is; a gateway follows the registry instead, which it seeds."""
         principals = {
             key: Principal(entry.tenant, key_id(key)) for entry in self.tenants.values() for key in entry.keys
         }
-        principals |= {key: Principal(ADMIN_TENANT, key_id(key), is_admin=True) for key in self.admin.keys}
-        return KeyRing(principals)
+        return KeyRing(principals | self.admins())
 
 
 def load_config(path: Path | None, env: Mapping[str, str]) -> Config:

@@ -11,6 +11,7 @@ from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Policy
+from gateway.tools.dialects import ToolParserName
 
 URL_PREFIX = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://[A-Za-z0-9][A-Za-z0-9_./-]*/")
 LOCAL_SCHEMES = frozenset(("file", "local"))
@@ -52,6 +53,8 @@ class ModelConfig:
     """A model folder, a GGUF file, a Hugging Face id, or `embedded`: the small one that comes with the package."""
     name: str = ""
     """What clients call it; empty: the last part of the source's own name."""
+    tool_parser: ToolParserName = "auto"
+    """How it writes calls of tools: hermes, llama3, or none that are read. auto: as its chat template does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +146,8 @@ class LimitsConfig:
     """degraded: each gateway limits by itself. closed: requests get 503. open: requests are not limited."""
     replicas: int = 1
     """Gateways sharing one Redis; while it is away each grants this fraction of every limit."""
-    lease_seconds: float = 3600.0
-    """After which a reservation that was never settled is forgotten; longer than any request."""
+    lease_seconds: float = 30.0
+    """After which requests under way in a gateway that died no longer count as such; renewed while they run."""
 
     def __post_init__(self) -> None:
         _at_least(1, replicas=self.replicas, lease_seconds=self.lease_seconds)
@@ -154,12 +157,16 @@ class LimitsConfig:
 class RedisConfig:
     url: str = ""
     """redis://, rediss:// or unix://; empty: REDIS_URL if set, else an embedded Valkey in the data directory."""
+    cluster: bool = False
+    """The server at `url` is a node of a Redis Cluster."""
     timeout_ms: float = 50.0
     """Of one limiter call."""
     key_prefix: str = "loralane:"
 
     def __post_init__(self) -> None:
         _at_least(1, timeout_ms=self.timeout_ms)
+        if self.cluster and self.url.startswith("unix://"):
+            raise ValueError("cluster needs a url that begins with redis:// or rediss://")
         if self.url and not self.url.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError(f"url must begin with redis://, rediss:// or unix://, not {self.url!r}")
 

@@ -11,7 +11,7 @@ from typing import Literal, Protocol, TypeVar
 from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
-from gateway.tokenizer import Detokenizer, Message, StopMatcher
+from gateway.tokenizer import Detokenizer, Message, StopMatcher, ToolSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class Chat:
     """Messages for the model's chat template."""
 
     messages: tuple[Message, ...]
+    tools: tuple[ToolSchema, ...] = ()
+    """That the model may call."""
 
 
 PromptInput = Chat | str | tuple[int, ...]
@@ -104,6 +106,8 @@ class GenerationChunk:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each token id, if asked for."""
+    silent: bool = False
+    """The last token is a stop token: it counts, and has no text."""
     finish_reason: Finish | None = None
     """Set on the last chunk of every answer."""
     usage: Usage | None = None
@@ -153,6 +157,8 @@ class RequestRecord:
     """As HTTP would answer; 499 when the caller left."""
     error_code: str = ""
     error_metadata: Mapping[str, str] = field(default_factory=dict)
+    shadowed: tuple[tuple[str, str], ...] = ()
+    """Limits in shadow that would have refused it: kind of scope, and name."""
     refund: bool = False
     """The engine failed or refused it: the caller pays nothing."""
 
@@ -227,8 +233,9 @@ class Answer:
             return self._chunk(event, text, len(event.tokens), None)
         tail, stopped = self._match(self._detokenizer.flush())
         tail = tail if stopped else tail + self._matcher.flush()
-        ended_by_stop = stopped or event.finish_reason is FinishReason.STOP
-        return self._chunk(event, text + tail, len(event.tokens), "stop" if ended_by_stop else "length")
+        silent = event.finish_reason is FinishReason.STOP
+        finish: Finish = "stop" if stopped or silent else "length"
+        return self._chunk(event, text + tail, len(event.tokens), finish, silent)
 
     def _push(self, token_ids: Sequence[int]) -> tuple[str, int, bool]:
         """Text to show, how many of the tokens led to it, and whether a stop string ended it."""
@@ -244,8 +251,12 @@ class Answer:
     def _match(self, text: str) -> tuple[str, bool]:
         return (text, False) if self._num_tokens <= self._min_tokens else self._matcher.push(text)
 
-    def _chunk(self, event: TokenEvent, text: str, num_tokens: int, finish: Finish | None) -> GenerationChunk:
-        return GenerationChunk(self._index, text, event.tokens[:num_tokens], event.logprobs[:num_tokens], finish)
+    def _chunk(
+        self, event: TokenEvent, text: str, num_tokens: int, finish: Finish | None, silent: bool = False
+    ) -> GenerationChunk:
+        return GenerationChunk(
+            self._index, text, event.tokens[:num_tokens], event.logprobs[:num_tokens], silent, finish
+        )
 
 
 T = TypeVar("T")

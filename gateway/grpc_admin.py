@@ -12,17 +12,14 @@ import grpc
 
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.watch import Difference, watch
-from gateway.core.errors import forbidden, invalid_request
-from gateway.core.tenants import KeyRing, Principal
-from gateway.grpc_calls import Call, answer
+from gateway.core.errors import invalid_request
+from gateway.core.tenants import Authenticator
+from gateway.grpc_calls import Call, administer, watch_interval
 from gateway.grpc_wire import adapter_to_pb
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb import adapters_pb2_grpc as pb_grpc
 
 MAX_DRAIN_SECONDS = 86_400.0
-MIN_WATCH_SECONDS = 0.1
-MAX_WATCH_SECONDS = 60.0
-DEFAULT_WATCH_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -30,7 +27,7 @@ T = TypeVar("T")
 class AdapterAdminService(pb_grpc.AdapterAdminServicer):
     """A change that has begun goes on when its caller leaves: a registry and an engine half way apart help nobody."""
 
-    def __init__(self, adapters: AdapterRegistry, keys: KeyRing) -> None:
+    def __init__(self, adapters: AdapterRegistry, keys: Authenticator) -> None:
         self._adapters = adapters
         self._keys = keys
         self._changes: set[asyncio.Task[Any]] = set()
@@ -77,7 +74,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
     async def Watch(  # noqa: N802
         self, request: pb.WatchAdaptersRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        await answer(context, self._keys, partial(self._watch, request))
+        await administer(context, self._keys, partial(self._watch, request))
 
     def stop_watching(self) -> None:
         """Ends every Watch: they would go on for as long as their callers stay."""
@@ -90,11 +87,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         await asyncio.gather(*self._changes, return_exceptions=True)
 
     async def _administer(self, context: grpc.aio.ServicerContext, work: Callable[[], Awaitable[T]]) -> T:
-        async def admitted(call: Call, principal: Principal) -> T:
-            _check_admin(principal)
-            return await work()
-
-        return await answer(context, self._keys, admitted)
+        return await administer(context, self._keys, lambda _: work())
 
     async def _load(self, request: pb.LoadAdapterRequest) -> pb.Adapter:
         load = partial(
@@ -116,12 +109,8 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
     async def _list(self) -> pb.ListAdaptersResponse:
         return pb.ListAdaptersResponse(adapters=map(adapter_to_pb, await self._adapters.statuses()))
 
-    async def _watch(self, request: pb.WatchAdaptersRequest, call: Call, principal: Principal) -> None:
-        _check_admin(principal)
-        seconds = request.interval_seconds or DEFAULT_WATCH_SECONDS
-        if not MIN_WATCH_SECONDS <= seconds <= MAX_WATCH_SECONDS:
-            bounds = f"from {MIN_WATCH_SECONDS:g} to {MAX_WATCH_SECONDS:g}"
-            raise invalid_request(f"interval_seconds must be {bounds}", "interval_seconds")
+    async def _watch(self, request: pb.WatchAdaptersRequest, call: Call) -> None:
+        seconds = watch_interval(request.interval_seconds)
         await call.open()
         async with aclosing(watch(self._adapters, seconds, self._closing)) as differences:
             async for difference in differences:
@@ -136,11 +125,6 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
         return await asyncio.shield(task)
-
-
-def _check_admin(principal: Principal) -> None:
-    if not principal.is_admin:
-        raise forbidden()
 
 
 def _difference_to_pb(difference: Difference) -> pb.WatchAdaptersResponse:

@@ -9,16 +9,32 @@ from grpc_health.v1 import health
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from gateway.core.tenants import KeyRing
+from gateway.accounts.admin import AccountAdmin
+from gateway.accounts.registry import AccountRegistry
+from gateway.core.tenants import Authenticator
+from gateway.grpc_accounts import TenantAdminService
 from gateway.grpc_admin import AdapterAdminService
 from gateway.grpc_generation import GenerationService
 from gateway.grpc_health import EngineHealth
-from gateway.pb import adapters_pb2, adapters_pb2_grpc, generation_pb2, generation_pb2_grpc
+from gateway.grpc_limits import LimitAdminService
+from gateway.limiter.admin import LimitAdmin
+from gateway.pb import (
+    adapters_pb2,
+    adapters_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    limits_pb2,
+    limits_pb2_grpc,
+    tenants_pb2,
+    tenants_pb2_grpc,
+)
 from gateway.service import Gateway
 
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,
     adapters_pb2.DESCRIPTOR.services_by_name["AdapterAdmin"].full_name,
+    limits_pb2.DESCRIPTOR.services_by_name["LimitAdmin"].full_name,
+    tenants_pb2.DESCRIPTOR.services_by_name["TenantAdmin"].full_name,
 )
 
 KEEPALIVE = (
@@ -37,7 +53,8 @@ class GrpcServer:
     def __init__(
         self,
         gateway: Gateway,
-        keys: KeyRing,
+        keys: Authenticator,
+        accounts: AccountRegistry | None = None,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -46,6 +63,7 @@ class GrpcServer:
     ) -> None:
         """
         Args:
+            accounts: None leaves tenants and keys to the configuration.
             port: 0 takes any free one.
             max_message_bytes: of one request; gRPC itself refuses a larger one with RESOURCE_EXHAUSTED.
             grace_seconds: how long running calls may go on when the server stops.
@@ -53,10 +71,15 @@ class GrpcServer:
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._grace_seconds = grace_seconds
         self._admin = AdapterAdminService(gateway.adapters, keys)
+        self._limits = LimitAdminService(LimitAdmin(gateway.limiter), keys)
         self._health = EngineHealth(SERVICES, lambda: gateway.engine.ready)
         self._server = grpc.aio.server(options=_options(max_message_bytes))
         generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(gateway, keys), self._server)
         adapters_pb2_grpc.add_AdapterAdminServicer_to_server(self._admin, self._server)
+        limits_pb2_grpc.add_LimitAdminServicer_to_server(self._limits, self._server)
+        if accounts is not None:
+            tenants = TenantAdminService(AccountAdmin(accounts, gateway.limiter.drop), keys)
+            tenants_pb2_grpc.add_TenantAdminServicer_to_server(tenants, self._server)
         add_HealthServicer_to_server(self._health, self._server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -74,6 +97,7 @@ class GrpcServer:
         """Takes no more calls, lets running ones end for a while, then cancels them."""
         self._health.stop_serving()
         self._admin.stop_watching()
+        self._limits.stop_watching()
         await self._server.stop(self._grace_seconds)
         await self._admin.close()
 

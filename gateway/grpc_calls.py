@@ -12,9 +12,9 @@ import grpc
 import structlog
 from google.protobuf.message import Message
 
-from gateway.core.errors import ApiError, internal
+from gateway.core.errors import ApiError, forbidden, internal, invalid_request
 from gateway.core.request_id import request_id_from
-from gateway.core.tenants import KeyRing, Principal
+from gateway.core.tenants import Authenticator, Principal
 from gateway.grpc_errors import status_of
 
 log = structlog.get_logger("grpc")
@@ -23,6 +23,10 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 DEADLINE_MARGIN = 0.01
 """Seconds by which we give up before gRPC cancels: an answer still gets through, and is no caller who left."""
+
+MIN_WATCH_SECONDS = 0.1
+MAX_WATCH_SECONDS = 60.0
+DEFAULT_WATCH_SECONDS = 1.0
 
 T = TypeVar("T")
 
@@ -82,7 +86,7 @@ class Call:
 
 
 async def answer(
-    context: grpc.aio.ServicerContext, keys: KeyRing, work: Callable[[Call, Principal], Awaitable[T]]
+    context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[Call, Principal], Awaitable[T]]
 ) -> T:
     """Does an authenticated caller's work and returns its result.
 
@@ -100,6 +104,26 @@ async def answer(
     else:
         return result
     return await call.refuse(refusal)
+
+
+async def administer(context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[Call], Awaitable[T]]) -> T:
+    """As `answer`, for administrators alone."""
+
+    async def admitted(call: Call, principal: Principal) -> T:
+        if not principal.is_admin:
+            raise forbidden()
+        return await work(call)
+
+    return await answer(context, keys, admitted)
+
+
+def watch_interval(seconds: float) -> float:
+    """Between two looks; 0: nothing was said. Raises ApiError: INVALID_REQUEST."""
+    seconds = seconds or DEFAULT_WATCH_SECONDS
+    if not MIN_WATCH_SECONDS <= seconds <= MAX_WATCH_SECONDS:
+        bounds = f"from {MIN_WATCH_SECONDS:g} to {MAX_WATCH_SECONDS:g}"
+        raise invalid_request(f"interval_seconds must be {bounds}", "interval_seconds")
+    return seconds
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from functools import partial
 import grpc
 
 from gateway.core.errors import Fault, unavailable
-from gateway.core.tenants import KeyRing, Principal
+from gateway.core.tenants import Authenticator, Principal
 from gateway.generation import Generation
 from gateway.grpc_calls import Call, answer
 from gateway.grpc_wire import chunk_to_pb, generate_request, model_query, prompt_input, response_to_pb, usage_metadata
@@ -21,7 +21,7 @@ from gateway.service import Gateway
 class GenerationService(pb_grpc.GenerationServicer):
     """gRPC cancels a handler's task when its caller leaves or its deadline passes; the gateway does the rest."""
 
-    def __init__(self, gateway: Gateway, keys: KeyRing) -> None:
+    def __init__(self, gateway: Gateway, keys: Authenticator) -> None:
         self._gateway = gateway
         self._keys = keys
         self._token_text = gateway.tokenizer.token_text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any, get_type_hints
 
 import msgspec
@@ -10,11 +11,12 @@ import msgspec
 from engine.core.grammars import Grammar
 from engine.core.types import Lane, SamplingParams, TokenLogprobs
 from gateway.adapters.status import STATUS_FIELDS, AdapterStatus
-from gateway.core.errors import invalid_request
+from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.routing import ModelQuery
 from gateway.generation import Admitted, Chat, Finish, GenerateRequest, GenerationChunk, PromptInput, Usage
 from gateway.openai_convert import chat_messages
-from gateway.openai_schema import ChatMessage, CompletionRequest, Slo, StructuredOutputs
+from gateway.openai_messages import ChatMessage
+from gateway.openai_schema import CompletionRequest, Slo, StructuredOutputs
 from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
 from gateway.structured import Constraint, constraint
@@ -74,7 +76,7 @@ def prompt_input(message: pb.GenerateRequest | pb.TokenizeRequest) -> PromptInpu
     """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     match message.WhichOneof("input"):
         case "chat":
-            return Chat(chat_messages([ChatMessage(entry.role, entry.content) for entry in message.chat.messages]))
+            return Chat(chat_messages(list(map(_message, message.chat.messages, count()))))
         case "prompt":
             return message.prompt
         case "prompt_ids" if isinstance(message, pb.GenerateRequest):
@@ -104,6 +106,12 @@ def usage_metadata(usage: Usage) -> dict[str, str]:
 def adapter_to_pb(status: AdapterStatus) -> adapters_pb2.Adapter:
     """The message has the same fields, by the same names."""
     return adapters_pb2.Adapter(**{name: getattr(status, name) for name in STATUS_FIELDS})
+
+
+def _message(message: pb.ChatMessage, index: int) -> ChatMessage:
+    if message.role == "tool":  # whose answer to a call has no field here for the call
+        raise unsupported_parameter(f"messages[{index}].role", "cannot be 'tool' over gRPC")
+    return ChatMessage(message.role, message.content)
 
 
 def _plain(value: Any) -> Any:

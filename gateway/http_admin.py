@@ -9,10 +9,15 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from engine.client import EngineUnavailable
+from gateway.accounts.admin import AccountAdmin
+from gateway.accounts.registry import AccountRegistry
 from gateway.core.errors import ApiError, Fault, forbidden, invalid_request, unavailable
 from gateway.core.tenants import Principal
+from gateway.http_accounts import AccountsApi
 from gateway.http_edge import read_body
+from gateway.http_limits import LIMITS, LimitsApi
 from gateway.http_stream import json_response
+from gateway.limiter.admin import LimitAdmin
 from gateway.openai_schema import (
     AliasRequest,
     AllowRequest,
@@ -36,11 +41,20 @@ Handler = Callable[[Request], Awaitable[Response]]
 class AdminApi:
     """Handlers for administrators' keys. Names of adapters may have slashes: what is done to one is the last part."""
 
-    def __init__(self, gateway: Gateway, authenticate: Callable[[Request], Principal], max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        authenticate: Callable[[Request], Principal],
+        max_body_bytes: int,
+        accounts: AccountRegistry | None = None,
+    ) -> None:
+        """`accounts`: None leaves tenants and keys to the configuration."""
         self._gateway = gateway
         self._adapters = gateway.adapters
         self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
+        self._limits = LimitsApi(LimitAdmin(gateway.limiter), max_body_bytes)
+        self._accounts = accounts
 
     def routes(self) -> list[Route]:
         table: list[tuple[str, str, Handler]] = [
@@ -55,8 +69,15 @@ class AdminApi:
             ("POST", ADAPTER + "/tenants", self.allow),
             ("GET", ADAPTER, self.show),
             ("DELETE", ADAPTER, self.unload),
+            ("GET", LIMITS, self._limits.get),
+            ("PATCH", LIMITS, self._limits.set),
+            ("POST", LIMITS + "/reset", self._limits.reset),
+            ("GET", LIMITS + "/usage", self._limits.usage),
             ("GET", "/admin/v1/check", self.check),
         ]
+        if self._accounts is not None:
+            admin = AccountAdmin(self._accounts, self._gateway.limiter.drop)
+            table += AccountsApi(admin, self._max_body_bytes).table()
         return [Route(path, self._for_admins(handler), methods=[method]) for method, path, handler in table]
 
     async def load_as_vllm(self, request: Request) -> Response:

@@ -15,10 +15,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.client import EngineUnavailable
-from gateway.core.errors import ApiError, invalid_request
+from gateway.accounts.registry import AccountRegistry
+from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
 from gateway.core.routing import ModelQuery
-from gateway.core.tenants import KeyRing, Principal
-from gateway.generation import GenerateRequest
+from gateway.core.tenants import Authenticator, Principal
+from gateway.generation import Chat, GenerateRequest
 from gateway.http_admin import AdminApi
 from gateway.http_edge import Edge, on_api_error, on_http_exception, read_body, request_id
 from gateway.http_stream import GenerationResponse, json_response
@@ -35,8 +36,11 @@ from gateway.openai_schema import (
     TokenizeRequest,
     parse,
 )
+from gateway.openai_tools import ToolCalls, offered_tools
+from gateway.openapi import document
 from gateway.request_log import RequestLog
 from gateway.service import Gateway
+from gateway.tools.dialects import ToolParserName, choose_dialect
 
 MAX_BODY_BYTES = 8 * 2**20
 PING_SECONDS = 10.0
@@ -44,15 +48,20 @@ PING_SECONDS = 10.0
 
 def create_app(
     gateway: Gateway,
-    keys: KeyRing,
+    keys: Authenticator,
     *,
     metrics: Metrics,
     request_log: RequestLog | None = None,
+    accounts: AccountRegistry | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
+    tool_parser: ToolParserName = "auto",
 ) -> Starlette:
-    """The ASGI application. `request_log` is told of requests that never reach the gateway."""
-    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds)
+    """The ASGI application.
+
+    `request_log` is told of requests that never reach the gateway; without `accounts` nobody administers tenants.
+    """
+    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts, tool_parser)
     return Starlette(
         routes=api.routes(),
         middleware=[Middleware(Edge)],
@@ -66,11 +75,13 @@ class HttpApi:
     def __init__(
         self,
         gateway: Gateway,
-        keys: KeyRing,
+        keys: Authenticator,
         metrics: Metrics,
         request_log: RequestLog | None,
         max_body_bytes: int,
         ping_seconds: float,
+        accounts: AccountRegistry | None,
+        tool_parser: ToolParserName,
     ) -> None:
         self._gateway = gateway
         self._keys = keys
@@ -78,8 +89,10 @@ class HttpApi:
         self._request_log = request_log
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
+        self._dialect = choose_dialect(tool_parser, gateway.tokenizer.tool_template)
         self._started = int(time.time())
-        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes)
+        self._document = document()
+        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts)
 
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]
@@ -95,14 +108,16 @@ class HttpApi:
             Route("/ready", self.ready, methods=get),
             Route("/version", self.version, methods=get),
             Route("/metrics", self.metrics, methods=get),
+            Route("/openapi.json", self.openapi, methods=get),
         ]
 
     async def chat(self, request: Request) -> GenerationResponse:
         with self._refusals(request):
             principal, body = await self._read(request, ChatRequest)
             generate = chat_request(body, request_id(request))
-        options = {"logprobs": bool(body.logprobs), "token_ids": bool(body.return_token_ids)}
-        return self._generation(principal, body, generate, ChatStyle(self._gateway.tokenizer, **options))
+            tools = self._tool_calls(body, generate)
+        style = ChatStyle(self._gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools)
+        return self._generation(principal, body, generate, style)
 
     async def completions(self, request: Request) -> GenerationResponse:
         with self._refusals(request):
@@ -110,7 +125,6 @@ class HttpApi:
             generate = completion_request(body, request_id(request))
         style = CompletionStyle(
             self._gateway.tokenizer,
-            logprobs=body.logprobs is not None,
             token_ids=bool(body.return_token_ids),
             echo=self._prompt_texts(generate) if body.echo else (),
         )
@@ -133,7 +147,7 @@ class HttpApi:
         if (body.prompt is None) == (body.messages is None):
             raise invalid_request("give either prompt or messages", "prompt")
         if body.messages is not None:
-            ids = await tokenizer.encode_chat(chat_messages(body.messages))
+            ids = await tokenizer.encode_chat(chat_messages(body.messages), offered_tools(body.tools or ()))
         else:
             ids = await tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
         texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
@@ -174,6 +188,9 @@ class HttpApi:
         names = self._gateway.adapters.names
         return Response(self._metrics.render(stats, names, self._gateway.limiter.mode), media_type=CONTENT_TYPE)
 
+    async def openapi(self, request: Request) -> Response:
+        return json_response(self._document)
+
     def _generation(
         self, principal: Principal, body: Sampled, generate: GenerateRequest, style: Style
     ) -> GenerationResponse:
@@ -186,6 +203,17 @@ class HttpApi:
             include_usage=body.include_usage,
             ping_seconds=self._ping_seconds,
         )
+
+    def _tool_calls(self, body: ChatRequest, generate: GenerateRequest) -> ToolCalls | None:
+        """What will read the calls in the answers; None: no tools are offered."""
+        tools = [tool for prompt in generate.inputs if isinstance(prompt, Chat) for tool in prompt.tools]
+        if not tools:
+            return None
+        if self._dialect is None:
+            raise unsupported_parameter(
+                "tools", "cannot be used: calls are not read from this model (model.tool_parser)"
+            )
+        return ToolCalls(self._dialect, tools, parallel=body.parallel_tool_calls is not False)
 
     def _prompt_texts(self, generate: GenerateRequest) -> list[str]:
         """One for each answer."""

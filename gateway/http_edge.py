@@ -19,6 +19,7 @@ from gateway.core.errors import (
 )
 from gateway.core.request_id import request_id_from
 from gateway.http_stream import json_response
+from gateway.openai_absent import instead_of
 
 log = structlog.get_logger("http")
 
@@ -92,7 +93,8 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own refusals, which are those of its router."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return error_response(route_not_found(request.method, request.url.path))
+        path = request.url.path
+        return error_response(route_not_found(request.method, path, instead_of(path)))
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         return error_response(method_not_allowed(request.method, request.url.path, allowed))

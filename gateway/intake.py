@@ -129,7 +129,7 @@ class Intake:
     async def encode(self, prompt: PromptInput) -> tuple[int, ...]:
         """Raises ApiError: INVALID_REQUEST, nothing to begin from, or ids that are no tokens of this model."""
         if isinstance(prompt, Chat):
-            return await self._tokenizer.encode_chat(prompt.messages)
+            return await self._tokenizer.encode_chat(prompt.messages, prompt.tools)
         ids = await self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         if not ids:
             raise invalid_request("the prompt is empty", "prompt")

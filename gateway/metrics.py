@@ -34,6 +34,9 @@ class Metrics:
         self._requests = self._counter("requests", "Requests by how they ended.", ["lane", "finish", "code"])
         self._tokens = self._counter("tokens", "Tokens that were charged.", ["tenant", "lane", "direction"])
         self._decisions = self._counter("limiter_decisions", "Reservations asked for.", ["decision"])
+        self._shadowed = self._counter(
+            "limiter_shadow_refusals", "Admitted, though a limit in shadow said no.", ["scope", "limit"]
+        )
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
         self._itl.labels(lane_name(lane)).observe(seconds)
@@ -78,6 +81,8 @@ class Metrics:
         self._tokens.labels(tenant, lane, "completion").inc(record.completion_tokens)
 
     def _count_decision(self, record: RequestRecord) -> None:
+        for scope, limit in record.shadowed:
+            self._shadowed.labels(scope, limit).inc()
         if record.submitted is not None:
             self._decisions.labels("admitted").inc()
         elif record.status == 429 or record.error_code == "limiter_unavailable":

@@ -10,8 +10,11 @@ from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.lanes import asked_lane
 from gateway.core.routing import ModelQuery
 from gateway.generation import Chat, GenerateRequest, PromptInput
-from gateway.openai_schema import ChatMessage, ChatRequest, CompletionRequest, ContentPart, Sampled, Slo
+from gateway.openai_messages import ROLES, ChatMessage, ContentPart
+from gateway.openai_schema import ChatRequest, CompletionRequest, Sampled, Slo
+from gateway.openai_tools import offered_tools, template_call
 from gateway.structured import constraint
+from gateway.tokenizer import Message
 
 COMPLETION_TOKENS = 16
 """Default output of /v1/completions, as OpenAI documents it."""
@@ -24,7 +27,7 @@ def chat_request(body: ChatRequest, request_id: str) -> GenerateRequest:
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
     return _request(
         body,
-        inputs=(Chat(chat_messages(body.messages)),),
+        inputs=(Chat(chat_messages(body.messages), offered_tools(body.tools or (), body.tool_choice)),),
         request_id=request_id,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         max_tokens=limits[0] if limits else None,
@@ -46,25 +49,37 @@ def completion_request(body: CompletionRequest, request_id: str) -> GenerateRequ
     )
 
 
-def chat_messages(messages: list[ChatMessage]) -> tuple[dict[str, str], ...]:
+def chat_messages(messages: list[ChatMessage]) -> tuple[Message, ...]:
     """As chat templates read them. Raises ApiError."""
     if not messages:
         raise invalid_request("messages must not be empty", "messages")
     return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages))
 
 
-def _message(message: ChatMessage, place: str) -> dict[str, str]:
-    if message.role in ("tool", "function"):
-        raise unsupported_parameter(f"{place}.role", f"{message.role!r} is not supported")
-    if message.role not in ("system", "developer", "user", "assistant"):
+def _message(message: ChatMessage, place: str) -> Message:
+    if message.role == "function" or message.function_call:
+        field = "role" if message.role == "function" else "function_call"
+        raise unsupported_parameter(f"{place}.{field}", "is not supported; use tools")
+    if message.role not in ROLES:
         raise invalid_request(f"unknown role {message.role!r}", f"{place}.role")
-    for name in ("tool_calls", "function_call"):
-        if getattr(message, name):
-            raise unsupported_parameter(f"{place}.{name}")
     if message.content is None and message.role != "assistant":
         raise invalid_request("content must be a text", f"{place}.content")
     role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": _text(message.content, place)}
+    return {"role": role, "content": _text(message.content, place), **_calls(message, place)}
+
+
+def _calls(message: ChatMessage, place: str) -> Message:
+    """What a message says of calls of tools."""
+    if message.role == "tool":
+        if message.tool_call_id is None:
+            raise invalid_request("a tool's message needs a tool_call_id", f"{place}.tool_call_id")
+        return {"tool_call_id": message.tool_call_id} | ({"name": message.name} if message.name else {})
+    if not message.tool_calls:
+        return {}
+    if message.role != "assistant":
+        raise invalid_request("only an assistant calls tools", f"{place}.tool_calls")
+    calls = enumerate(message.tool_calls)
+    return {"tool_calls": [template_call(call, f"{place}.tool_calls[{index}]") for index, call in calls]}
 
 
 def _text(content: str | list[ContentPart] | None, place: str) -> str:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from engine.core.types import TokenLogprobs
 from gateway.core.lanes import TIER_OF_LANE
 from gateway.generation import Admitted, GenerationChunk, Usage
+from gateway.openai_logprobs import ChatLogprobs, CompletionLogprobs
+from gateway.openai_tools import Told, ToolCalls
 from gateway.tokenizer import Tokenizer
 
 Json = dict[str, Any]
-
-LOWEST_LOGPROB = -9999.0
-"""What OpenAI writes for a probability of zero, which JSON has no word for."""
 
 
 class Style(Protocol):
@@ -40,37 +38,36 @@ class ChatStyle:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, *, logprobs: bool = False, token_ids: bool = False) -> None:
-        self._tokenizer = tokenizer
-        self._logprobs = logprobs
+    def __init__(self, tokenizer: Tokenizer, *, token_ids: bool = False, tools: ToolCalls | None = None) -> None:
+        """`tools`: what reads calls of tools; None: none were offered, all is text."""
+        self._logprobs = ChatLogprobs(tokenizer, silent=token_ids)
         self._token_ids = token_ids
+        self._tools = tools
 
     def opening(self, index: int) -> Json | None:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def delta(self, chunk: GenerationChunk) -> Json:
-        return self._choice(chunk, "delta", {"content": chunk.text} if chunk.text else {})
+        told = self._told(chunk)
+        content = {"content": told.text} if told.text else {}
+        return self._choice(chunk, "delta", content | ({"tool_calls": told.calls} if told.calls else {}), told)
 
     def whole(self, chunk: GenerationChunk) -> Json:
-        return self._choice(chunk, "message", {"role": "assistant", "content": chunk.text, "refusal": None})
+        told = self._told(chunk)
+        message: Json = {"role": "assistant", "content": told.text, "refusal": None}
+        if told.calls:
+            calls = [{name: value for name, value in call.items() if name != "index"} for call in told.calls]
+            message |= {"content": told.text or None, "tool_calls": calls}
+        return self._choice(chunk, "message", message, told)
 
-    def _choice(self, chunk: GenerationChunk, name: str, content: Json) -> Json:
-        logprobs = self._content_logprobs(chunk) if self._logprobs and chunk.logprobs else None
-        choice = {"index": chunk.index, name: content, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
+    def _told(self, chunk: GenerationChunk) -> Told:
+        return self._tools.read(chunk) if self._tools else Told(chunk.text, [], chunk.finish_reason)
+
+    def _choice(self, chunk: GenerationChunk, name: str, content: Json, told: Told) -> Json:
+        logprobs = self._logprobs.of(chunk)
+        choice = {"index": chunk.index, name: content, "logprobs": logprobs, "finish_reason": told.finish_reason}
         return choice | ({"token_ids": chunk.token_ids} if self._token_ids else {})
-
-    def _content_logprobs(self, chunk: GenerationChunk) -> Json:
-        pairs = zip(chunk.token_ids, chunk.logprobs, strict=True)
-        return {"content": [self._token_logprob(token_id, values) for token_id, values in pairs], "refusal": None}
-
-    def _token_logprob(self, token_id: int, values: TokenLogprobs) -> Json:
-        top = [self._entry(other, logprob) for other, logprob in values.top]
-        return {**self._entry(token_id, values.logprob), "top_logprobs": top}
-
-    def _entry(self, token_id: int, logprob: float) -> Json:
-        text = self._tokenizer.token_bytes(token_id)
-        return {"token": text.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(text)}
 
 
 class CompletionStyle:
@@ -80,16 +77,11 @@ class CompletionStyle:
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, logprobs: bool = False, token_ids: bool = False, echo: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, token_ids: bool = False, echo: Sequence[str] = ()) -> None:
         """`echo`: for each answer the prompt to begin its text with; empty: none."""
-        self._tokenizer = tokenizer
-        self._logprobs = logprobs
+        self._logprobs = CompletionLogprobs(tokenizer)
         self._token_ids = token_ids
         self._echo = echo
-        self._offsets: dict[int, int] = {}
-        """Where the next token of each answer begins in its text, in characters."""
 
     def opening(self, index: int) -> Json | None:
         if not self._echo:
@@ -97,30 +89,13 @@ class CompletionStyle:
         return {"index": index, "text": self._echo[index], "logprobs": None, "finish_reason": None}
 
     def delta(self, chunk: GenerationChunk) -> Json:
-        logprobs = self._legacy_logprobs(chunk) if self._logprobs and chunk.logprobs else None
+        logprobs = self._logprobs.of(chunk)
         choice = {"index": chunk.index, "text": chunk.text, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
         return choice | ({"token_ids": chunk.token_ids} if self._token_ids else {})
 
     def whole(self, chunk: GenerationChunk) -> Json:
         echo = self._echo[chunk.index] if self._echo else ""
         return self.delta(chunk) | {"text": echo + chunk.text}
-
-    def _legacy_logprobs(self, chunk: GenerationChunk) -> Json:
-        tokens = [self._tokenizer.token_text(token_id) for token_id in chunk.token_ids]
-        return {
-            "tokens": tokens,
-            "token_logprobs": [_finite(values.logprob) for values in chunk.logprobs],
-            "top_logprobs": [self._top(values) for values in chunk.logprobs],
-            "text_offset": [self._advance(chunk.index, token) for token in tokens],
-        }
-
-    def _top(self, values: TokenLogprobs) -> Json:
-        return {self._tokenizer.token_text(token_id): _finite(logprob) for token_id, logprob in values.top}
-
-    def _advance(self, index: int, token: str) -> int:
-        offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + len(token)
-        return offset
 
 
 class Envelope:
@@ -146,7 +121,7 @@ class Envelope:
     def delta(self, chunk: GenerationChunk) -> Json | None:
         """None for a chunk with nothing to tell a client."""
         choice = self._style.delta(chunk)
-        tells = chunk.text or chunk.finish_reason or choice["logprobs"] or choice.get("token_ids")
+        tells = any(choice.get(name) for name in ("text", "delta", "finish_reason", "logprobs", "token_ids"))
         return self._chunk([choice]) if tells else None
 
     def usage(self, usage: Usage) -> Json | None:
@@ -173,6 +148,7 @@ def join(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
         text="".join(chunk.text for chunk in chunks),
         token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
         logprobs=tuple(values for chunk in chunks for values in chunk.logprobs),
+        silent=chunks[-1].silent,
         finish_reason=chunks[-1].finish_reason,
     )
 
@@ -184,7 +160,3 @@ def usage_body(usage: Usage) -> Json:
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, LOWEST_LOGPROB)

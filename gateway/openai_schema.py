@@ -14,11 +14,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gateway.core.errors import ApiError, Fault, invalid_request, unsupported_parameter
+from gateway.core.lanes import LANE_OF_TIER
+from gateway.openai_messages import ChatMessage, Choice, Tool, ToolChoice
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+Biases = Annotated[dict[int, Bias], Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}})]
+Tier = Annotated[str, Meta(extra_json_schema={"enum": sorted(filter(None, LANE_OF_TIER))})]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Alternatives = Annotated[int, Meta(ge=0, le=20)]
@@ -54,7 +58,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": NOTHING,
     "web_search_options": NOTHING,
 }
-"""Fields that are not supported, with the values that change nothing."""
+"""Fields that are not supported, but where an endpoint has them; with the values that change nothing."""
 
 
 class StreamOptions(Struct):
@@ -126,7 +130,7 @@ class Sampled(Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
-    logit_bias: dict[int, Bias] | None = None
+    logit_bias: Biases | None = None
     seed: Int64 | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -134,7 +138,7 @@ class Sampled(Struct, kw_only=True):
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    service_tier: str | None = None
+    service_tier: Tier | None = None
     priority: Int32 | None = None
     slo: Slo | None = None
     response_format: ResponseFormat | None = None
@@ -149,23 +153,14 @@ class Sampled(Struct, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class ContentPart(Struct):
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(Struct):
-    role: str
-    content: str | list[ContentPart] | None = None
-    tool_calls: list[Any] | None = None
-    function_call: Any = None
-
-
 class ChatRequest(Sampled, kw_only=True):
     """Body of /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Meta(extra_json_schema={"minItems": 1})]
     max_completion_tokens: Count | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Choice | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
 
@@ -184,6 +179,7 @@ class TokenizeRequest(Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
 
@@ -248,13 +244,14 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from error
     if issubclass(kind, Sampled):
-        _refuse_unsupported(document)
+        _refuse_unsupported(document, kind)
     return parsed
 
 
-def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
+    """A field that the one endpoint reads may be refused by the other."""
     for name, harmless in REFUSED.items():
-        value = body.get(name)
+        value = None if name in kind.__struct_fields__ else body.get(name)
         if not any(type(value) is type(other) and value == other for other in harmless):
             raise unsupported_parameter(name)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 
@@ -25,3 +27,17 @@ def print_wide(table: Table) -> None:
     console = Console()
     needed = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
     Console(width=max(console.width, needed)).print(table)
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """Every field by its name; None where an optional one is absent."""
+    return {field.name: _plain(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _plain(message: Message, field: Any) -> Any:
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        return [message_json(item) if field.message_type else item for item in value]
+    return message_json(value) if field.message_type else value

@@ -59,6 +59,7 @@ def describe(record: RequestRecord) -> dict[str, Any]:
         "status": record.status,
         "error": record.error_code or None,
         **({"refused_by": dict(record.error_metadata)} if record.error_metadata else {}),
+        **({"shadowed": [f"{scope}:{limit}" for scope, limit in record.shadowed]} if record.shadowed else {}),
     }
 
 

@@ -155,13 +155,15 @@ class Gateway:
     @asynccontextmanager
     async def _reserved(self, job: Job, record: RequestRecord) -> AsyncIterator[Grant]:
         """Holds a reservation and settles it once, under cancellation too."""
-        wanted = ReserveRequest(record.request_id, record.tenant, record.key_id, job.reserve_tokens)
+        adapter = record.adapter or self.base_name
+        wanted = ReserveRequest(record.request_id, record.tenant, record.key_id, job.reserve_tokens, adapter)
         asking = asyncio.ensure_future(self.limiter.reserve(wanted))
         try:
             grant = await asyncio.shield(asking)
         except asyncio.CancelledError:
             self._spawn(self._give_back(asking))
             raise
+        record.shadowed = grant.shadowed
         try:
             yield grant
         finally:

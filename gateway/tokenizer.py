@@ -12,7 +12,7 @@ from jinja2.exceptions import TemplateError
 from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
-from gateway.core.errors import invalid_request
+from gateway.core.errors import invalid_request, unsupported_parameter
 
 THREAD_CHARACTERS = 20_000
 """Longer texts are encoded in a thread, so that the event loop goes on streaming."""
@@ -22,8 +22,11 @@ PRIME_TOKENS = 8
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-Message = Mapping[str, Any]
-"""A chat message as templates read it: role and content."""
+Message = dict[str, Any]
+"""A chat message as templates read it: role and content, and what it says of calls of tools."""
+
+ToolSchema = Mapping[str, Any]
+"""A tool as templates read it, which is how OpenAI writes it."""
 
 
 class Tokenizer:
@@ -49,21 +52,40 @@ class Tokenizer:
             return self._encode(text, special)
         return await asyncio.to_thread(self._encode, text, special)
 
-    async def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    @property
+    def tool_template(self) -> str:
+        """The chat template for a request with tools; empty: there is none, or it knows nothing of tools."""
+        try:
+            template = self._template.get_chat_template(tools=[{}])
+        except ValueError:
+            return ""
+        return str(template) if "tools" in template else ""
+
+    async def encode_chat(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> tuple[int, ...]:
         """Renders the chat template up to where the assistant's answer begins.
 
         Raises:
-            ApiError: INVALID_REQUEST, the template refuses these messages or there is none.
+            ApiError: INVALID_REQUEST, the template refuses these messages or there is none; UNSUPPORTED_PARAMETER, it
+                knows nothing of tools.
         """
-        return await self.encode(self.render_chat(messages), special=False)
+        return await self.encode(self.render_chat(messages, tools), special=False)
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
-        """Raises ApiError: INVALID_REQUEST."""
+    def render_chat(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> str:
+        """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+        self._check_tools(messages, tools)
         try:
-            text = self._template.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = self._template.apply_chat_template(
+                list(messages), list(tools) or None, tokenize=False, add_generation_prompt=True
+            )
         except (TemplateError, TypeError, ValueError) as error:
             raise invalid_request(f"the model's chat template refuses these messages: {error}", "messages") from error
         return str(text)
+
+    def _check_tools(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
+        """A template that knows nothing of tools would leave them out without a word."""
+        param = "tools" if tools else "messages" if any(map(_is_about_tools, messages)) else ""
+        if param and not self.tool_template:
+            raise unsupported_parameter(param, "cannot be used: the chat template of this model knows no tools")
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special))
@@ -80,6 +102,10 @@ class Tokenizer:
         if token_id in self._special:
             return str(piece).encode()
         return _byte_level_bytes(piece) if self._byte_level else _piece_bytes(piece)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is no part of an answer's text."""
+        return token_id in self._special
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """`prompt`: ids the generated text continues; empty where it begins by itself, as a chat answer does."""
@@ -197,6 +223,10 @@ class StopMatcher:
         while state and character not in self._next[state]:
             state = self._fail[state]
         return self._next[state].get(character, 0)
+
+
+def _is_about_tools(message: Message) -> bool:
+    return message["role"] == "tool" or "tool_calls" in message
 
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -244,6 +244,8 @@ def _attend_tile(
     row_bytes = 4 * (-(-block.dims // LANES) * LANES)
     score_bytes = 4 * (-(-step * size // LANES) * LANES)
     seen = min(step * size, first + (r + rows - 1) // block.group + 1 - tile)
+    if seen <= 0:  # a tile for later rows of the item
+        return
     for t in range(0, seen, size):
         _prefetch(block, fmt, ahead, t // size, ahead_pages, ahead_offset)
         key = block.kv + simd.read_i32(table + 4 * (t // size)) * block.page + head_offset

@@ -219,9 +219,7 @@ def heads_kernel(
         if slot >= 0:
             page = kv_ptr + slot // BLOCK_SIZE * page_stride + slot % BLOCK_SIZE * (KV_HEADS * HEAD_DIM)
             page += tl.where(is_value, side_stride, 0)
-            stored = kv_ptr.dtype.element_ty
-            if FP8:
-                low = tl.clamp(low.to(tl.float32), -LARGEST, LARGEST)
-                high = tl.clamp(high.to(tl.float32), -LARGEST, LARGEST)
-            tl.store(page + column, low.to(stored), mask=mask)
-            tl.store(page + column + HEAD_DIM // 2, high.to(stored), mask=mask)
+            kept_low = tl.clamp(low.to(tl.float32), -LARGEST, LARGEST) if FP8 else low
+            kept_high = tl.clamp(high.to(tl.float32), -LARGEST, LARGEST) if FP8 else high
+            tl.store(page + column, kept_low.to(kv_ptr.dtype.element_ty), mask=mask)
+            tl.store(page + column + HEAD_DIM // 2, kept_high.to(kv_ptr.dtype.element_ty), mask=mask)

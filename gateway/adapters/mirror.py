@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import structlog
 
 from engine.core.types import AdapterId
-from gateway.adapters.record import AdapterRecord, Change, Snapshot
+from gateway.adapters.record import AdapterRecord
 from gateway.adapters.versions import AdapterVersions, Hold
 from gateway.core.errors import ApiError, Fault, invalid_request
+from gateway.registry.record import Change, Snapshot
 
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
@@ -59,7 +60,7 @@ class AdapterMirror:
         """Names whose version is on its way; set when they have changed again."""
         self._background: set[asyncio.Task[Any]] = set()
 
-    def take(self, change: Change) -> None:
+    def take(self, change: Change[AdapterRecord]) -> None:
         """One change, the next in the registry's log or this gateway's own."""
         self.generation = max(self.generation, change.generation)
         if change.record is None:
@@ -67,7 +68,7 @@ class AdapterMirror:
         else:
             self.put(change.record)
 
-    def take_all(self, snapshot: Snapshot) -> None:
+    def take_all(self, snapshot: Snapshot[AdapterRecord]) -> None:
         """Whatever the registry holds, in place of whatever was here."""
         for name in self.records.keys() - snapshot.records.keys():
             self._remove(name, None)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from engine.core.types import AdapterId
 from engine.pb import engine_pb2 as pb
+from gateway.core.errors import ApiError, Fault
+from gateway.registry.record import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +70,8 @@ def decode_record(text: bytes, generation: int) -> AdapterRecord:
     return replace(msgspec.json.decode(text, type=AdapterRecord), generation=generation)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One entry of the registry's log."""
-
-    generation: int
-    name: str
-    record: AdapterRecord | None
-    """None: the name is gone."""
-    drain_seconds: float | None = None
-    """What an operator granted the requests of a name that is gone; None: the configured time."""
+def conflict(message: str) -> ApiError:
+    return ApiError(Fault.ADAPTER_CONFLICT, message, "lora_name")
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The whole registry at one generation; generation 0: it has never been written to, or was lost."""
-
-    generation: int = 0
-    records: Mapping[str, AdapterRecord] = field(default_factory=lambda: MappingProxyType({}))
+ADAPTERS = Kind("adapter", encode_record, decode_record, conflict)

@@ -18,14 +18,15 @@ import structlog
 
 from engine.client import EngineApi, EngineUnavailable
 from engine.core.types import AdapterId
-from gateway.adapters.log import AdapterLog
 from gateway.adapters.mirror import AdapterMirror, Sources
-from gateway.adapters.record import AdapterRecord, new_record
+from gateway.adapters.record import AdapterRecord, conflict, new_record
 from gateway.adapters.status import AdapterStatus, statuses_of
-from gateway.adapters.store import AdapterStore, StoreAway, conflict
+from gateway.adapters.store import AdapterStore
 from gateway.adapters.versions import AdapterVersions
 from gateway.core.adapter_names import check_name, tenant_list, with_alias, without_alias
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found, unavailable
+from gateway.registry.log import RegistryLog
+from gateway.registry.store import StoreAway
 
 log = structlog.get_logger("adapters")
 
@@ -56,7 +57,7 @@ class AdapterRegistry:
         self._clock = clock
         self._versions = AdapterVersions(engine)
         self._mirror = AdapterMirror(self._versions, sources, drain_seconds)
-        self._log = AdapterLog(store, self._mirror)
+        self._log = RegistryLog(store, self._mirror, "adapter")
         self._changing: set[str] = set()
         self._draining: dict[str, asyncio.Task[int]] = {}
 

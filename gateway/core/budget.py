@@ -1,8 +1,13 @@
-"""Token buckets with debt, as arithmetic on plain values. The Lua beside the Redis limiter computes the same.
+"""Limits as arithmetic on plain values. The Lua beside the Redis limiter computes the same.
 
-A meter counts what is in use and drains at `limit` a minute, down to zero. A reservation fits while use stays within
-the limit. Settling may take use above the limit (debt), which must drain away before anything else fits. Because use is
-counted, not what is left, a change of limit means what it says at once, and an absent meter equals an unused one.
+Requests and tokens a minute are token buckets with debt. A meter counts what is in use and drains at `limit` a minute,
+down to zero. A reservation fits while use stays within the limit. Settling may take use above the limit (debt), which
+must drain away before anything else fits. Because use is counted, not what is left, a change of limit means what it
+says at once, and an absent meter equals an unused one. Requests at once and tokens a day are plain counts, kept where
+nothing limits them too; a day is a calendar day in UTC.
+
+A limit in shadow refuses nobody. Its meter is charged with what it would have admitted, so that the share it would
+refuse is true.
 
 Times are whole microseconds, as Redis tells them, so that both implementations agree to the last bit.
 """
@@ -14,13 +19,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gateway.core.tenants import Limits
+from gateway.core.limits import LIMIT_NAMES, LimitName, Limits
 
 MINUTE = 60_000_000
 """In microseconds."""
+DAY = 1440 * MINUTE
 
 SLACK = 1e-6
 """Forgiveness for rounding when comparing use with a limit, in requests or tokens."""
+SLOT_WAIT = 1.0
+"""Seconds to wait for one of the requests at once to end: nobody knows when it will."""
 
 Kind = Literal["requests", "tokens"]
 
@@ -37,11 +45,12 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """One limit of one scope at one instant."""
+    """One limit a minute of one scope at one instant."""
 
     limit: int | None
     """A minute, and at most at once; None: not limited, not counted."""
     used: float = 0.0
+    shadow: bool = False
 
     def drained(self, elapsed: int) -> Meter:
         """`elapsed` microseconds later."""
@@ -56,90 +65,168 @@ class Meter:
     def fits(self, amount: int) -> bool:
         return self.limit is None or self.used + amount <= self.limit + SLACK
 
-    def can_ever_fit(self, amount: int) -> bool:
-        return self.limit is None or amount <= self.limit
+    def counts(self, amount: int) -> bool:
+        """Whether a request that is admitted is charged to it."""
+        return self.limit is not None and (not self.shadow or self.fits(amount))
 
-    def wait(self, amount: int) -> float:
-        """Seconds until `amount` fits, if nothing else is charged."""
+    def wait(self, amount: int) -> float | None:
+        """Seconds until `amount` fits, if nothing else is charged; None: it never will."""
         if self.limit is None:
             return 0.0
-        return max(0.0, self.used + amount - self.limit) / self.limit * 60
+        return None if amount > self.limit else max(0.0, self.used + amount - self.limit) / self.limit * 60
 
     @property
     def allowance(self) -> Allowance | None:
-        if self.limit is None:
+        if self.limit is None or self.shadow:
             return None
         remaining = max(0, math.floor(self.limit - self.used + SLACK))
         return Allowance(self.limit, remaining, self.used / self.limit * 60)
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """Requests at once, or tokens today."""
+
+    limit: int | None
+    used: int = 0
+    shadow: bool = False
+
+    def charged(self, amount: int) -> Count:
+        return replace(self, used=max(0, self.used + amount))
+
+    def fits(self, amount: int) -> bool:
+        return self.limit is None or self.used + amount <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
 class Bucket:
-    """The limits of one scope (a tenant, or a key of it) as of `at` microseconds."""
+    """Everything counted for one scope, as of `at` microseconds."""
 
     requests: Meter
     tokens: Meter
     at: int = 0
+    running: Count = Count(None)
+    today: Count = Count(None)
 
     @classmethod
     def empty(cls, limits: Limits) -> Bucket:
-        return cls(Meter(limits.requests_per_minute), Meter(limits.tokens_per_minute))
+        return cls(Meter(None), Meter(None)).limited(limits)
+
+    @property
+    def limits(self) -> Limits:
+        shadow = tuple(name for name, meter in self.meters() if meter.shadow)
+        return Limits(**{name: meter.limit for name, meter in self.meters()}, shadow=shadow)
+
+    def meters(self) -> tuple[tuple[LimitName, Meter | Count], ...]:
+        return tuple(zip(LIMIT_NAMES, (self.requests, self.tokens, self.running, self.today), strict=True))
 
     def limited(self, limits: Limits) -> Bucket:
         """The same use under other limits."""
-        requests = replace(self.requests, limit=limits.requests_per_minute)
-        return replace(self, requests=requests, tokens=replace(self.tokens, limit=limits.tokens_per_minute))
+        requests, tokens, running, today = ((limits.of(name), name in limits.shadow) for name in LIMIT_NAMES)
+        return replace(
+            self,
+            requests=Meter(requests[0], self.requests.used, requests[1]),
+            tokens=Meter(tokens[0], self.tokens.used, tokens[1]),
+            running=Count(running[0], self.running.used, running[1]),
+            today=Count(today[0], self.today.used, today[1]),
+        )
 
     def drained(self, now: int) -> Bucket:
         elapsed = now - self.at
-        return Bucket(self.requests.drained(elapsed), self.tokens.drained(elapsed), now)
+        today = self.today if now // DAY == self.at // DAY else replace(self.today, used=0)
+        return Bucket(self.requests.drained(elapsed), self.tokens.drained(elapsed), now, self.running, today)
 
-    def charged(self, requests: int, tokens: int) -> Bucket:
-        return replace(self, requests=self.requests.charged(requests), tokens=self.tokens.charged(tokens))
+    def misses(self, tokens: int) -> tuple[LimitName, ...]:
+        """Limits in which one more request of so many tokens does not fit, those in shadow included."""
+        return tuple(name for name, meter in self.meters() if not meter.fits(_amount(name, tokens)))
 
-    def fits(self, tokens: int) -> bool:
-        return self.requests.fits(1) and self.tokens.fits(tokens)
+    def admits(self, tokens: int) -> bool:
+        return all(meter.shadow or meter.fits(_amount(name, tokens)) for name, meter in self.meters())
+
+    def charge(self, tokens: int) -> Charge:
+        """What a request that is admitted puts on it."""
+        return Charge(
+            1 if self.requests.counts(1) else None,
+            tokens if self.tokens.counts(tokens) else None,
+            tokens,
+            self.at // DAY,
+        )
+
+    def charged(self, requests: int, tokens: int, running: int, today: int) -> Bucket:
+        return replace(
+            self,
+            requests=self.requests.charged(requests),
+            tokens=self.tokens.charged(tokens),
+            running=self.running.charged(running),
+            today=self.today.charged(today),
+        )
+
+
+def _amount(name: LimitName, tokens: int) -> int:
+    """What one request of so many tokens takes of a limit."""
+    return tokens if name.startswith("tokens") else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one reservation put on one bucket; None where there was no limit to count against."""
+    """What one reservation put on one bucket; None where there was nothing to count against."""
 
     requests: int | None
     tokens: int | None
+    today: int
+    day: int
+    """Since 1970: a day that is over is not corrected any more."""
+
+    def put_on(self, bucket: Bucket) -> Bucket:
+        return bucket.charged(self.requests or 0, self.tokens or 0, 1, self.today)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """About one reservation, bucket by bucket."""
+
+    admitted: bool
+    buckets: tuple[Bucket, ...]
+    """As of now: charged, if it was admitted."""
+    charges: tuple[Charge, ...]
+    """None if it was refused."""
+    misses: tuple[tuple[LimitName, ...], ...]
+    """Limits that did not fit it, enforced or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Which limit said no, and for how long."""
 
-    kind: Kind
+    name: LimitName
     scope: int
     """Index among the buckets asked."""
     limit: int
     wait: float | None
-    """Seconds; None: the request is larger than the limit, no wait helps."""
+    """Seconds; None: no wait helps."""
+
+    @property
+    def kind(self) -> Kind:
+        return "tokens" if self.name.startswith("tokens") else "requests"
 
 
-def reserve(buckets: Sequence[Bucket], tokens: int, now: int) -> tuple[bool, tuple[Bucket, ...]]:
-    """Charges one request and `tokens` to every bucket, or to none: whether it did, and the buckets at `now`."""
+def reserve(buckets: Sequence[Bucket], tokens: int, now: int) -> Decision:
+    """Charges one request and `tokens` to every bucket, or to none."""
     current = tuple(bucket.drained(now) for bucket in buckets)
-    if not all(bucket.fits(tokens) for bucket in current):
-        return False, current
-    return True, tuple(bucket.charged(1, tokens) for bucket in current)
-
-
-def charges(buckets: Sequence[Bucket], tokens: int) -> tuple[Charge, ...]:
-    """What a successful `reserve` put on each bucket."""
-    return tuple(
-        Charge(None if bucket.requests.limit is None else 1, None if bucket.tokens.limit is None else tokens)
-        for bucket in buckets
-    )
+    misses = tuple(bucket.misses(tokens) for bucket in current)
+    if not all(bucket.admits(tokens) for bucket in current):
+        return Decision(False, current, (), misses)
+    charges = tuple(bucket.charge(tokens) for bucket in current)
+    charged = tuple(charge.put_on(bucket) for charge, bucket in zip(charges, current, strict=True))
+    return Decision(True, charged, charges, misses)
 
 
 def settle(bucket: Bucket, charge: Charge, requests: int, tokens: int, now: int) -> Bucket:
     """Corrects what was charged to what was used. Without debt that never happened: an uncounted charge stays so."""
-    return bucket.drained(now).charged(_correction(charge.requests, requests), _correction(charge.tokens, tokens))
+    today = tokens - charge.today if now // DAY == charge.day else 0
+    return bucket.drained(now).charged(
+        _correction(charge.requests, requests), _correction(charge.tokens, tokens), -1, today
+    )
 
 
 def _correction(charged: int | None, actual: int) -> int:
@@ -149,21 +236,19 @@ def _correction(charged: int | None, actual: int) -> int:
 def explain(buckets: Sequence[Bucket], tokens: int) -> Refusal:
     """Why a reservation was refused, given the buckets as `reserve` left them: the longest wait of all limits."""
     refusals = [
-        _refusal(meter, kind, scope, amount)
+        Refusal(name, scope, meter.limit, _wait(meter, name, tokens))
         for scope, bucket in enumerate(buckets)
-        for kind, meter, amount in _meters(bucket, tokens)
-        if not meter.fits(amount)
+        for name, meter in bucket.meters()
+        if meter.limit is not None and not meter.shadow and not meter.fits(_amount(name, tokens))
     ]
     return max(refusals, key=lambda refusal: math.inf if refusal.wait is None else refusal.wait)
 
 
-def _meters(bucket: Bucket, tokens: int) -> tuple[tuple[Kind, Meter, int], ...]:
-    return ("requests", bucket.requests, 1), ("tokens", bucket.tokens, tokens)
-
-
-def _refusal(meter: Meter, kind: Kind, scope: int, amount: int) -> Refusal:
-    assert meter.limit is not None, "an unlimited meter fits everything"
-    return Refusal(kind, scope, meter.limit, meter.wait(amount) if meter.can_ever_fit(amount) else None)
+def _wait(meter: Meter | Count, name: LimitName, tokens: int) -> float | None:
+    """A day that is spent is not waited for: nobody's client should try for hours."""
+    if isinstance(meter, Meter):
+        return meter.wait(_amount(name, tokens))
+    return SLOT_WAIT if name == "concurrent_requests" else None
 
 
 def tightest(allowances: Sequence[Allowance | None]) -> Allowance | None:

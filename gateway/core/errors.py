@@ -5,9 +5,9 @@
     │   ├── 400 INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, INVALID_JSON, UNSUPPORTED_PARAMETER
     │   ├── 401 INVALID_API_KEY
     │   ├── 403 FORBIDDEN
-    │   ├── 404 MODEL_NOT_FOUND, ROUTE_NOT_FOUND
+    │   ├── 404 MODEL_NOT_FOUND, TENANT_NOT_FOUND, KEY_NOT_FOUND, ROUTE_NOT_FOUND
     │   ├── 405 METHOD_NOT_ALLOWED
-    │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT
+    │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, TENANT_EXISTS, TENANT_CONFLICT
     │   └── 413 REQUEST_TOO_LARGE
     ├── the caller's own allowance
     │   └── 429 RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA
@@ -54,10 +54,14 @@ class Fault(Enum):
     INVALID_API_KEY = (401, "UNAUTHENTICATED", "authentication_error", "invalid_api_key")
     FORBIDDEN = (403, "PERMISSION_DENIED", "permission_error", "forbidden")
     MODEL_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "model_not_found")
+    TENANT_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "tenant_not_found")
+    KEY_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "key_not_found")
     ROUTE_NOT_FOUND = (404, "UNIMPLEMENTED", "not_found_error", None)
     METHOD_NOT_ALLOWED = (405, "UNIMPLEMENTED", "invalid_request_error", None)
     ADAPTER_EXISTS = (409, "ALREADY_EXISTS", "conflict_error", "adapter_conflict", False)
     ADAPTER_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "adapter_conflict", False)
+    TENANT_EXISTS = (409, "ALREADY_EXISTS", "conflict_error", "tenant_conflict", False)
+    TENANT_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "tenant_conflict", False)
     REQUEST_TOO_LARGE = (413, "INVALID_ARGUMENT", "invalid_request_error", "request_too_large")
     RATE_LIMIT_EXCEEDED = (429, "RESOURCE_EXHAUSTED", "requests", "rate_limit_exceeded")
     INSUFFICIENT_QUOTA = (429, "RESOURCE_EXHAUSTED", "insufficient_quota", "insufficient_quota", False)
@@ -161,8 +165,15 @@ def model_not_found(name: str) -> ApiError:
     return ApiError(Fault.MODEL_NOT_FOUND, message, "model")
 
 
-def route_not_found(method: str, path: str) -> ApiError:
-    return ApiError(Fault.ROUTE_NOT_FOUND, f"unknown route: {method} {path}")
+def tenant_not_found(name: str) -> ApiError:
+    """For administrators only: nobody else may ask."""
+    return ApiError(Fault.TENANT_NOT_FOUND, f"there is no tenant {name!r}", "tenant")
+
+
+def route_not_found(method: str, path: str, instead: str | None = None) -> ApiError:
+    """`instead`: why there is no such route, or what to use."""
+    message = f"{method} {path} is not supported: {instead}" if instead else f"unknown route: {method} {path}"
+    return ApiError(Fault.ROUTE_NOT_FOUND, message)
 
 
 def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:

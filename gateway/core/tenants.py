@@ -9,34 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import inf
+from typing import Protocol
 
 from engine.core.types import Lane
 from gateway.core.errors import invalid_api_key
+from gateway.core.limits import NO_LIMITS, Limits
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-MAX_LIMIT = 10**12
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Allowances a minute; None is no limit. A bucket holds one minute's worth."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("requests_per_minute", "tokens_per_minute"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= MAX_LIMIT:
-                raise ValueError(f"{name} must be between 1 and {MAX_LIMIT}, or null for no limit; not {value}")
-
-    def divided(self, replicas: int) -> Limits:
-        """One replica's share, at least 1 of each."""
-        return Limits(_share(self.requests_per_minute, replicas), _share(self.tokens_per_minute, replicas))
-
-
-def _share(limit: int | None, replicas: int) -> int | None:
-    return None if limit is None else max(1, limit // replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +29,11 @@ class Tenant:
     """A request asking for more is served in this one."""
     adapters: tuple[str, ...] = ("*",)
     """Shell-style patterns of adapter names this tenant may use. The base model is everyone's."""
-    limits: Limits = Limits()
-    key_limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
+    key_limits: Limits = NO_LIMITS
     """Of each of its keys, within `limits`."""
+    adapter_limits: Limits = NO_LIMITS
+    """Of what it uses of each adapter, and of the base model, within `limits`."""
     weight: float = 1.0
     """Share of the machine against other tenants of the same lane."""
 
@@ -93,6 +74,13 @@ def hash_key(key: str) -> str:
 
 def key_id(key_hash: str) -> str:
     return key_hash[:12]
+
+
+class Authenticator(Protocol):
+    """Whoever knows whose a key is."""
+
+    def authenticate(self, token: str | None) -> Principal:
+        """Raises ApiError: INVALID_API_KEY. Its message does not repeat the key."""
 
 
 class KeyRing:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from gateway.core.budget import Allowance, Bucket, explain, tightest
+from gateway.core.budget import Allowance, Bucket, Refusal, explain, tightest
 from gateway.core.errors import ApiError, Fault
-from gateway.core.tenants import Limits, Tenant
+from gateway.core.limits import LimitName, Limits, Scope
+from gateway.core.tenants import Tenant
+from gateway.limiter.usage import ScopeUsage
 
 Policy = Literal["degraded", "closed", "open"]
 """What is done while Redis is away: limit locally, refuse, or admit."""
@@ -26,6 +28,13 @@ class ReserveRequest:
     tenant: str
     key_id: str
     tokens: int
+    adapter: str
+    """What serves it: an adapter, or the base model by its own name."""
+
+    @property
+    def scopes(self) -> tuple[Scope, Scope, Scope]:
+        """Whose limits it must fit: tenant's, key's, adapter's."""
+        return Scope(self.tenant), Scope(self.tenant, key=self.key_id), Scope(self.tenant, adapter=self.adapter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +47,9 @@ class Grant:
     source: Literal["redis", "local", "none"]
     """Whose books it stands in."""
     buckets: tuple[Bucket, ...] = ()
-    """Tenant's and key's, as this reservation left them; empty: not limited."""
+    """Of its scopes, as this reservation left them; empty: not limited."""
+    misses: tuple[tuple[LimitName, ...], ...] = ()
+    """Of each scope, limits in shadow that would have refused it."""
 
     @property
     def requests(self) -> Allowance | None:
@@ -50,13 +61,31 @@ class Grant:
         """Of the scope with fewest tokens left; None: not limited."""
         return tightest([bucket.tokens.allowance for bucket in self.buckets])
 
+    @property
+    def shadowed(self) -> tuple[tuple[str, str], ...]:
+        """Kind of the scope and name of every limit in shadow that would have refused it."""
+        scopes = zip(self.request.scopes, self.misses, strict=False)
+        return tuple((scope.kind, name) for scope, names in scopes for name in names)
+
     def headers(self) -> dict[str, str]:
         """x-ratelimit-{limit,remaining,reset}-{requests,tokens}, for responses of any status."""
         return rate_headers(self.buckets)
 
 
+@dataclass(frozen=True, slots=True)
+class LimitEntry:
+    """Limits as they were written down for one scope."""
+
+    scope: Scope
+    limits: Limits
+    source: Literal["config", "live"]
+
+
 class Limiter(Protocol):
-    """All calls may run concurrently. Settling is exact and idempotent: the first of settle and refund counts."""
+    """All calls may run concurrently. Settling is exact and idempotent: the first of settle and refund counts.
+
+    A reservation takes one of the requests at once until it is settled; should its gateway die, until its lease ends.
+    """
 
     @property
     def mode(self) -> Mode: ...
@@ -78,11 +107,37 @@ class Limiter(Protocol):
     async def configure(self, tenants: Iterable[Tenant]) -> None:
         """Publishes configured limits, leaving those changed live as they are. Unknown tenants have none."""
 
-    async def limits(self, tenant: str, key_id: str | None = None) -> Limits:
-        """What is in force for a tenant, or for one key of it."""
+    def know(self, tenants: Iterable[Tenant]) -> None:
+        """As `configure`, but limits that are new are published before the tenant's next reservation."""
 
-    async def set_limits(self, tenant: str, limits: Limits | None, key_id: str | None = None) -> None:
-        """Changes limits live, from the next request on, outlasting restarts; None returns to the configured ones."""
+    async def drop(self, tenant: str) -> None:
+        """Forgets limits that were changed live: the tenant is gone."""
+
+    @property
+    def tenants(self) -> Sequence[str]:
+        """Names of those whose limits are known, in order."""
+
+    async def limits(self, scope: Scope) -> Limits:
+        """What is in force."""
+
+    async def entries(self, tenant: str) -> Sequence[LimitEntry]:
+        """Everything written down for a tenant: its own limits first, then those of its keys and adapters."""
+
+    async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
+        """Changes the limits named, by fields of `Limits`, from the next request on; None lifts one.
+
+        A scope without limits of its own begins with what is in force for it. Outlasts restarts. Returns what is in
+        force then.
+        """
+
+    async def restore_limits(self, scope: Scope) -> None:
+        """Returns to the configured limits; a key or an adapter, to what its tenant gives each."""
+
+    async def forget_use(self, scope: Scope) -> None:
+        """As if nothing had been used, this minute and today. What runs goes on running."""
+
+    async def usage(self, tenant: str) -> Sequence[ScopeUsage]:
+        """Of every scope with limits of its own, or use today; the tenant's first."""
 
     async def outstanding(self) -> int:
         """Reservations not settled yet: 0 when nothing runs."""
@@ -107,11 +162,11 @@ def rate_headers(buckets: Sequence[Bucket]) -> dict[str, str]:
 
 
 def refused(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
-    """The 429 for a reservation that did not fit these buckets (tenant's, key's)."""
+    """The 429 for a reservation that did not fit the buckets of its scopes."""
     refusal = explain(buckets, request.tokens)
-    scope = f"tenant {request.tenant}" if refusal.scope == 0 else f"key {request.key_id}"
-    allowed = f"{scope} may use {refusal.limit} {refusal.kind} a minute"
-    metadata = {"scope": scope.replace(" ", ":"), "limit": f"{refusal.kind}_per_minute", "value": str(refusal.limit)}
+    scope = request.scopes[refusal.scope]
+    allowed = f"{str(scope).replace(':', ' ', 1)} may {_allowed(refusal)}"
+    metadata = {"scope": str(scope), "limit": refusal.name, "value": str(refusal.limit)}
     headers = rate_headers(buckets)
     if refusal.wait is None:
         message = f"{allowed}; this request alone needs up to {request.tokens}"
@@ -125,6 +180,14 @@ def refused(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
         extra_headers=headers,
         metadata=metadata,
     )
+
+
+def _allowed(refusal: Refusal) -> str:
+    if refusal.name == "concurrent_requests":
+        return f"have {refusal.limit} requests at once"
+    if refusal.name == "tokens_per_day":
+        return f"use {refusal.limit} tokens a day (UTC), and too few are left"
+    return f"use {refusal.limit} {refusal.kind} a minute"
 
 
 def format_duration(seconds: float) -> str:

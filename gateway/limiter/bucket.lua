@@ -1,10 +1,14 @@
--- Prepended to every script: the arithmetic of gateway/core/budget.py on buckets kept in hashes.
--- A bucket is a hash {requests, tokens: in use, as of at: microseconds}; an absent one is unused. One without limits is
--- neither read nor written.
+-- Prepended to the scripts that count: the arithmetic of gateway/core/budget.py on what is kept in Redis.
+-- A bucket is a hash {requests, tokens: in use, today: tokens of the day, as of at: microseconds; epoch: when what was
+-- in use was last forgotten; refused: day, and how often that day each limit did not fit}; an absent one is unused.
+-- Beside it lies a sorted set of the leases that run in its scope, by when their slots expire in milliseconds.
 
 local MINUTE = 60000000
+local DAY = 86400000000
 local SLACK = 1e-6
 local IDLE_MS = 3600000
+local INDEX_MS = 172800000
+local NAMES = { 'requests_per_minute', 'tokens_per_minute', 'concurrent_requests', 'tokens_per_day' }
 
 local function exact(number)
   return string.format('%.17g', number)
@@ -15,36 +19,60 @@ local function clock()
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
-local function meter(limit, used, elapsed)
-  limit = tonumber(limit)
-  if not limit then
-    return { used = 0 }
-  end
-  return { limit = limit, used = math.max(0, (tonumber(used) or 0) - elapsed * limit / MINUTE) }
+local function day_of(now)
+  return math.floor(now / DAY)
 end
 
-local function load(key, limits, now)
-  if not (limits[1] or limits[2]) then
-    return { key = key, requests = { used = 0 }, tokens = { used = 0 } }
+-- Limits are JSON; those of one key or adapter stand before those its tenant gives each.
+local function limits_of(own, each)
+  local limits = cjson.decode(own or each or '{}')
+  local shadow = {}
+  for _, name in ipairs(limits.shadow or {}) do
+    shadow[name] = true
   end
-  local state = redis.call('HMGET', key, 'requests', 'tokens', 'at')
-  local elapsed = math.max(0, now - (tonumber(state[3]) or now))
-  return { key = key, requests = meter(limits[1], state[1], elapsed), tokens = meter(limits[2], state[2], elapsed) }
+  limits.shadow = shadow
+  return limits
 end
 
--- A key's own limits, where somebody set them, stand before those its tenant gives every key.
+local function meter(limits, i, used)
+  return { limit = limits[NAMES[i]], used = used, shadow = limits.shadow[NAMES[i]] }
+end
+
+local function draining(limits, i, used, elapsed)
+  local found = meter(limits, i, 0)
+  if found.limit then
+    found.used = math.max(0, (tonumber(used) or 0) - elapsed * found.limit / MINUTE)
+  end
+  return found
+end
+
+local function load(key, running, name, limits, now)
+  local state = redis.call('HMGET', key, 'requests', 'tokens', 'at', 'today', 'epoch', 'refused')
+  local at = tonumber(state[3]) or now
+  local elapsed = math.max(0, now - at)
+  local slots = redis.call('ZCOUNT', running, '(' .. math.floor(now / 1000), '+inf')
+  local today = day_of(at) == day_of(now) and tonumber(state[4]) or 0
+  return {
+    key = key, running = running, name = name, epoch = state[5] or '', refused = state[6],
+    is_new = not state[3] or day_of(at) ~= day_of(now),
+    draining(limits, 1, state[1], elapsed), draining(limits, 2, state[2], elapsed),
+    meter(limits, 3, slots), meter(limits, 4, today),
+  }
+end
+
+-- Tenant's, key's and adapter's, from keys that alternate between buckets and their leases.
 -- Returns nil when the tenant's limits are not published: after a flush, nobody may be unlimited by accident.
-local function load_both(tenant_limits, tenant_bucket, key_limits, key_bucket, now)
-  local tenant = redis.call('HMGET', tenant_limits, 'requests_per_minute', 'tokens_per_minute',
-    'key_requests_per_minute', 'key_tokens_per_minute', 'source')
-  if not tenant[5] then
+local function load_all(limits_key, keys, key_id, adapter, now)
+  local names = { 'tenant', 'key:' .. key_id, 'adapter:' .. adapter }
+  local found = redis.call('HMGET', limits_key, names[1], names[2], names[3], 'key:*', 'adapter:*')
+  if not found[1] then
     return nil
   end
-  local key = redis.call('HMGET', key_limits, 'requests_per_minute', 'tokens_per_minute', 'source')
-  if not key[3] then
-    key = { tenant[3], tenant[4] }
-  end
-  return { load(tenant_bucket, tenant, now), load(key_bucket, key, now) }
+  return {
+    load(keys[1], keys[2], names[1], limits_of(found[1]), now),
+    load(keys[3], keys[4], names[2], limits_of(found[2], found[4]), now),
+    load(keys[5], keys[6], names[3], limits_of(found[3], found[5]), now),
+  }
 end
 
 local function fits(meter, amount)
@@ -57,16 +85,58 @@ local function charge(meter, amount)
   end
 end
 
-local function drain_ms(meter)
-  return meter.limit and meter.used / meter.limit * 60000 or 0
+local function charge_today(bucket, amount)
+  bucket[4].used = math.max(0, bucket[4].used + amount)
 end
 
-local function save(bucket, now)
-  if not (bucket.requests.limit or bucket.tokens.limit) then
-    return
+-- Long enough for the day's count, for a debt, and for a limit lowered soon to find use that a higher one forgets.
+local function keep(bucket, index, now)
+  local keep_ms = math.max(IDLE_MS, DAY / 1000 - math.floor(now % DAY / 1000))
+  for i = 1, 2 do
+    if bucket[i].limit then
+      keep_ms = math.max(keep_ms, bucket[i].used / bucket[i].limit * 60000)
+    end
   end
-  redis.call('HSET', bucket.key, 'requests', exact(bucket.requests.used), 'tokens', exact(bucket.tokens.used),
-    'at', exact(now))
-  local idle = math.max(IDLE_MS, drain_ms(bucket.requests), drain_ms(bucket.tokens))
-  redis.call('PEXPIRE', bucket.key, string.format('%.0f', math.ceil(idle)))
+  redis.call('PEXPIRE', bucket.key, string.format('%.0f', math.ceil(keep_ms)))
+  if bucket.is_new then
+    redis.call('SADD', index, bucket.name)
+    redis.call('PEXPIRE', index, INDEX_MS)
+  end
+end
+
+local function save(bucket, index, now)
+  redis.call('HSET', bucket.key, 'requests', exact(bucket[1].used), 'tokens', exact(bucket[2].used),
+    'today', exact(bucket[4].used), 'at', exact(now))
+  keep(bucket, index, now)
+end
+
+local function refusals(bucket, now)
+  local counts, day = {}, exact(day_of(now))
+  for number in string.gmatch(bucket.refused or '', '%d+') do
+    counts[#counts + 1] = number
+  end
+  return counts[1] == day and counts or { day, 0, 0, 0, 0 }
+end
+
+-- misses: of the four limits, '1' where the request did not fit.
+local function count_misses(bucket, misses, index, now)
+  local counts = refusals(bucket, now)
+  for i = 1, 4 do
+    counts[i + 1] = exact(counts[i + 1] + tonumber(string.sub(misses, i, i)))
+  end
+  redis.call('HSET', bucket.key, 'refused', table.concat(counts, ' '))
+  keep(bucket, index, now)
+end
+
+-- For each limit of each bucket: limit or '', in use, 1 in shadow or 0.
+local function described(buckets)
+  local reply = {}
+  for _, bucket in ipairs(buckets) do
+    for i = 1, 4 do
+      reply[#reply + 1] = bucket[i].limit and exact(bucket[i].limit) or ''
+      reply[#reply + 1] = exact(bucket[i].used)
+      reply[#reply + 1] = bucket[i].shadow and 1 or 0
+    end
+  end
+  return reply
 end

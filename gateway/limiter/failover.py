@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from gateway.core.errors import Fault, unavailable
-from gateway.core.tenants import Limits, Tenant
-from gateway.limiter.base import Grant, Mode, Policy, ReserveRequest
+from gateway.core.limits import Limits, Scope
+from gateway.core.tenants import Tenant
+from gateway.limiter.base import Grant, LimitEntry, Mode, Policy, ReserveRequest
+from gateway.limiter.calls import StoreError
 from gateway.limiter.local import LocalLimiter
-from gateway.limiter.redis import RedisLimiter, StoreError
+from gateway.limiter.redis import RedisLimiter
+from gateway.limiter.usage import ScopeUsage
 
 log = logging.getLogger(__name__)
 
@@ -61,20 +66,55 @@ class FailoverLimiter:
         except StoreError as error:
             self._report(str(error))
 
-    async def limits(self, tenant: str, key_id: str | None = None) -> Limits:
-        """What is in force: while Redis is away, the last known."""
-        try:
-            return await self._shared.limits(tenant, key_id)
-        except StoreError:
-            return await self._local.limits(tenant, key_id)
+    def know(self, tenants: Iterable[Tenant]) -> None:
+        tenants = tuple(tenants)
+        self._local.know(tenants)
+        self._shared.know(tenants)
 
-    async def set_limits(self, tenant: str, limits: Limits | None, key_id: str | None = None) -> None:
-        """Raises ApiError LIMITER_UNAVAILABLE: a change must reach every gateway or none."""
+    async def drop(self, tenant: str) -> None:
+        with _changing():
+            await self._shared.drop(tenant)
+        await self._local.drop(tenant)
+
+    @property
+    def tenants(self) -> Sequence[str]:
+        return self._local.tenants
+
+    async def limits(self, scope: Scope) -> Limits:
+        """What is in force: while Redis is away, the last known. The same holds for entries and usage."""
         try:
-            await self._shared.set_limits(tenant, limits, key_id)
-        except StoreError as error:
-            raise unavailable(Fault.LIMITER_UNAVAILABLE, "limits cannot be changed while Redis is away") from error
-        await self._local.set_limits(tenant, limits, key_id)
+            return await self._shared.limits(scope)
+        except StoreError:
+            return await self._local.limits(scope)
+
+    async def entries(self, tenant: str) -> Sequence[LimitEntry]:
+        try:
+            return await self._shared.entries(tenant)
+        except StoreError:
+            return await self._local.entries(tenant)
+
+    async def usage(self, tenant: str) -> Sequence[ScopeUsage]:
+        try:
+            return await self._shared.usage(tenant)
+        except StoreError:
+            return await self._local.usage(tenant)
+
+    async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
+        """Raises ApiError LIMITER_UNAVAILABLE, as what follows: a change must reach every gateway or none."""
+        with _changing():
+            limits = await self._shared.set_limits(scope, changes)
+        await self._local.set_limits(scope, limits.values())
+        return limits
+
+    async def restore_limits(self, scope: Scope) -> None:
+        with _changing():
+            await self._shared.restore_limits(scope)
+        await self._local.restore_limits(scope)
+
+    async def forget_use(self, scope: Scope) -> None:
+        with _changing():
+            await self._shared.forget_use(scope)
+        await self._local.forget_use(scope)
 
     async def outstanding(self) -> int:
         """Raises StoreError: leases in Redis cannot be counted while it is away."""
@@ -99,3 +139,11 @@ class FailoverLimiter:
         if self.mode != self._reported:
             self._reported = self.mode
             log.warning("limiter mode is now %s %s", self.mode, f"({reason})" if reason else "")
+
+
+@contextmanager
+def _changing() -> Iterator[None]:
+    try:
+        yield
+    except StoreError as error:
+        raise unavailable(Fault.LIMITER_UNAVAILABLE, "limits cannot be changed while Redis is away") from error

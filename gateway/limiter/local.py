@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
 
-from gateway.core.budget import Bucket, Charge, charges, reserve, settle
-from gateway.core.tenants import Limits, Tenant
-from gateway.limiter.base import Grant, Mode, ReserveRequest, refused
+from gateway.core.budget import DAY, Bucket, Charge, Decision, reserve, settle
+from gateway.core.limits import EACH, LIMIT_NAMES, Limits, Scope
+from gateway.core.tenants import Tenant
+from gateway.limiter.base import Grant, LimitEntry, Mode, ReserveRequest, refused
+from gateway.limiter.usage import ScopeUsage, usage_of
 
-Scope = tuple[str, str | None]
-"""Tenant, and one of its keys or None for all of it."""
+NOTHING = Charge(None, None, 0, -1)
+"""Of a day long over: settling it frees its slot and corrects nothing."""
 
 
-def monotonic_us() -> int:
-    return time.monotonic_ns() // 1000
+def unix_us() -> int:
+    return time.time_ns() // 1000
 
 
 class LocalLimiter:
@@ -23,25 +29,33 @@ class LocalLimiter:
 
     mode: Mode = "degraded"
 
-    def __init__(self, replicas: int = 1, clock: Callable[[], int] = monotonic_us) -> None:
-        """`clock`: microseconds."""
+    def __init__(self, replicas: int = 1, clock: Callable[[], int] = unix_us) -> None:
+        """`clock`: microseconds since 1970, as Redis's: a day has to begin somewhere."""
         self._replicas = replicas
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
         self._live: dict[Scope, Limits] = {}
         self._buckets: dict[Scope, Bucket] = {}
-        self._leases: dict[str, tuple[Charge, ...]] = {}
+        self._refused: Counter[tuple[Scope, str]] = Counter()
+        self._day = 0
+        """Of what is counted as refused."""
+        self._leases: dict[str, dict[Scope, Charge]] = {}
+
+    @property
+    def tenants(self) -> Sequence[str]:
+        return sorted(self._tenants)
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         """Raises ApiError (429)."""
-        scopes = _scopes(request)
-        admitted, buckets = reserve([self._bucket(scope) for scope in scopes], request.tokens, self._clock())
-        if not admitted:
-            raise refused(request, buckets)
-        grant = Grant(f"{request.request_id}.{secrets.token_hex(6)}", request, "local", buckets)
-        self._buckets.update(zip(scopes, buckets, strict=True))
-        self._leases[grant.lease] = charges(buckets, request.tokens)
-        return grant
+        scopes, now = request.scopes, self._clock()
+        decision = reserve([self._bucket(scope) for scope in scopes], request.tokens, now)
+        self._count_misses(scopes, decision, now)
+        if not decision.admitted:
+            raise refused(request, decision.buckets)
+        lease = f"{request.request_id}.{secrets.token_hex(6)}"
+        self._buckets.update(zip(scopes, decision.buckets, strict=True))
+        self._leases[lease] = dict(zip(scopes, decision.charges, strict=True))
+        return Grant(lease, request, "local", decision.buckets, decision.misses)
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
         self._correct(grant, 1, actual_tokens)
@@ -50,21 +64,52 @@ class LocalLimiter:
         self._correct(grant, 0, 0)
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
+        self.know(tenants)
+
+    def know(self, tenants: Iterable[Tenant]) -> None:
         self._tenants = {tenant.name: tenant for tenant in tenants}
 
-    async def limits(self, tenant: str, key_id: str | None = None) -> Limits:
-        return self._limits((tenant, key_id))
+    async def drop(self, tenant: str) -> None:
+        self._live = {scope: limits for scope, limits in self._live.items() if scope.tenant != tenant}
 
-    async def set_limits(self, tenant: str, limits: Limits | None, key_id: str | None = None) -> None:
-        if limits is None:
-            self._live.pop((tenant, key_id), None)
-        else:
-            self._live[tenant, key_id] = limits
+    async def limits(self, scope: Scope) -> Limits:
+        return self._limits(scope)
+
+    async def entries(self, tenant: str) -> Sequence[LimitEntry]:
+        configured = (Scope(tenant), Scope(tenant, key=EACH), Scope(tenant, adapter=EACH))
+        live = [scope for scope in self._live if scope.tenant == tenant and scope not in configured]
+        return [
+            LimitEntry(scope, self._limits(scope), "live" if scope in self._live else "config")
+            for scope in (*configured, *sorted(live, key=attrgetter("order")))
+        ]
+
+    async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
+        self._live[scope] = self._limits(scope).changed(changes)
+        return self._live[scope]
+
+    async def restore_limits(self, scope: Scope) -> None:
+        self._live.pop(scope, None)
+
+    async def forget_use(self, scope: Scope) -> None:
+        bucket = self._bucket(scope)
+        self._buckets[scope] = replace(Bucket.empty(bucket.limits), at=self._clock(), running=bucket.running)
+        for charges in self._leases.values():
+            if scope in charges:
+                charges[scope] = NOTHING
+
+    async def usage(self, tenant: str) -> Sequence[ScopeUsage]:
+        now, known = self._clock(), {entry.scope for entry in await self.entries(tenant)} | self._buckets.keys()
+        scopes = [scope for scope in known if scope.tenant == tenant and scope.member != EACH]
+        return [
+            usage_of(scope, self._bucket(scope).drained(now), [self._refused[scope, name] for name in LIMIT_NAMES])
+            for scope in sorted(scopes, key=attrgetter("order"))
+        ]
 
     def adopt(self, grant: Grant) -> None:
         """Learns from a grant of the shared limiter which limits are in force."""
-        for scope, bucket in zip(_scopes(grant.request), grant.buckets, strict=True):
-            self._live[scope] = Limits(bucket.requests.limit, bucket.tokens.limit)
+        self._live.update(
+            (scope, bucket.limits) for scope, bucket in zip(grant.request.scopes, grant.buckets, strict=True)
+        )
 
     async def outstanding(self) -> int:
         return len(self._leases)
@@ -76,8 +121,12 @@ class LocalLimiter:
         self._leases.clear()
 
     def _limits(self, scope: Scope) -> Limits:
-        tenant = self._tenants.get(scope[0], Tenant(scope[0]))
-        return self._live.get(scope, tenant.limits if scope[1] is None else tenant.key_limits)
+        if scope in self._live:
+            return self._live[scope]
+        if scope.each not in (None, scope):
+            return self._limits(scope.each)
+        tenant = self._tenants.get(scope.tenant, Tenant(scope.tenant))
+        return {"tenant": tenant.limits, "key": tenant.key_limits, "adapter": tenant.adapter_limits}[scope.kind]
 
     def _bucket(self, scope: Scope) -> Bucket:
         limits = self._limits(scope).divided(self._replicas)
@@ -85,9 +134,12 @@ class LocalLimiter:
 
     def _correct(self, grant: Grant, requests: int, tokens: int) -> None:
         now = self._clock()
-        for scope, charge in zip(_scopes(grant.request), self._leases.pop(grant.lease, ()), strict=False):
+        for scope, charge in self._leases.pop(grant.lease, {}).items():
             self._buckets[scope] = settle(self._bucket(scope), charge, requests, tokens, now)
 
-
-def _scopes(request: ReserveRequest) -> tuple[Scope, Scope]:
-    return (request.tenant, None), (request.tenant, request.key_id)
+    def _count_misses(self, scopes: Sequence[Scope], decision: Decision, now: int) -> None:
+        if now // DAY != self._day:
+            self._refused.clear()
+            self._day = now // DAY
+        for scope, names in zip(scopes, decision.misses, strict=True):
+            self._refused.update((scope, name) for name in names)

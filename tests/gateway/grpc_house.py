@@ -34,6 +34,7 @@ class GrpcHouse:
     generation: GenerationStub
     admin: AdapterAdminStub
     health: HealthStub
+    channel: grpc.aio.Channel
 
     async def assert_empty(self) -> None:
         await until(lambda: self.house.gateway.active == 0)
@@ -73,7 +74,7 @@ async def open_grpc_house(root: Path) -> AsyncIterator[GrpcHouse]:
     await house.limiter.configure([*house.limiter._tenants.values(), NIGHT])
     server = GrpcServer(house.gateway, keys(), max_message_bytes=MAX_MESSAGE_BYTES, grace_seconds=0.0)
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield GrpcHouse(house, port, GenerationStub(channel), AdapterAdminStub(channel), HealthStub(channel))
+        yield GrpcHouse(house, port, GenerationStub(channel), AdapterAdminStub(channel), HealthStub(channel), channel)
 
 
 def as_key(name: str = "acme", **more: str) -> tuple[tuple[str, str], ...]:

@@ -15,7 +15,8 @@ from gateway import config as config_module
 from gateway.config import Config, demo_config, load_config
 from gateway.config_file import ConfigError
 from gateway.config_sections import BatchLane, LaneConfig, LanesConfig
-from gateway.core.tenants import Limits, Tenant, hash_key
+from gateway.core.limits import Limits
+from gateway.core.tenants import Tenant, hash_key
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))
@@ -225,10 +226,8 @@ WRONG = {
     "shared key": ("tenants: {a: {keys: [sk-demo-acme]}, b: {keys: [sk-demo-acme]}}", "a and b share a key"),
     "open demo": ("http: {host: 0.0.0.0}\n" + TENANT % "keys: [sk-demo-acme]", "http.host: 0.0.0.0 would offer demo"),
     "open demo over grpc": ("grpc: {host: '::'}\nadmin: {keys: [sk-demo-admin]}", "grpc.host: :: would offer demo"),
-    "lease too short": (
-        "limits: {lease_seconds: 60}",
-        "limits.lease_seconds: must be longer than http.request_timeout",
-    ),
+    "lease too short": ("limits: {lease_seconds: 0.5}", "limits: lease_seconds must be at least 1"),
+    "shadow": (TENANT % "limits: {shadow: [tokens]}", "shadow: 'tokens' is none of requests_per_minute"),
     "redis": ("redis: {url: localhost}", "redis: url must begin with redis://"),
 }
 

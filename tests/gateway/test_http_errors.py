@@ -49,7 +49,7 @@ async def test_validation(house):
 
 
 async def test_unsupported_parameter(house):
-    check(await ask(house, {**CHAT, "tools": [{"type": "function"}]}), 400, "unsupported_parameter", "tools")
+    check(await ask(house, {**CHAT, "modalities": ["audio"]}), 400, "unsupported_parameter", "modalities")
 
 
 async def test_context_length_exceeded(house):
@@ -113,6 +113,24 @@ async def test_unknown_model_page(house):
 
 async def test_unknown_route(house):
     check(await ask(house, path="/v1/nothing"), 404, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("/v1/embeddings", "no embeddings"),
+        ("/v1/responses", "/v1/chat/completions"),
+        ("/v1/audio/speech", "text"),
+        ("/v1/images/generations", "text"),
+        ("/v1/batches", "batch lane"),
+    ],
+)
+async def test_what_openai_has_and_we_have_not(house, path, instead):
+    response = await ask(house, {"model": BASE, "input": "hi"}, path)
+    check(response, 404, None, None, "not_found_error")
+    message = response.json()["error"]["message"]
+    assert f"POST {path} is not supported" in message
+    assert instead in message
 
 
 async def test_method_not_allowed(house):

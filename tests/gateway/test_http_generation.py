@@ -79,19 +79,41 @@ async def test_openai_client_completion_stream_with_two_answers(house):
     await house.assert_empty()
 
 
-async def test_openai_client_logprobs(house):
-    house.engine.reply = lambda sent: "é"
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openai_client_chat_logprobs(house, stream):
+    house.engine.reply = lambda sent: "aé"
     async with house.openai() as client:
-        answer = await client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=2, max_tokens=2)
-        entries = answer.choices[0].logprobs.content
-        assert bytes(byte for entry in entries for byte in entry.bytes) == "é".encode()
-        assert [[top.logprob for top in entry.top_logprobs] for entry in entries] == [[-0.5, -1.5]] * 2
-        house.engine.reply = lambda sent: "abc"
-        legacy = await client.completions.create(**COMPLETION, logprobs=1)
-    logprobs = legacy.choices[0].logprobs
-    assert logprobs.tokens == ["a", "b", "c", "<|end|>"]
-    assert (logprobs.text_offset, logprobs.token_logprobs) == ([0, 1, 2, 3], [-0.5] * 4)
-    assert logprobs.top_logprobs[0] == {"<|end|>": -0.5}
+        answer = await client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=2, n=2, stream=stream)
+        choices = [chunk.choices[0] async for chunk in answer] if stream else answer.choices
+    entries = [
+        entry for choice in choices if choice.index == 1 and choice.logprobs for entry in choice.logprobs.content
+    ]
+    assert [entry.token for entry in entries] == ["a", r"\xc3", r"\xa9"]
+    assert bytes(byte for entry in entries for byte in entry.bytes) == "aé".encode()
+    assert [[top.logprob for top in entry.top_logprobs] for entry in entries] == [[-0.5, -1.5]] * 3
+    assert entries[0].top_logprobs[0].token == "<|end|>"
+
+
+async def test_logprobs_match_token_ids_where_both_are_asked_for(house):
+    body = {**CHAT, "logprobs": True, "return_token_ids": True}
+    [choice] = (await post(house, "/v1/chat/completions", body)).json()["choices"]
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) == len("Hello, world!") + 1
+    assert [entry["top_logprobs"] for entry in choice["logprobs"]["content"]] == [[]] * len(choice["token_ids"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openai_client_completion_logprobs(house, stream):
+    house.engine.reply = lambda sent: "aéb"
+    async with house.openai() as client:
+        answer = await client.completions.create(**COMPLETION, logprobs=1, stream=stream)
+        choices = [chunk.choices[0] async for chunk in answer] if stream else answer.choices
+    parts = [choice.logprobs for choice in choices if choice.logprobs]
+    tokens = [token for part in parts for token in part.tokens]
+    assert tokens == ["a", r"bytes:\xc3", r"bytes:\xa9", "b", "<|end|>"]
+    assert [offset for part in parts for offset in part.text_offset] == [0, 1, 1, 2, 3]
+    assert [logprob for part in parts for logprob in part.token_logprobs] == [-0.5] * 5
+    tops = [top for part in parts for top in part.top_logprobs]
+    assert tops == [{"<|end|>": -0.5, token: -0.5} for token in tokens]
 
 
 async def test_openai_client_models(house):

@@ -8,15 +8,17 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault
-from gateway.core.tenants import Limits, Tenant
+from gateway.core.limits import EACH, Limits, Scope
+from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, ReserveRequest, format_duration
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
-from gateway.limiter.redis import RedisLimiter
+from gateway.limiter.redis import Correction, RedisLimiter
 
 PATIENT = 10.0
 """Seconds: no test depends on how fast this machine is."""
 HUGE = 10**9
+ACME = Scope("acme")
 
 
 @pytest.fixture(params=["redis", "local"])
@@ -36,8 +38,10 @@ def shared(valkey: Redis):
     return RedisLimiter(valkey, timeout=PATIENT)
 
 
-def asking(tokens: int, key: str = "k1", tenant: str = "acme", request_id: str = "r") -> ReserveRequest:
-    return ReserveRequest(request_id, tenant, key, tokens)
+def asking(
+    tokens: int, key: str = "k1", tenant: str = "acme", request_id: str = "r", adapter: str = "pirate"
+) -> ReserveRequest:
+    return ReserveRequest(request_id, tenant, key, tokens, adapter)
 
 
 async def attempt(limiter, request: ReserveRequest) -> Grant | ApiError:
@@ -174,31 +178,137 @@ async def test_one_lease_each_even_where_request_ids_repeat(make):
 async def test_a_change_of_limits_binds_on_the_next_request(make):
     limiter = await make(Tenant("acme", limits=Limits(tokens_per_minute=1000)))
     await limiter.reserve(asking(800))
-    await limiter.set_limits("acme", Limits(tokens_per_minute=500))
-    assert await limiter.limits("acme") == Limits(tokens_per_minute=500)
+    assert await limiter.set_limits(ACME, {"tokens_per_minute": 500}) == Limits(tokens_per_minute=500)
+    assert await limiter.limits(ACME) == Limits(tokens_per_minute=500)
     assert (await refusal(limiter, asking(1))).metadata["value"] == "500"
-    await limiter.set_limits("acme", Limits(tokens_per_minute=2000))
+    await limiter.set_limits(ACME, {"tokens_per_minute": 2000})
     assert 1200 <= (await limiter.reserve(asking(0))).tokens.remaining < 2000
-    await limiter.set_limits("acme", None)
-    assert await limiter.limits("acme") == Limits(tokens_per_minute=1000)
+    await limiter.restore_limits(ACME)
+    assert await limiter.limits(ACME) == Limits(tokens_per_minute=1000)
+
+
+async def test_only_what_is_named_changes(make):
+    limiter = await make(Tenant("acme", limits=Limits(10, 1000, shadow=("tokens_per_minute",))))
+    changed = await limiter.set_limits(ACME, {"concurrent_requests": 4, "requests_per_minute": None})
+    assert changed == Limits(None, 1000, 4, shadow=("tokens_per_minute",))
+    assert await limiter.set_limits(ACME, {"shadow": []}) == Limits(None, 1000, 4)
 
 
 async def test_one_key_can_be_limited_live(make):
-    limiter = await make(Tenant("acme", key_limits=Limits(requests_per_minute=100)))
-    await limiter.set_limits("acme", Limits(requests_per_minute=1), "k1")
-    assert await limiter.limits("acme", "k1") == Limits(requests_per_minute=1)
-    assert await limiter.limits("acme", "k2") == Limits(requests_per_minute=100)
+    limiter = await make(Tenant("acme", key_limits=Limits(requests_per_minute=100, tokens_per_day=HUGE)))
+    key = Scope("acme", key="k1")
+    changed = await limiter.set_limits(key, {"requests_per_minute": 1})
+    assert changed == Limits(requests_per_minute=1, tokens_per_day=HUGE), "it begins with what its tenant gives each"
+    assert await limiter.limits(Scope("acme", key="k2")) == Limits(requests_per_minute=100, tokens_per_day=HUGE)
     await limiter.reserve(asking(1, "k1"))
     await refusal(limiter, asking(1, "k1"))
     await limiter.reserve(asking(1, "k2"))
-    await limiter.set_limits("acme", None, "k1")
+    await limiter.restore_limits(key)
     await limiter.reserve(asking(1, "k1"))
+
+
+async def test_what_each_key_gets_can_be_changed_live(make):
+    limiter = await make(Tenant("acme"))
+    await limiter.set_limits(Scope("acme", key=EACH), {"requests_per_minute": 1})
+    for key in ("k1", "k2"):
+        await limiter.reserve(asking(1, key))
+        assert (await refusal(limiter, asking(1, key))).metadata["scope"] == f"key:{key}"
+
+
+async def test_an_adapter_is_limited_within_its_tenant(make):
+    limiter = await make(Tenant("acme", limits=Limits(tokens_per_minute=1000), adapter_limits=Limits(None, 400)))
+    await limiter.reserve(asking(300, "k1", adapter="pirate"))
+    error = await refusal(limiter, asking(300, "k2", adapter="pirate"))
+    assert error.metadata == {"scope": "adapter:pirate", "limit": "tokens_per_minute", "value": "400"}
+    await limiter.reserve(asking(300, "k2", adapter="poet"))
+    await limiter.set_limits(Scope("acme", adapter="poet"), {"tokens_per_minute": 310})
+    assert (await refusal(limiter, asking(300, adapter="poet"))).metadata["value"] == "310"
+
+
+async def test_requests_at_once_are_limited_until_they_end(make):
+    limiter = await make(Tenant("acme", limits=Limits(concurrent_requests=2)))
+    first, _ = [await limiter.reserve(asking(HUGE)) for _ in range(2)]
+    error = await refusal(limiter, asking(1))
+    assert (error.fault, error.type, error.retry_after) == (Fault.RATE_LIMIT_EXCEEDED, "requests", 1.0)
+    assert "2 requests at once" in error.message
+    await limiter.settle(first, 5)
+    await limiter.settle(first, 5)
+    await limiter.reserve(asking(1))
+    await refusal(limiter, asking(1))
+
+
+async def test_a_limit_on_requests_at_once_counts_those_before_it(make):
+    limiter = await make(Tenant("acme"))
+    await limiter.reserve(asking(1))
+    await limiter.set_limits(ACME, {"concurrent_requests": 1})
+    assert (await refusal(limiter, asking(1))).metadata["limit"] == "concurrent_requests"
+
+
+async def test_a_spent_day_is_not_worth_a_retry(make):
+    limiter = await make(Tenant("acme", limits=Limits(tokens_per_day=1000)))
+    grant = await limiter.reserve(asking(900))
+    error = await refusal(limiter, asking(101))
+    assert (error.fault, error.code, error.retry_after) == (Fault.INSUFFICIENT_QUOTA, "insufficient_quota", None)
+    assert error.headers()["x-should-retry"] == "false"
+    await limiter.settle(grant, 200)
+    await limiter.settle(await limiter.reserve(asking(101)), 5000)
+    assert (await refusal(limiter, asking(1))).metadata["limit"] == "tokens_per_day"
+    await limiter.forget_use(ACME)
+    await limiter.reserve(asking(1000))
+
+
+async def test_a_limit_in_shadow_counts_and_admits(make):
+    shadow = ("tokens_per_minute", "concurrent_requests")
+    limiter = await make(Tenant("acme", limits=Limits(100, 1000, 2, shadow=shadow)))
+    grants = [await limiter.reserve(asking(400)) for _ in range(4)]
+    assert [grant.shadowed for grant in grants] == [
+        (),
+        (),
+        (("tenant", "tokens_per_minute"), ("tenant", "concurrent_requests")),
+        (("tenant", "tokens_per_minute"), ("tenant", "concurrent_requests")),
+    ]
+    assert "x-ratelimit-limit-tokens" not in grants[-1].headers(), "nobody is told of a limit that does not bind"
+    [scope, *_] = await limiter.usage("acme")
+    uses = {use.name: use for use in scope.limits}
+    assert (uses["tokens_per_minute"].refused_today, uses["tokens_per_minute"].shadow) == (2, True)
+    assert 700 < uses["tokens_per_minute"].used <= 800, "charged with what it would have admitted"
+    assert (uses["concurrent_requests"].used, uses["requests_per_minute"].refused_today) == (4, 0)
+    await limiter.set_limits(ACME, {"shadow": []})
+    await refusal(limiter, asking(300))
+
+
+async def test_usage_names_every_scope_in_use(make):
+    limiter = await make(Tenant("acme", limits=Limits(10, 1000, 5, 10_000)))
+    await limiter.set_limits(Scope("acme", adapter="poet"), {"tokens_per_day": 50})
+    await limiter.settle(await limiter.reserve(asking(300, "k1")), 100)
+    await limiter.reserve(asking(200, "k2"))
+    await refusal(limiter, asking(60, "k2", adapter="poet"))
+    used = {str(scope.scope): {use.name: use for use in scope.limits} for scope in await limiter.usage("acme")}
+    assert list(used) == ["tenant:acme", "key:k1", "key:k2", "adapter:pirate", "adapter:poet"]
+    acme = used["tenant:acme"]
+    assert 290 < acme["tokens_per_minute"].used <= 300
+    assert 700 <= acme["tokens_per_minute"].remaining < 710
+    assert (acme["concurrent_requests"].used, acme["concurrent_requests"].remaining) == (1, 4)
+    assert (acme["tokens_per_day"].used, acme["tokens_per_day"].remaining) == (300, 9700)
+    assert 0 < acme["tokens_per_day"].reset_seconds <= 86_400
+    assert (used["key:k1"]["tokens_per_day"].used, used["key:k2"]["tokens_per_day"].used) == (100, 200)
+    assert (used["adapter:poet"]["tokens_per_day"].refused_today, used["adapter:poet"]["tokens_per_day"].used) == (1, 0)
+
+
+async def test_use_can_be_forgotten_without_losing_count_of_what_runs(make):
+    limiter = await make(Tenant("acme", limits=Limits(tokens_per_minute=1000, concurrent_requests=2)))
+    early = await limiter.reserve(asking(1000))
+    await limiter.forget_use(ACME)
+    await limiter.reserve(asking(900))
+    assert (await refusal(limiter, asking(0))).metadata["limit"] == "concurrent_requests"
+    await limiter.settle(early, 0)
+    assert (await limiter.reserve(asking(0))).tokens.remaining < 200, "what was forgotten is not given back as well"
 
 
 async def test_a_limit_that_appears_later_refunds_nothing_that_was_not_charged(make):
     limiter = await make(Tenant("acme"))
     early = await limiter.reserve(asking(900))
-    await limiter.set_limits("acme", Limits(tokens_per_minute=1000))
+    await limiter.set_limits(ACME, {"tokens_per_minute": 1000})
     await limiter.reserve(asking(1000))
     await limiter.settle(early, 0)
     assert (await refusal(limiter, asking(500))).type == "tokens"
@@ -206,17 +316,17 @@ async def test_a_limit_that_appears_later_refunds_nothing_that_was_not_charged(m
 
 async def test_live_limits_outlast_a_restart_and_configured_ones_do_not(shared, valkey):
     await shared.configure([Tenant("acme", limits=Limits(10)), Tenant("globex", limits=Limits(10))])
-    await shared.set_limits("acme", Limits(5))
+    await shared.set_limits(ACME, {"requests_per_minute": 5})
     restarted = RedisLimiter(valkey, timeout=PATIENT)
     await restarted.configure([Tenant("acme", limits=Limits(20)), Tenant("globex", limits=Limits(20))])
-    assert await restarted.limits("acme") == Limits(5)
-    assert await restarted.limits("globex") == Limits(20)
+    assert await restarted.limits(ACME) == Limits(5)
+    assert await restarted.limits(Scope("globex")) == Limits(20)
 
 
 async def test_live_tenant_limits_leave_those_of_its_keys(shared):
     await shared.configure([Tenant("acme", limits=Limits(10), key_limits=Limits(3))])
-    await shared.set_limits("acme", Limits(5))
-    assert await shared.limits("acme", "k1") == Limits(3)
+    await shared.set_limits(ACME, {"requests_per_minute": 5})
+    assert await shared.limits(Scope("acme", key="k1")) == Limits(3)
 
 
 async def test_gateways_share_one_bucket(shared, valkey):
@@ -228,6 +338,19 @@ async def test_gateways_share_one_bucket(shared, valkey):
     await refusal(other, asking(600))
     await other.settle(grant, 0)
     await other.reserve(asking(900))
+
+
+async def test_three_gateways_admit_together_exactly_what_fits(valkey_server, valkey):
+    clients = [Redis.from_url(valkey_server.connection_url) for _ in range(3)]
+    gateways = [RedisLimiter(client, timeout=PATIENT) for client in clients]
+    for gateway in gateways:
+        await gateway.configure([Tenant("acme", limits=Limits(tokens_per_minute=1000))])
+    answers = await asyncio.gather(*(attempt(gateways[number % 3], asking(300)) for number in range(50)))
+    assert sum(isinstance(answer, Grant) for answer in answers) == 3
+    await gateways[1].set_limits(ACME, {"tokens_per_minute": 100})
+    assert {(await refusal(gateway, asking(1))).metadata["value"] for gateway in gateways} == {"100"}
+    for client in clients:
+        await client.aclose()
 
 
 async def test_scripts_forgotten_by_the_server_are_sent_again(shared, valkey):
@@ -251,23 +374,24 @@ async def test_a_repeated_reservation_is_charged_once(shared):
     await shared.configure([Tenant("acme", limits=Limits(tokens_per_minute=1000))])
     grant = Grant("lease-1", asking(600), "redis")
     for _ in range(3):
-        admitted, buckets = await shared._ask(grant)
-        assert admitted
-    assert 400 <= buckets[0].tokens.allowance.remaining < 500
+        decision = await shared.ask(grant)
+        assert decision.admitted
+    assert 400 <= decision.buckets[0].tokens.allowance.remaining < 500
 
 
 async def test_every_key_is_declared_and_lies_in_one_cluster_slot(shared, valkey):
     await shared.configure([Tenant("acme", limits=Limits(10, 1000), key_limits=Limits(10, 1000))])
     grant = await shared.reserve(asking(10))
     used = {key.decode() for key in await valkey.keys("*")}
+    scopes = ("tenant", "key:k1", "adapter:pirate")
     assert used == {
         "loralane:limits:{acme}",
-        "loralane:bucket:{acme}",
-        "loralane:bucket:{acme}:k1",
+        "loralane:scopes:{acme}",
         f"loralane:lease:{{acme}}:{grant.lease}",
+        *(f"loralane:{kind}:{{acme}}:{scope}" for kind in ("bucket", "running") for scope in scopes),
     }
-    assert used <= set(shared._keys(grant))
-    slots = {await valkey.execute_command("CLUSTER KEYSLOT", key) for key in shared._keys(grant)}
+    assert used <= set(shared.keys(grant))
+    slots = {await valkey.execute_command("CLUSTER KEYSLOT", key) for key in shared.keys(grant)}
     assert len(slots) == 1
 
 
@@ -276,13 +400,44 @@ async def test_everything_but_limits_expires_by_itself(shared, valkey):
     await shared.reserve(asking(10))
     for key in await valkey.keys("*"):
         assert (await valkey.pttl(key) > 0) == (b"limits" not in key)
-    assert await valkey.ttl("loralane:bucket:{acme}") > 3500, "a limit lowered soon must not find use forgotten"
+    assert await valkey.ttl("loralane:bucket:{acme}:tenant") > 3500, "a limit lowered soon must not find use forgotten"
+
+
+async def test_slots_of_a_gateway_that_died_come_free_within_their_term(valkey):
+    tenants = [Tenant("acme", limits=Limits(concurrent_requests=2))]
+    dying, other = (RedisLimiter(valkey, timeout=PATIENT, lease_seconds=1.0) for _ in range(2))
+    await dying.configure(tenants)
+    grants = [await dying.reserve(asking(1)) for _ in range(2)]
+    dying._renewal.cancel()
+    await refusal(other, asking(1))
+    expiries = [score for _, score in await valkey.zrange("loralane:running:{acme}:tenant", 0, -1, withscores=True)]
+    seconds, microseconds = await valkey.time()
+    assert all(expiry <= seconds * 1000 + microseconds / 1000 + 1000 for expiry in expiries)
+    while await valkey.time() <= (max(expiries) / 1000, 0):
+        await asyncio.sleep(0.05)
+    await other.reserve(asking(1))
+    assert await dying.renew(grants[0]), "it lived after all: its slot is taken again"
+    await refusal(other, asking(1))
+
+
+async def test_slots_are_kept_for_as_long_as_requests_run(valkey):
+    limiter = RedisLimiter(valkey, timeout=PATIENT, lease_seconds=0.6)
+    await limiter.configure([Tenant("acme", limits=Limits(concurrent_requests=1))])
+    grant = await limiter.reserve(asking(1))
+    [(_, first)] = await valkey.zrange("loralane:running:{acme}:tenant", 0, -1, withscores=True)
+    while (await valkey.time())[0] * 1000 <= first:
+        await asyncio.sleep(0.05)
+    await refusal(limiter, asking(1))
+    await limiter.settle(grant, 1)
+    assert not await limiter.renew(grant)
+    await limiter.reserve(asking(1))
+    await limiter.close()
 
 
 async def test_a_debt_outlives_the_idle_time(shared, valkey):
     await shared.configure([Tenant("acme", limits=Limits(tokens_per_minute=10))])
     await shared.settle(await shared.reserve(asking(10)), 10_000)
-    assert await valkey.ttl("loralane:bucket:{acme}") > 50_000
+    assert await valkey.ttl("loralane:bucket:{acme}:tenant") > 50_000
 
 
 async def test_callers_who_leave_while_asking_leave_nothing_behind(valkey):
@@ -306,8 +461,8 @@ async def test_callers_who_leave_while_asking_leave_nothing_behind(valkey):
 async def test_a_reservation_that_arrives_after_it_was_given_up_charges_nothing(shared):
     await shared.configure([Tenant("acme", limits=Limits(tokens_per_minute=1000))])
     grant = Grant("late", asking(600), "redis")
-    await shared._run(shared._settle_script, shared._keys(grant), [0, 0, 1])
-    await shared._ask(grant)
+    await shared.send(Correction(grant, 0, 0, uncertain=True))
+    await shared.ask(grant)
     assert await shared.outstanding() == 0
     assert (await shared.reserve(asking(0))).tokens.remaining == 1000
 

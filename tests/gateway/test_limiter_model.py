@@ -1,23 +1,21 @@
-"""The bucket's arithmetic against exact fractions, and the Lua against the Python, to the last bit."""
+"""The bucket's arithmetic against exact fractions."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import count
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from redis.asyncio import Redis
 
 from gateway.core import budget
 from gateway.core.budget import Bucket, Meter
 from gateway.core.errors import ApiError
-from gateway.core.tenants import Limits, Tenant
+from gateway.core.limits import Limits, Scope
+from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
-from gateway.limiter.redis import RedisLimiter
 
 NEAR = Fraction(1, 10**4)
 """Floating point may decide a comparison this close either way, in tokens."""
@@ -76,7 +74,7 @@ class World:
     def reserve(self, tokens: int) -> None:
         room = min(self.requests.room(1), self.tokens.room(tokens))
         try:
-            grant = self.run(self.limiter.reserve(ReserveRequest("r", "t", "k", tokens)))
+            grant = self.run(self.limiter.reserve(ReserveRequest("r", "t", "k", tokens, "a")))
         except ApiError as error:
             assert room < NEAR
             self.check_wait(error, tokens)
@@ -111,7 +109,7 @@ class World:
             self.tokens.charge(-grant.request.tokens)
 
     def check(self) -> None:
-        bucket = self.limiter._bucket(("t", None)).drained(self.now)
+        bucket = self.limiter._bucket(Scope("t")).drained(self.now)
         for meter, exact in ((bucket.requests, self.requests), (bucket.tokens, self.tokens)):
             assert abs(Fraction(meter.used) - exact.used) < NEAR
         assert self.run(self.limiter.outstanding()) == len(self.granted)
@@ -137,80 +135,37 @@ def test_no_more_is_admitted_than_the_limit_and_what_time_adds(limit, arrivals):
     bucket, now, admitted = Bucket.empty(Limits(None, limit)), 0, 0
     for pause, tokens in arrivals:
         now += pause
-        granted, (bucket,) = budget.reserve([bucket], tokens, now)
-        admitted += tokens if granted else 0
+        decision = budget.reserve([bucket], tokens, now)
+        [bucket] = decision.buckets
+        admitted += tokens if decision.admitted else 0
         assert admitted <= limit + limit * now / budget.MINUTE + 1e-3
 
 
 def test_scopes_are_charged_together_or_not_at_all():
     roomy, tight = Bucket.empty(Limits(None, 100)), Bucket.empty(Limits(None, 10))
-    assert budget.reserve([roomy, tight], 50, 0) == (False, (roomy, tight))
-    granted, (first, second) = budget.reserve([roomy, tight], 10, 0)
-    assert (granted, first.tokens.used, second.tokens.used) == (True, 10.0, 10.0)
+    refused = budget.reserve([roomy, tight], 50, 0)
+    assert (refused.admitted, refused.buckets, refused.charges) == (False, (roomy, tight), ())
+    assert refused.misses == ((), ("tokens_per_minute",))
+    admitted = budget.reserve([roomy, tight], 10, 0)
+    assert (admitted.admitted, [bucket.tokens.used for bucket in admitted.buckets]) == (True, [10.0, 10.0])
 
 
 def test_of_several_limits_that_refuse_the_longest_wait_is_told():
     tenant, key = Bucket(Meter(60, 60.0), Meter(600, 600.0)), Bucket(Meter(None), Meter(60, 60.0))
-    assert budget.explain([tenant, key], 5) == budget.Refusal("tokens", 1, 60, 5.0)
-    assert budget.explain([tenant, Bucket.empty(Limits())], 0) == budget.Refusal("requests", 0, 60, 1.0)
-    assert budget.explain([tenant, key], 61) == budget.Refusal("tokens", 1, 60, None)
+    assert budget.explain([tenant, key], 5) == budget.Refusal("tokens_per_minute", 1, 60, 5.0)
+    assert budget.explain([tenant, Bucket.empty(Limits())], 0) == budget.Refusal("requests_per_minute", 0, 60, 1.0)
+    assert budget.explain([tenant, key], 61) == budget.Refusal("tokens_per_minute", 1, 60, None)
 
 
 def test_a_clock_that_steps_back_drains_nothing():
     assert Meter(60, 30.0).drained(-5_000_000) == Meter(60, 30.0)
 
 
-numbers = count()
-SCRIPTED = st.lists(st.one_of(reservations, settlements, refunds), min_size=1, max_size=12)
-
-
-@given(st.builds(Limits, limits, limits), st.builds(Limits, limits, limits), SCRIPTED)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_lua_computes_what_the_python_does(valkey_server, tenant_limits, key_limits, actions):
-    asyncio.run(replay(valkey_server.connection_url, Tenant("t", limits=tenant_limits, key_limits=key_limits), actions))
-
-
-async def replay(url: str, tenant: Tenant, actions: list[tuple[str, int]]) -> None:
-    """Runs the actions on the server, then on plain values at the times the server gave, and compares."""
-    client = Redis.from_url(url)
-    await client.flushall()
-    limiter = RedisLimiter(client, timeout=10.0)
-    await limiter.configure([tenant])
-    model = (Bucket.empty(tenant.limits), Bucket.empty(tenant.key_limits))
-    grants: list[Grant] = []
-    for name, amount in actions:
-        if name == "reserve":
-            model = await replay_reserve(limiter, ReserveRequest("r", "t", "k", amount), model, grants)
-        elif grants:
-            grant = grants.pop(0)
-            requests, tokens = (1, amount) if name == "settle" else (0, 0)
-            reply = await limiter._run(limiter._settle_script, limiter._keys(grant), [tokens, requests, 0])
-            charged = budget.charges(grant.buckets, grant.request.tokens)
-            model = tuple(
-                budget.settle(bucket, charge, requests, tokens, int(reply[1]))
-                for bucket, charge in zip(model, charged, strict=True)
-            )
-        assert [await stored(client, key) for key in ("", ":k")] == [expected(bucket) for bucket in model]
-    await client.aclose()
-
-
-async def replay_reserve(limiter, request, model, grants):
-    grant = Grant(f"lease-{next(numbers)}", request, "redis")
-    admitted, buckets = await limiter._ask(grant)
-    expected_admitted, expected_buckets = budget.reserve(model, request.tokens, buckets[0].at)
-    assert (admitted, buckets) == (expected_admitted, expected_buckets)
-    if not admitted:
-        return model
-    grants.append(Grant(grant.lease, request, "redis", buckets))
-    return expected_buckets
-
-
-async def stored(client: Redis, key: str) -> dict[bytes, float]:
-    state = await client.hgetall(f"loralane:bucket:{{t}}{key}")
-    return {name: float(value) for name, value in state.items()}
-
-
-def expected(bucket: Bucket) -> dict[bytes, float]:
-    if bucket.at == 0 or (bucket.requests.limit is None and bucket.tokens.limit is None):
-        return {}
-    return {b"requests": bucket.requests.used, b"tokens": bucket.tokens.used, b"at": float(bucket.at)}
+def test_a_new_day_begins_at_midnight_and_is_not_corrected_for_the_last():
+    bucket = Bucket.empty(Limits(tokens_per_day=100))
+    late = budget.reserve([bucket], 90, budget.DAY - 1)
+    assert not budget.reserve(late.buckets, 20, budget.DAY - 1).admitted
+    early = budget.reserve(late.buckets, 20, budget.DAY)
+    assert early.admitted
+    [settled] = [budget.settle(early.buckets[0], late.charges[0], 1, 10, budget.DAY + 1)]
+    assert (settled.today.used, settled.running.used) == (20, 1)

@@ -12,6 +12,12 @@ from gateway.openai_convert import chat_request, completion_request
 from gateway.openai_schema import REFUSED, ChatRequest, CompletionRequest, parse
 
 USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def calling(arguments):
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def chat(**fields):
@@ -173,17 +179,18 @@ def test_missing_fields_are_named():
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_would_change_the_answer_is_refused_by_name(name):
-    error = refusal(chat, **{name: {"type": "json_object"}})
+    make = completion if name in ChatRequest.__struct_fields__ else chat
+    error = refusal(make, **{name: {"type": "json_object"}})
     assert (error.http_status, error.code, error.param) == (400, "unsupported_parameter", name)
     for harmless in REFUSED[name]:
-        assert chat(**{name: harmless}) == chat()
+        assert make(**{name: harmless}) == make()
 
 
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "tool", "content": "4"}, "messages[0].role"),
-        ({"role": "assistant", "tool_calls": [{"id": "x"}]}, "messages[0].tool_calls"),
+        ({"role": "function", "name": "f", "content": "4"}, "messages[0].role"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content[0].type"),
     ],
 )
@@ -202,11 +209,39 @@ def test_messages_that_are_not_text_are_refused_by_name(message, param):
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"best_of": 3}, "best_of"),
+        ({"messages": [{"role": "tool", "content": "4"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0].function"),
+        ({"messages": [calling("[]")]}, "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [calling("{")]}, "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [{**calling("{}"), "role": "user", "content": "x"}]}, "messages[0].tool_calls"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "has space"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(fields, param):
     error = refusal(chat, **fields)
     assert (error.http_status, error.param) == (400, param)
+
+
+def test_tools_and_their_calls_become_what_templates_read():
+    messages = [calling('{"place": "sea"}'), {"role": "tool", "tool_call_id": "call_1", "content": "blue"}]
+    [prompt] = chat(messages=messages, tools=[TOOL], tool_choice="auto").inputs
+    called = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": {"place": "sea"}}}
+    assert prompt.messages == (
+        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "tool", "content": "blue", "tool_call_id": "call_1"},
+    )
+    [tool] = prompt.tools
+    assert tool["function"] == {"name": "look", "description": "", "parameters": {"type": "object"}}
+    assert chat(tools=[TOOL], tool_choice="none").inputs[0].tools == ()
 
 
 def test_echo_with_logprobs_is_refused():

@@ -8,7 +8,8 @@ import pytest
 
 from engine.core.types import Lane
 from gateway.core.errors import ApiError, Fault
-from gateway.core.tenants import ADMIN_TENANT, KeyRing, Limits, Principal, Tenant, hash_key, key_id
+from gateway.core.limits import Limits
+from gateway.core.tenants import ADMIN_TENANT, KeyRing, Principal, Tenant, hash_key, key_id
 
 KEY = "sk-a-long-random-string"
 ACME = Tenant("acme", adapters=("support-*", "legal"))
@@ -86,4 +87,4 @@ def test_contradictions_are_refused():
 
 def test_a_share_of_a_limit_is_at_least_one():
     assert Limits(10, 1).divided(3) == Limits(3, 1)
-    assert Limits(None, 9).divided(3) == Limits(None, 3)
+    assert Limits(None, 9, 6, 5, ("tokens_per_day",)).divided(3) == Limits(None, 3, 2, 1, ("tokens_per_day",))

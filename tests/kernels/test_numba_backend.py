@@ -7,7 +7,7 @@ import torch
 from backend_checks import CHECKS, run_attention, run_lora
 from kernel_cases import attention_case, lora_case
 
-from lora_kernels import select
+from lora_kernels import reference, select
 from lora_kernels.numba_backend import NumbaBackend
 from lora_kernels.pointwise import TorchPointwise
 
@@ -30,6 +30,22 @@ def two_threads():
 @pytest.mark.parametrize("name", CHECKS)
 def test_backend(backend, name):
     CHECKS[name](backend)
+
+
+@pytest.mark.parametrize("rows", [2, 5, 15, 16, 17, 33, 64, 100])
+@pytest.mark.parametrize("before", [0, 1, 49, 55, 64, 100, 127])
+def test_chunks_that_cross_a_tile_of_the_context(backend, rows, before):
+    """Rows of one item may lie before and behind a boundary; those before it see nothing of the tile behind."""
+    case = attention_case([(rows, rows + before)], heads=9, kv_heads=3, head_dim=64)
+    expected = reference.attention(case.query, run_written(backend, case), case.batch, case.scale)
+    torch.testing.assert_close(run_attention(backend, case), expected, rtol=1e-4, atol=1e-5)
+
+
+def run_written(backend, case):
+    """The case's KV with this step's rows in it."""
+    kv = case.kv.clone()
+    backend.write_kv(kv, case.key, case.value, case.batch)
+    return kv
 
 
 def test_one_thread_computes_what_a_team_does(backend, two_threads):

@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import Generic, Protocol
 
 import structlog
 
-from gateway.adapters.mirror import AdapterMirror
-from gateway.adapters.record import AdapterRecord
-from gateway.adapters.store import AdapterStore, StoreAway
 from gateway.core.errors import ApiError, Fault, unavailable
+from gateway.registry.record import Change, R, Snapshot
+from gateway.registry.store import RecordStore, StoreAway
 
 RECONNECT_SECONDS = 0.5
 ECHO_SECONDS = 5.0
 """How long a change may take to come back."""
 
-log = structlog.get_logger("adapters")
+log = structlog.get_logger("registry")
 
 
-class AdapterLog:
+class Mirror(Protocol[R]):
+    """One gateway's copy of a registry, where changes take effect."""
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def records(self) -> Mapping[str, R]: ...
+
+    def take(self, change: Change[R]) -> None:
+        """One change, the next in the log."""
+
+    def take_all(self, snapshot: Snapshot[R]) -> None:
+        """Whatever the registry holds, in place of whatever was here."""
+
+    def put(self, record: R) -> None:
+        """A record that is not from the registry."""
+
+
+class RegistryLog(Generic[R]):
     """Feeds a mirror, in one order for this gateway's changes and those of others."""
 
-    def __init__(self, store: AdapterStore, mirror: AdapterMirror) -> None:
+    def __init__(self, store: RecordStore[R], mirror: Mirror[R], noun: str) -> None:
+        """`noun`: what the registry is about."""
         self._store = store
         self._mirror = mirror
-        self._unseen: dict[str, AdapterRecord] = {}
+        self._noun = noun
+        self._unseen: dict[str, R] = {}
         """Served because the configuration says so, while the registry could not be asked; it will be."""
         self.next_change = asyncio.Event()
         """Set, and replaced, whenever something has changed."""
@@ -37,7 +58,7 @@ class AdapterLog:
         """Reads the registry and follows it from now on. While it is away, there is nothing to follow."""
         with suppress(StoreAway):
             await self._read_all()
-        self._task = asyncio.create_task(self._follow(), name="adapter-log")
+        self._task = asyncio.create_task(self._follow(), name=f"{self._noun}-log")
 
     async def close(self) -> None:
         self._closing = True  # redis-py may swallow a cancellation that meets it between two reads
@@ -45,22 +66,22 @@ class AdapterLog:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def put(self, record: AdapterRecord, previous: AdapterRecord | None, *, seed: str = "") -> None:
+    async def put(self, record: R, previous: R | None, *, seed: str = "") -> None:
         """Returns when the change binds here.
 
         Raises:
-            ApiError: ADAPTER_CONFLICT; REGISTRY_UNAVAILABLE.
+            ApiError: a conflict; REGISTRY_UNAVAILABLE.
         """
-        with writing():
+        with writing(self._noun):
             await self._arrival(await self._store.put(record, previous, seed=seed))
 
-    async def remove(self, record: AdapterRecord, drain_seconds: float | None) -> None:
+    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> None:
         """Returns when the change binds here. Raises ApiError, as `put`."""
-        with writing():
-            await self._arrival(await self._store.remove(record, drain_seconds))
+        with writing(self._noun):
+            await self._arrival(await self._store.remove(record, drain_seconds, seed=seed))
 
-    def keep(self, record: AdapterRecord) -> None:
-        """Serves a configured adapter without the registry, which is told when it is back."""
+    def keep(self, record: R) -> None:
+        """Serves what is configured without the registry, which is told when it is back."""
         self._unseen[record.name] = record
         self._mirror.put(record)
 
@@ -75,16 +96,16 @@ class AdapterLog:
             try:
                 await self._read_all()
                 if away:
-                    log.info("adapter_registry_back", generation=self._mirror.generation)
+                    log.info("registry_back", registry=self._noun, generation=self._mirror.generation)
                 away = False
                 while not self._closing:
                     await self._read_changes()
             except StoreAway as error:
                 if not away:
-                    log.warning("adapter_registry_away", reason=str(error))
+                    log.warning("registry_away", registry=self._noun, reason=str(error))
                 away = True
             except Exception:  # a bug: without another try, no change would ever bind here again
-                log.exception("adapter_registry_not_followed")
+                log.exception("registry_not_followed", registry=self._noun)
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _read_changes(self) -> None:
@@ -115,11 +136,11 @@ class AdapterLog:
             self._mirror.put(record)
         self._tell()
 
-    async def _offer(self, record: AdapterRecord, previous: AdapterRecord | None) -> None:
+    async def _offer(self, record: R, previous: R | None) -> None:
         try:
             await self._store.put(record, previous, seed=record.source)
         except ApiError as error:
-            log.info("configured_adapter_overruled", adapter=record.name, reason=error.message)
+            log.info("configuration_overruled", registry=self._noun, name=record.name, reason=error.message)
 
     def _tell(self) -> None:
         self.next_change.set()
@@ -127,10 +148,10 @@ class AdapterLog:
 
 
 @contextmanager
-def writing() -> Iterator[None]:
+def writing(noun: str) -> Iterator[None]:
     """What an operator is told while the registry is away."""
     try:
         yield
     except (StoreAway, TimeoutError) as error:
         reason = str(error) or "a change has not come back in time"
-        raise unavailable(Fault.REGISTRY_UNAVAILABLE, f"the adapter registry cannot be changed: {reason}") from error
+        raise unavailable(Fault.REGISTRY_UNAVAILABLE, f"the {noun} registry cannot be changed: {reason}") from error

@@ -1,0 +1,106 @@
+"""What operators do to tenants and keys, in words both protocols translate to: checked, then done to the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from engine.core.types import Lane
+from gateway.accounts.record import Account
+from gateway.accounts.registry import AccountRegistry
+from gateway.core.errors import invalid_request
+from gateway.core.lanes import lane_name
+from gateway.core.limits import NO_LIMITS
+from gateway.core.tenants import Tenant
+
+LANE_FIELDS = ("default_lane", "highest_lane")
+LIMIT_FIELDS = ("limits", "key_limits", "adapter_limits")
+
+
+class AccountAdmin:
+    """Raises ApiError: INVALID_REQUEST, and as `AccountRegistry`."""
+
+    def __init__(self, accounts: AccountRegistry, drop_limits: Callable[[str], Awaitable[None]]) -> None:
+        """`drop_limits`: of a tenant that is gone, so that another of its name begins anew."""
+        self.accounts = accounts
+        self._drop_limits = drop_limits
+
+    async def create(self, name: str, fields: Mapping[str, Any]) -> Account:
+        """`fields`: of `Tenant`, lanes by their names and limits as mappings."""
+        return await self.accounts.create(changed(_named(name), fields))
+
+    async def change(self, name: str, fields: Mapping[str, Any]) -> Account:
+        """Of the fields that are named; limits have an administration of their own."""
+        for field in LIMIT_FIELDS:
+            if field in fields:
+                raise invalid_request(f"{field} of a tenant that exists are set by the administration of limits", field)
+        if not fields:
+            raise invalid_request("there is nothing to change")
+        return await self.accounts.amend(name, lambda tenant: changed(tenant, fields))
+
+    async def delete(self, name: str) -> int:
+        """Returns how many keys went with it."""
+        count = await self.accounts.delete(name)
+        await self._drop_limits(name)
+        return count
+
+
+def _named(name: str) -> Tenant:
+    try:
+        return Tenant(name)
+    except ValueError as error:
+        raise invalid_request(str(error), "name") from error
+
+
+def changed(tenant: Tenant, fields: Mapping[str, Any]) -> Tenant:
+    values = dict(fields)
+    try:
+        for field in LANE_FIELDS:
+            if field in values:
+                values[field] = _lane(values[field], field)
+        for field in LIMIT_FIELDS:
+            if field in values:
+                values[field] = NO_LIMITS.changed(values[field])
+        if "adapters" in values:
+            values["adapters"] = tuple(values["adapters"])
+        return replace(tenant, **values)
+    except (ValueError, TypeError) as error:
+        raise invalid_request(str(error), next(iter(fields), None)) from error
+
+
+def _lane(name: str, field: str) -> Lane:
+    lanes = {lane_name(lane): lane for lane in Lane}
+    if name not in lanes:
+        raise invalid_request(f"{field} must be one of {', '.join(lanes)}", field)
+    return lanes[name]
+
+
+def tenant_json(account: Account) -> dict[str, Any]:
+    """What operators see of a tenant."""
+    tenant = account.tenant
+    assert tenant is not None, "a tenant's record"
+    return {
+        "name": tenant.name,
+        "default_lane": lane_name(tenant.default_lane),
+        "highest_lane": lane_name(tenant.highest_lane),
+        "adapters": list(tenant.adapters),
+        "weight": tenant.weight,
+        "disabled": account.disabled,
+        "created": account.created,
+        "updated": account.updated,
+    }
+
+
+def key_json(account: Account) -> dict[str, Any]:
+    """What operators see of a key, which is never the key."""
+    owner = account.key
+    assert owner is not None, "a key's record"
+    return {
+        "id": account.key_id,
+        "tenant": owner.tenant,
+        "label": owner.label,
+        "disabled": account.disabled,
+        "created": account.created,
+        "updated": account.updated,
+    }

@@ -1,0 +1,80 @@
+"""One gateway's copy of the tenants and keys, which answers who a caller is."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+
+from gateway.accounts.record import Account
+from gateway.core.errors import invalid_api_key
+from gateway.core.tenants import Principal, Tenant, hash_key, key_id
+from gateway.registry.record import Change, Snapshot
+
+
+class AccountMirror:
+    """Every change binds as it comes: from then on a request is answered by what the registry says."""
+
+    def __init__(self, admins: Mapping[str, Principal], changed: Callable[[Sequence[Tenant]], None]) -> None:
+        """`admins`: by SHA-256 of their keys. `changed`: told of all tenants whenever one of them has changed."""
+        self.generation = 0
+        self.records: dict[str, Account] = {}
+        self._admins = dict(admins)
+        self._changed = changed
+        self._keys: dict[str, dict[str, Account]] = {}
+        """By key id, then by hash. Ids are no secret: logs have them."""
+
+    def take(self, change: Change[Account]) -> None:
+        self.generation = max(self.generation, change.generation)
+        if change.record is None:
+            self._remove(change.name)
+        else:
+            self._put(change.record)
+        self._tell()
+
+    def take_all(self, snapshot: Snapshot[Account]) -> None:
+        for name in self.records.keys() - snapshot.records.keys():
+            self._remove(name)
+        for record in snapshot.records.values():
+            self._put(record)
+        self.generation = snapshot.generation
+        self._tell()
+
+    def put(self, record: Account) -> None:
+        self._put(record)
+        self._tell()
+
+    def authenticate(self, token: str | None) -> Principal:
+        """The owner of a key that is in use, of a tenant that is.
+
+        Hashes are compared in constant time; what finds the few to compare with is the id, which is no secret.
+
+        Raises:
+            ApiError: INVALID_API_KEY. Its message does not repeat the key.
+        """
+        wanted = hash_key(token or "")
+        principal = next((who for known, who in self._admins.items() if hmac.compare_digest(wanted, known)), None)
+        for known, account in self._keys.get(key_id(wanted), {}).items():
+            if hmac.compare_digest(wanted, known) and not account.disabled:
+                principal = principal or self._owner(account)
+        if principal is None:
+            raise invalid_api_key()
+        return principal
+
+    def _owner(self, account: Account) -> Principal | None:
+        owner = self.records.get(f"tenant/{account.key.tenant}") if account.key else None
+        if owner is None or owner.tenant is None or owner.disabled:
+            return None
+        return Principal(owner.tenant, account.key_id)
+
+    def _put(self, record: Account) -> None:
+        self.records[record.name] = record
+        if record.key is not None:
+            self._keys.setdefault(record.key_id, {})[record.key_hash] = record
+
+    def _remove(self, name: str) -> None:
+        record = self.records.pop(name, None)
+        if record is not None and record.key is not None:
+            del self._keys[record.key_id][record.key_hash]
+
+    def _tell(self) -> None:
+        self._changed([record.tenant for record in self.records.values() if record.tenant is not None])

@@ -1,0 +1,13 @@
+"""The registry of one installation's tenants and keys."""
+
+from __future__ import annotations
+
+from redis.asyncio import Redis
+
+from gateway.accounts.record import ACCOUNTS, Account
+from gateway.registry.store import RedisRecordStore
+
+
+def account_store(client: Redis, prefix: str = "loralane:") -> RedisRecordStore[Account]:
+    """Under `{prefix}accounts:{all}:`: hashes of keys, never keys."""
+    return RedisRecordStore(client, f"{prefix}accounts:{{all}}:", ACCOUNTS)

@@ -1,0 +1,94 @@
+"""Calls to Redis that never take long: each is bounded in time, and a circuit breaker learns how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
+from redis.exceptions import NoScriptError, RedisError
+
+from gateway.limiter.breaker import Breaker
+
+Argument = str | int | bytes
+
+
+class StoreError(Exception):
+    """Redis did not answer in time, answered with an error of its own, or is not being asked for a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Lua with the digest Redis knows it by."""
+
+    text: str
+    sha: str
+
+    @classmethod
+    def load(cls, *names: str) -> Script:
+        folder = resources.files("gateway.limiter")
+        text = "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+        return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+class RedisCalls:
+    """Everything a limiter asks of one server or cluster. Every key begins with `prefix`."""
+
+    def __init__(
+        self, client: Redis | RedisCluster, prefix: str, timeout: float, breaker: Breaker, answered: Callable[[], None]
+    ) -> None:
+        """`timeout`: seconds of one call. `answered`: told of every call that succeeds."""
+        self._client: Any = client
+        self._prefix = prefix
+        self._timeout = timeout
+        self._breaker = breaker
+        self._answered = answered
+
+    @property
+    def available(self) -> bool:
+        return not self._breaker.is_open
+
+    def allowed(self) -> bool:
+        """Whether to try at all. Saying yes while Redis is away uses up the one try of a while."""
+        return self._breaker.allows()
+
+    def check_allowed(self) -> None:
+        """Raises StoreError."""
+        if not self.allowed():
+            raise StoreError("not asked: recent calls failed")
+
+    def key(self, kind: str, tenant: str, member: str = "") -> str:
+        """Keys of one tenant share the hash tag {tenant}, hence one slot of a cluster."""
+        key = f"{self._prefix}{kind}:{{{tenant}}}"
+        return f"{key}:{member}" if member else key
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        """Raises StoreError."""
+        async with self.guard() as client:
+            try:
+                return await client.evalsha(script.sha, len(keys), *keys, *args)
+            except NoScriptError:
+                return await client.eval(script.text, len(keys), *keys, *args)
+
+    async def count(self, kind: str) -> int:
+        """Keys of one kind, of all tenants. Raises StoreError."""
+        async with self.guard(patience=100) as client:
+            return len([key async for key in client.scan_iter(f"{self._prefix}{kind}:*", count=1000)])
+
+    @asynccontextmanager
+    async def guard(self, patience: int = 1) -> AsyncGenerator[Any, None]:
+        """The client, for what is done inside in `patience` times the time of a call. Raises StoreError."""
+        try:
+            async with asyncio.timeout(self._timeout * patience):
+                yield self._client
+        except (RedisError, OSError) as error:
+            self._breaker.failed()
+            raise StoreError(f"{type(error).__name__}: {error}") from error
+        self._breaker.succeeded()
+        self._answered()

@@ -1,0 +1,164 @@
+"""Limits as they live in Redis: published from the configuration, changed live, read inside every reservation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from gateway.core.budget import Bucket, Count, Meter
+from gateway.core.limits import EACH, LIMIT_NAMES, Limits, Scope, scope_named
+from gateway.core.tenants import Tenant
+from gateway.limiter.base import LimitEntry
+from gateway.limiter.calls import RedisCalls, Script, StoreError
+from gateway.limiter.usage import ScopeUsage, usage_of
+
+BUCKET_VALUES = 3 * len(LIMIT_NAMES)
+
+
+class PublishedLimits:
+    """One hash a tenant: name of a scope -> its limits. Every method raises StoreError."""
+
+    def __init__(self, calls: RedisCalls, receipt_ms: int) -> None:
+        """`receipt_ms`: how long a reservation may be settled, in milliseconds."""
+        self._calls = calls
+        self._receipt_ms = receipt_ms
+        self._tenants: dict[str, Tenant] = {}
+        self._unpublished: set[str] = set()
+        self._publish_script = Script.load("publish.lua")
+        self._change_script = Script.load("change.lua")
+        self._usage_script = Script.load("bucket.lua", "usage.lua")
+        self._forget_script = Script.load("forget.lua")
+
+    @property
+    def tenants(self) -> Sequence[str]:
+        return sorted(self._tenants)
+
+    async def configure(self, tenants: Iterable[Tenant]) -> None:
+        """What cannot be published now is published before a tenant's next reservation."""
+        self._tenants = {}
+        self.know(tenants)
+        for name in tuple(self._tenants):
+            await self.publish(name)
+
+    def know(self, tenants: Iterable[Tenant]) -> None:
+        known = {tenant.name: tenant for tenant in tenants}
+        changed = {name for name, tenant in known.items() if self._tenants.get(name) != tenant}
+        self._unpublished = changed | (self._unpublished & known.keys())
+        self._tenants = known
+
+    async def drop(self, tenant: str) -> None:
+        async with self._calls.guard() as client:
+            await client.delete(self._calls.key("limits", tenant))
+
+    async def ensure(self, tenant: str) -> None:
+        if tenant in self._unpublished:
+            await self.publish(tenant)
+
+    async def publish(self, tenant: str, restore: str = "") -> None:
+        """`restore`: name of a scope that returns to the configuration."""
+        args: list[str | bytes] = [restore]
+        args += [item for name, limits in self._configured(tenant) for item in (name, encode_limits(limits, "config"))]
+        await self._calls.run(self._publish_script, [self._calls.key("limits", tenant)], args)
+        self._unpublished.discard(tenant)
+
+    async def limits(self, scope: Scope) -> Limits:
+        await self.ensure(scope.tenant)
+        async with self._calls.guard() as client:
+            found = await client.hmget(self._calls.key("limits", scope.tenant), list(_names(scope)))
+        texts = [text for text in found if text is not None]
+        return decode_limits(texts[0])[0] if texts else Limits()
+
+    async def entries(self, tenant: str) -> list[LimitEntry]:
+        await self.ensure(tenant)
+        async with self._calls.guard() as client:
+            found: dict[bytes, bytes] = await client.hgetall(self._calls.key("limits", tenant))
+        entries = [_entry(scope_named(tenant, name.decode()), text) for name, text in found.items()]
+        return sorted(entries, key=lambda entry: entry.scope.order)
+
+    async def set(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
+        args: list[str | bytes] = [*_names(scope), msgspec.json.encode(changes)]
+        keys = [self._calls.key("limits", scope.tenant)]
+        text = await self._calls.run(self._change_script, keys, args)
+        if text is None:
+            await self.publish(scope.tenant)
+            text = await self._calls.run(self._change_script, keys, args)
+        if text is None:
+            raise StoreError("limits were lost as soon as they were published")
+        return decode_limits(text)[0]
+
+    async def restore(self, scope: Scope) -> None:
+        if scope.member in ("", EACH):
+            await self.publish(scope.tenant, restore=scope.name)
+        else:
+            async with self._calls.guard() as client:
+                await client.hdel(self._calls.key("limits", scope.tenant), scope.name)
+
+    async def forget_use(self, scope: Scope) -> None:
+        key = self._calls.key("bucket", scope.tenant, scope.name)
+        await self._calls.run(self._forget_script, [key], [self._receipt_ms])
+
+    async def usage(self, tenant: str) -> list[ScopeUsage]:
+        scopes = await self._scopes(tenant)
+        keys = [self._calls.key("limits", tenant), self._calls.key("scopes", tenant)]
+        keys += [self._calls.key(kind, tenant, scope.name) for scope in scopes for kind in ("bucket", "running")]
+        args = [name for scope in scopes for name in _names(scope)]
+        now, values, refused = await self._calls.run(self._usage_script, keys, args)
+        buckets = decode_buckets(values, int(now))
+        width = len(LIMIT_NAMES)
+        return [
+            usage_of(scope, bucket, refused[width * i : width * (i + 1)])
+            for i, (scope, bucket) in enumerate(zip(scopes, buckets, strict=True))
+        ]
+
+    async def _scopes(self, tenant: str) -> list[Scope]:
+        """Those with limits of their own, or use today."""
+        own = {entry.scope for entry in await self.entries(tenant)}
+        async with self._calls.guard() as client:
+            used: set[bytes] = await client.smembers(self._calls.key("scopes", tenant))
+        scopes = own | {scope_named(tenant, name.decode()) for name in used}
+        return sorted((scope for scope in scopes if scope.member != EACH), key=attrgetter("order"))
+
+    def _configured(self, tenant: str) -> Iterator[tuple[str, Limits]]:
+        known = self._tenants.get(tenant, Tenant(tenant))
+        yield Scope(tenant).name, known.limits
+        yield Scope(tenant, key=EACH).name, known.key_limits
+        yield Scope(tenant, adapter=EACH).name, known.adapter_limits
+
+
+def encode_limits(limits: Limits, source: str) -> bytes:
+    return msgspec.json.encode({**limits.given(), "source": source})
+
+
+def decode_limits(text: bytes) -> tuple[Limits, str]:
+    """With their source."""
+    fields = msgspec.json.decode(text)
+    source = fields.pop("source")
+    return Limits().changed(fields), source
+
+
+def decode_buckets(values: Sequence[bytes | int], now: int) -> tuple[Bucket, ...]:
+    """From the scripts' descriptions."""
+    return tuple(_bucket(values[i : i + BUCKET_VALUES], now) for i in range(0, len(values), BUCKET_VALUES))
+
+
+def _bucket(values: Sequence[bytes | int], now: int) -> Bucket:
+    rows = [(_whole(limit), float(used), bool(shadow)) for limit, used, shadow in zip(*[iter(values)] * 3, strict=True)]
+    requests, tokens = (Meter(limit, used, shadow) for limit, used, shadow in rows[:2])
+    running, today = (Count(limit, int(used), shadow) for limit, used, shadow in rows[2:])
+    return Bucket(requests, tokens, now, running, today)
+
+
+def _whole(value: bytes | int) -> int | None:
+    return int(value) if value else None
+
+
+def _names(scope: Scope) -> tuple[str, str]:
+    return scope.name, scope.each.name if scope.each else ""
+
+
+def _entry(scope: Scope, text: bytes) -> LimitEntry:
+    limits, source = decode_limits(text)
+    return LimitEntry(scope, limits, "live" if source == "live" else "config")

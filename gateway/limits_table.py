@@ -1,0 +1,59 @@
+"""How limits look in a terminal: tables of what is set and what is used, or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from gateway.core.limits import LIMIT_NAMES
+from gateway.pb import limits_pb2 as pb
+
+TITLES = ("requests/min", "tokens/min", "at once", "tokens/day")
+
+
+def limits_table(entries: Iterable[pb.LimitEntry]) -> Table:
+    """A row for each scope; a limit in shadow is in brackets."""
+    table = Table(box=None)
+    for title in ("tenant", "scope"):
+        table.add_column(title, no_wrap=True)
+    for title in TITLES:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("source")
+    for entry in entries:
+        cells = (_limit(entry.limits, name) for name in LIMIT_NAMES)
+        table.add_row(entry.scope.tenant, scope_text(entry.scope), *cells, entry.source)
+    return table
+
+
+def usage_table(scopes: Iterable[pb.ScopeUsage]) -> Table:
+    table = Table(box=None)
+    for title in ("tenant", "scope", "limit"):
+        table.add_column(title, no_wrap=True)
+    for title in ("used", "of", "left", "free in", "refused today"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for scope in scopes:
+        for limit in scope.limits:
+            table.add_row(scope.scope.tenant, scope_text(scope.scope), *_usage_cells(limit))
+    return table
+
+
+def scope_text(scope: pb.LimitScope) -> str:
+    if scope.key:
+        return f"key {scope.key}"
+    return f"adapter {scope.adapter}" if scope.adapter else "all"
+
+
+def _limit(limits: pb.Limits, name: str) -> str:
+    if not limits.HasField(name):
+        return "-"
+    return f"({getattr(limits, name):,})" if name in limits.shadow else f"{getattr(limits, name):,}"
+
+
+def _usage_cells(usage: pb.LimitUsage) -> Iterable[str]:
+    yield f"({usage.name})" if usage.shadow else usage.name
+    yield f"{usage.used:,.0f}"
+    yield f"{usage.limit:,}" if usage.HasField("limit") else "-"
+    yield f"{usage.remaining:,.0f}" if usage.HasField("remaining") else "-"
+    yield f"{usage.reset_seconds:,.0f} s" if usage.HasField("reset_seconds") else "-"
+    yield f"{usage.refused_today:,}"

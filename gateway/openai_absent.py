@@ -1,0 +1,37 @@
+"""OpenAI's endpoints that are not here, and what to do instead: people try them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+TEXT_ONLY = "this model reads and writes text"
+
+ABSENT: Mapping[str, str] = {
+    "/v1/responses": "use /v1/chat/completions",
+    "/v1/assistants": "use /v1/chat/completions",
+    "/v1/threads": "use /v1/chat/completions",
+    "/v1/conversations": "use /v1/chat/completions",
+    "/v1/messages": "use /v1/chat/completions",
+    "/v1/engines": "name the model in the body of /v1/completions",
+    "/v1/edits": "use /v1/chat/completions",
+    "/v1/embeddings": f"{TEXT_ONLY}, and makes no embeddings",
+    "/v1/moderations": f"{TEXT_ONLY}, and moderates none",
+    "/v1/rerank": f"{TEXT_ONLY}, and ranks none",
+    "/v1/score": f"{TEXT_ONLY}, and scores none",
+    "/v1/audio": TEXT_ONLY,
+    "/v1/images": TEXT_ONLY,
+    "/v1/videos": TEXT_ONLY,
+    "/v1/realtime": TEXT_ONLY,
+    "/v1/fine_tuning": "adapters are trained elsewhere; an administrator loads them",
+    "/v1/files": "there are no files and batches; service_tier 'flex' puts a request into the batch lane",
+    "/v1/uploads": "there are no files and batches; service_tier 'flex' puts a request into the batch lane",
+    "/v1/batches": "there are no files and batches; service_tier 'flex' puts a request into the batch lane",
+    "/v1/vector_stores": "there are no files",
+}
+"""By the beginning of their paths."""
+
+
+def instead_of(path: str) -> str | None:
+    """None: not a path that OpenAI has."""
+    endpoint = "/".join(path.split("/")[:3])
+    return ABSENT.get(endpoint)

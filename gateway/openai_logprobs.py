@@ -1,0 +1,100 @@
+"""Log probabilities as OpenAI's two endpoints shape them."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Any
+
+from engine.core.types import TokenLogprobs
+from gateway.generation import GenerationChunk
+from gateway.tokenizer import Tokenizer
+
+Json = dict[str, Any]
+
+LOWEST_LOGPROB = -9999.0
+"""What OpenAI writes for a probability of zero, which JSON has no word for."""
+
+
+class ChatLogprobs:
+    """A chat's: an entry for each token of its text."""
+
+    def __init__(self, tokenizer: Tokenizer, *, silent: bool = False) -> None:
+        """`silent`: the stop token, which is no part of the text, has an entry too, so that entries match token ids."""
+        self._tokenizer = tokenizer
+        self._silent = silent
+
+    def of(self, chunk: GenerationChunk) -> Json | None:
+        """None: none were asked for, or there is no token to tell of."""
+        count = len(chunk.logprobs) - (chunk.silent and not self._silent)
+        if count <= 0:
+            return None
+        pairs = zip(chunk.token_ids[:count], chunk.logprobs[:count], strict=True)
+        return {"content": [self._token(token_id, values) for token_id, values in pairs], "refusal": None}
+
+    def _token(self, token_id: int, values: TokenLogprobs) -> Json:
+        top = [self._entry(other, logprob) for other, logprob in values.top]
+        return {**self._entry(token_id, values.logprob), "top_logprobs": top}
+
+    def _entry(self, token_id: int, logprob: float) -> Json:
+        raw = self._tokenizer.token_bytes(token_id)
+        return {"token": _text(raw), "logprob": _finite(logprob), "bytes": list(raw)}
+
+
+class CompletionLogprobs:
+    """A completion's: four lists side by side."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._places: dict[int, _Place] = {}
+        """Of each answer."""
+
+    def of(self, chunk: GenerationChunk) -> Json | None:
+        """None: none were asked for, or there is no token to tell of."""
+        if not chunk.logprobs:
+            return None
+        return {
+            "tokens": [self._label(token_id) for token_id in chunk.token_ids],
+            "token_logprobs": [_finite(values.logprob) for values in chunk.logprobs],
+            "top_logprobs": list(map(self._top, chunk.token_ids, chunk.logprobs)),
+            "text_offset": [self._offset(chunk.index, token_id) for token_id in chunk.token_ids],
+        }
+
+    def _top(self, token_id: int, values: TokenLogprobs) -> Json:
+        """With the token itself, whether or not it is among the likeliest."""
+        pairs = (*values.top, (token_id, values.logprob))
+        return {self._label(other): _finite(logprob) for other, logprob in pairs}
+
+    def _label(self, token_id: int) -> str:
+        """These are keys: what is no text by itself has to differ from other such tokens."""
+        raw = self._tokenizer.token_bytes(token_id)
+        return _text(raw, "bytes:")
+
+    def _offset(self, index: int, token_id: int) -> int:
+        place = self._places.setdefault(index, _Place())
+        return place.advance(b"" if self._tokenizer.is_special(token_id) else self._tokenizer.token_bytes(token_id))
+
+
+class _Place:
+    """How far an answer's text has come, in characters. One that is still incomplete does not count."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+
+    def advance(self, raw: bytes) -> int:
+        """Where these bytes begin."""
+        begin = self._length
+        self._length += len(self._decoder.decode(raw))
+        return begin
+
+
+def _text(raw: bytes, prefix: str = "") -> str:
+    """Part of a character is spelled out: \\xf0\\x9f."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return prefix + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

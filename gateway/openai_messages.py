@@ -1,0 +1,65 @@
+"""Parts of OpenAI's chat bodies: messages, and the tools a model may call."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+Role = Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
+Choice = Annotated[str, Meta(extra_json_schema={"enum": ["none", "auto"]})]
+"""A named tool, and `required`, are refused by name."""
+
+
+class ContentPart(Struct):
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(Struct):
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
+class AssistantCall(Struct):
+    """A call that an earlier answer made."""
+
+    function: CalledFunction
+    id: str | None = None
+
+
+class ChatMessage(Struct):
+    role: Role
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[AssistantCall] | None = None
+    tool_call_id: str | None = None
+    """Of a tool's message: the call it answers."""
+    name: str | None = None
+    function_call: Any = None
+
+
+class Function(Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema."""
+    strict: bool | None = None
+
+
+class Tool(Struct):
+    type: str
+    function: Function | None = None
+
+
+class FunctionName(Struct):
+    name: str
+
+
+class ToolChoice(Struct):
+    """The one tool that has to be called."""
+
+    type: str
+    function: FunctionName | None = None

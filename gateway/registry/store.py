@@ -1,0 +1,157 @@
+"""A registry in Redis or Valkey: one script a change, and a log that every gateway follows.
+
+Keys share one hash tag, hence one slot of a cluster; `*` is the configured prefix followed by the registry's own
+
+    *records     hash    name -> its generation and its record
+    *aliases     hash    alias -> name
+    *seeds       hash    name -> the source that a configuration named last
+    *generation  text    counts changes
+    *changes     stream  the last of them, an entry's id is its generation
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Any, Generic, Protocol
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.registry.record import Change, Kind, R, Snapshot
+
+CALL_SECONDS = 2.0
+QUIET_SECONDS = 1.0
+"""Without news for so long, a follower makes sure that it has missed none."""
+BATCH = 100
+
+
+class StoreAway(Exception):
+    """Redis does not answer, or not in time."""
+
+
+class RecordStore(Protocol[R]):
+    """What the registry asks of the place it is kept in. Every method raises StoreAway."""
+
+    async def read(self) -> Snapshot[R]: ...
+
+    async def seed(self, name: str) -> str | None:
+        """The source that a configuration named last for `name`."""
+
+    async def changes(self, after: int) -> list[Change[R]] | None:
+        """What happened after a generation, as soon as anything does; empty after a quiet while.
+
+        None: there is no way to tell, so that everything has to be read anew.
+        """
+
+    async def put(self, record: R, previous: R | None, *, seed: str = "") -> int:
+        """Writes a record in place of `previous`; returns its generation, 0 if `seed` is no news.
+
+        Raises:
+            ApiError: a conflict, somebody else was faster, or a name or alias is taken.
+        """
+
+    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
+        """Removes a record with its aliases; returns the generation. Raises ApiError: a conflict."""
+
+    async def restore(self, records: Iterable[R]) -> None:
+        """Writes a lost registry back; does nothing where there is one."""
+
+
+class RedisRecordStore(Generic[R]):
+    """A `RecordStore` shared by every gateway."""
+
+    def __init__(self, client: Redis, space: str, kind: Kind[R]) -> None:
+        """`space`: what keys begin with, with a hash tag."""
+        self._client = client
+        self._kind = kind
+        names = ("records", "aliases", "seeds", "generation", "changes")
+        keys = {name: f"{space}{name}" for name in names}
+        self._records, self._aliases, self._seeds, self._generation, self._changes = keys.values()
+        self._change = client.register_script(_script("change.lua"))
+        self._restore = client.register_script(_script("restore.lua"))
+
+    async def read(self) -> Snapshot[R]:
+        async with _answering(), self._client.pipeline(transaction=True) as pipe:
+            pipe.get(self._generation)
+            pipe.hgetall(self._records)
+            generation, values = await pipe.execute()
+        records = map(self._decode, values.values())
+        return Snapshot(int(generation or 0), {record.name: record for record in records})
+
+    async def seed(self, name: str) -> str | None:
+        async with _answering():
+            seed: Any = await self._client.hget(self._seeds, name)
+        return None if seed is None else seed.decode()
+
+    async def changes(self, after: int) -> list[Change[R]] | None:
+        async with _answering(QUIET_SECONDS):
+            block = int(QUIET_SECONDS * 1000)
+            reply: Any = await self._client.xread({self._changes: f"{after}-0"}, BATCH, block)
+            if not reply:
+                return [] if int(await self._client.get(self._generation) or 0) == after else None
+        [(_, entries)] = reply
+        changes = [self._as_change(entry_id, fields) for entry_id, fields in entries]
+        return changes if changes[0].generation == after + 1 else None
+
+    async def put(self, record: R, previous: R | None, *, seed: str = "") -> int:
+        return await self._write(record, previous, self._kind.encode(record), record.aliases, seed=seed)
+
+    async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
+        drain = "" if drain_seconds is None else repr(drain_seconds)
+        return await self._write(record, record, b"", (), drain=drain, seed=seed)
+
+    async def restore(self, records: Iterable[R]) -> None:
+        keys = [self._records, self._aliases, self._generation, self._changes]
+        args: list[str | int | bytes] = []
+        for record in records:
+            args += [record.name, self._kind.encode(record), len(record.aliases), *record.aliases]
+        async with _answering():
+            await self._restore(keys, args)
+
+    async def _write(
+        self,
+        record: R,
+        previous: R | None,
+        text: bytes,
+        aliases: tuple[str, ...],
+        *,
+        drain: str = "",
+        seed: str = "",
+    ) -> int:
+        keys = [self._records, self._aliases, self._seeds, self._generation, self._changes]
+        expected, present = ("", ()) if previous is None else (previous.generation, previous.aliases)
+        args = [record.name, expected, text, drain, seed, len(present), *present, *aliases]
+        async with _answering():
+            outcome, detail = await self._change(keys, args)
+        if outcome == b"conflict":
+            raise self._kind.conflict(f"the {self._kind.noun} {record.name!r} was changed by another gateway meanwhile")
+        if outcome == b"taken":
+            raise self._kind.conflict(detail.decode())
+        return int(detail or 0)
+
+    def _decode(self, value: bytes) -> R:
+        generation, _, text = value.partition(b" ")
+        return self._kind.decode(text, int(generation))
+
+    def _as_change(self, entry_id: bytes, fields: dict[bytes, Any]) -> Change[R]:
+        generation = int(entry_id.partition(b"-")[0])
+        record = self._kind.decode(fields[b"record"], generation) if fields[b"record"] else None
+        drain = float(fields[b"drain"]) if fields[b"drain"] else None
+        return Change(generation, fields[b"name"].decode(), record, drain)
+
+
+@asynccontextmanager
+async def _answering(patience: float = 0.0) -> AsyncGenerator[None, None]:
+    """`patience`: seconds more than a call may take otherwise."""
+    try:
+        async with asyncio.timeout(CALL_SECONDS + patience):
+            yield
+    except (RedisError, OSError) as error:
+        raise StoreAway(f"Redis: {error}" if str(error) else "Redis does not answer") from error
+
+
+def _script(name: str) -> str:
+    return (resources.files("gateway.registry") / name).read_text(encoding="utf-8")

@@ -1,0 +1,72 @@
+"""Tells calls from text in an answer that comes in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gateway.tools.calls import Call, CallReader
+from gateway.tools.dialects import Dialect
+
+Part = str | Call
+
+
+class ToolParser:
+    """Of one answer. White space around calls belongs to neither; what only looked like a call is text after all."""
+
+    def __init__(self, dialect: Dialect, names: Collection[str]) -> None:
+        """`names`: of the tools."""
+        self._dialect = dialect
+        self._names = None if dialect.any_name else names
+        self._held = ""
+        """Text that may turn out to begin a call, or the call so far while it may turn out to be text."""
+        self._reader: CallReader | None = None
+        self._spoken = False
+        self._after_call = False
+        self.num_calls = 0
+
+    def push(self, text: str) -> list[Part]:
+        parts: list[Part] = []
+        while text:
+            text = self._call(text, parts, self._reader) if self._reader else self._prose(text, parts)
+        return parts
+
+    def flush(self) -> list[Part]:
+        """What was held back, when no more text comes."""
+        parts: list[Part] = []
+        text, self._held = self._held, ""
+        self._say(text, parts)
+        return parts
+
+    def _prose(self, text: str, parts: list[Part]) -> str:
+        """Returns where a call begins."""
+        known, self._held = self._held + text, ""
+        split = self._dialect.split(known, called=self.num_calls > 0, spoken=self._spoken)
+        self._say(split.text, parts)
+        if split.opening is None:
+            self._held = split.rest
+            return ""
+        self._held, self._reader = split.opening, CallReader(self.num_calls, self._names)
+        return split.rest
+
+    def _call(self, text: str, parts: list[Part], reader: CallReader) -> str:
+        """Returns what follows the call, or what broke off from it."""
+        news, used = reader.push(text)
+        parts += news
+        self.num_calls = reader.index + reader.begun
+        self._held = "" if reader.begun else self._held + text[:used]
+        if reader.ended or reader.broken:
+            self._end(parts, reader)
+        return text[used:]
+
+    def _end(self, parts: list[Part], reader: CallReader) -> None:
+        self._reader = None
+        self._after_call = self._after_call or reader.begun
+        if not reader.begun:
+            self._say(self._held, parts)
+            self._held = ""
+
+    def _say(self, text: str, parts: list[Part]) -> None:
+        text = text.lstrip() if self._after_call else text
+        if text:
+            self._spoken, self._after_call = True, False
+            parts.append(text)

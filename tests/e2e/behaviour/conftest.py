@@ -1,0 +1,55 @@
+"""A gateway over HTTP whose engine says what a test tells it to."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "gateway"))  # makes `fakes` and `served` importable
+
+from served import Served, served
+
+from tests.e2e.behaviour.clients import CLIENTS, Client
+
+
+@dataclass
+class Stage:
+    """Where a test's client meets the gateway."""
+
+    gateway: Served
+    kind: type[Client]
+    answered: list[int]
+    """Statuses of all that clients asked for, retries included."""
+
+    def client(self, key: str = "sk-acme", retries: int = 0) -> Client:
+        return self.kind(f"{self.gateway.url}/v1", key, retries)
+
+
+@pytest.fixture(params=CLIENTS)
+def kind(request) -> type[Client]:
+    kind = CLIENTS[request.param]
+    pytest.importorskip(kind.module, reason=f"{request.param} is not installed")
+    return kind
+
+
+@pytest.fixture
+def stage(kind, tmp_path) -> Iterator[Stage]:
+    answered: list[int] = []
+
+    def counting(app: Callable) -> Callable:
+        async def counted(scope, receive, send):
+            async def noted(message):
+                if message["type"] == "http.response.start":
+                    answered.append(message["status"])
+                await send(message)
+
+            await app(scope, receive, noted)
+
+        return counted
+
+    with served(tmp_path, counting) as gateway:
+        gateway.house.engine.info.max_model_len = 2048
+        yield Stage(gateway, kind, answered)
+        gateway.run(gateway.house.assert_empty())

@@ -1,0 +1,52 @@
+"""A gateway with a fake engine on a real port, in a thread with an event loop of its own, for clients that block."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import uvicorn
+from fakes import House, build_house
+
+
+@dataclass(frozen=True)
+class Served:
+    house: House
+    url: str
+    loop: asyncio.AbstractEventLoop
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """On the gateway's own loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+
+@contextmanager
+def served(root: Path, wrap: Callable[[Any], Any] = lambda app: app) -> Iterator[Served]:
+    """`wrap`: puts an ASGI middleware around the application."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(128)
+    ready: Future[Served] = Future()
+
+    async def serve() -> None:
+        house = await build_house(root)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        ready.set_result(Served(house, url, asyncio.get_running_loop()))
+        servers.append(uvicorn.Server(uvicorn.Config(wrap(house.app), log_config=None, lifespan="off")))
+        await servers[0].serve(sockets=[listener])
+
+    servers: list[uvicorn.Server] = []
+    thread = Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        yield ready.result(30)
+    finally:
+        servers[0].should_exit = True
+        thread.join()

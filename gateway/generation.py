@@ -12,6 +12,7 @@ from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, To
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
 from gateway.tokenizer import Detokenizer, Message, StopMatcher, ToolSchema
+from gateway.tools.rule import FREE, ToolRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Chat:
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...] = ()
     """That the model may call."""
+    rule: ToolRule = FREE
 
 
 PromptInput = Chat | str | tuple[int, ...]
@@ -61,6 +63,11 @@ class GenerateRequest:
     """Seconds to the first token it asks for; None: the lane's goal."""
     itl: float | None = None
     """Seconds between tokens it asks for; None: the lane's goal."""
+
+    @property
+    def offering(self) -> Chat | None:
+        """The chat that offers tools; None: none are offered."""
+        return next((prompt for prompt in self.inputs if isinstance(prompt, Chat) and prompt.tools), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from starlette.routing import Route
 
 from engine.client import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
-from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
+from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal
-from gateway.generation import Chat, GenerateRequest
+from gateway.generation import GenerateRequest
 from gateway.http_admin import AdminApi
 from gateway.http_edge import Edge, on_api_error, on_http_exception, read_body, request_id
 from gateway.http_stream import GenerationResponse, json_response
@@ -36,11 +36,10 @@ from gateway.openai_schema import (
     TokenizeRequest,
     parse,
 )
-from gateway.openai_tools import ToolCalls, offered_tools
+from gateway.openai_tools import call_reader, offered_tools
 from gateway.openapi import document
 from gateway.request_log import RequestLog
 from gateway.service import Gateway
-from gateway.tools.dialects import ToolParserName, choose_dialect
 
 MAX_BODY_BYTES = 8 * 2**20
 PING_SECONDS = 10.0
@@ -55,13 +54,12 @@ def create_app(
     accounts: AccountRegistry | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
-    tool_parser: ToolParserName = "auto",
 ) -> Starlette:
     """The ASGI application.
 
     `request_log` is told of requests that never reach the gateway; without `accounts` nobody administers tenants.
     """
-    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts, tool_parser)
+    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts)
     return Starlette(
         routes=api.routes(),
         middleware=[Middleware(Edge)],
@@ -81,7 +79,6 @@ class HttpApi:
         max_body_bytes: int,
         ping_seconds: float,
         accounts: AccountRegistry | None,
-        tool_parser: ToolParserName,
     ) -> None:
         self._gateway = gateway
         self._keys = keys
@@ -89,7 +86,6 @@ class HttpApi:
         self._request_log = request_log
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
-        self._dialect = choose_dialect(tool_parser, gateway.tokenizer.tool_template)
         self._started = int(time.time())
         self._document = document()
         self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts)
@@ -115,7 +111,7 @@ class HttpApi:
         with self._refusals(request):
             principal, body = await self._read(request, ChatRequest)
             generate = chat_request(body, request_id(request))
-            tools = self._tool_calls(body, generate)
+            tools = call_reader(generate, self._gateway.intake.dialect)
         style = ChatStyle(self._gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools)
         return self._generation(principal, body, generate, style)
 
@@ -203,17 +199,6 @@ class HttpApi:
             include_usage=body.include_usage,
             ping_seconds=self._ping_seconds,
         )
-
-    def _tool_calls(self, body: ChatRequest, generate: GenerateRequest) -> ToolCalls | None:
-        """What will read the calls in the answers; None: no tools are offered."""
-        tools = [tool for prompt in generate.inputs if isinstance(prompt, Chat) for tool in prompt.tools]
-        if not tools:
-            return None
-        if self._dialect is None:
-            raise unsupported_parameter(
-                "tools", "cannot be used: calls are not read from this model (model.tool_parser)"
-            )
-        return ToolCalls(self._dialect, tools, parallel=body.parallel_tool_calls is not False)
 
     def _prompt_texts(self, generate: GenerateRequest) -> list[str]:
         """One for each answer."""

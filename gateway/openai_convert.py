@@ -12,7 +12,7 @@ from gateway.core.routing import ModelQuery
 from gateway.generation import Chat, GenerateRequest, PromptInput
 from gateway.openai_messages import ROLES, ChatMessage, ContentPart
 from gateway.openai_schema import ChatRequest, CompletionRequest, Sampled, Slo
-from gateway.openai_tools import offered_tools, template_call
+from gateway.openai_tools import offered_tools, template_call, tool_rule
 from gateway.structured import constraint
 from gateway.tokenizer import Message
 
@@ -27,12 +27,18 @@ def chat_request(body: ChatRequest, request_id: str) -> GenerateRequest:
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
     return _request(
         body,
-        inputs=(Chat(chat_messages(body.messages), offered_tools(body.tools or (), body.tool_choice)),),
+        inputs=(_chat(body),),
         request_id=request_id,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         max_tokens=limits[0] if limits else None,
         reserve_tokens=max(limits, default=0),
     )
+
+
+def _chat(body: ChatRequest) -> Chat:
+    tools = offered_tools(body.tools or (), body.tool_choice)
+    rule = tool_rule(body.tools or (), body.tool_choice, body.parallel_tool_calls)
+    return Chat(chat_messages(body.messages), tools, rule)
 
 
 def completion_request(body: CompletionRequest, request_id: str) -> GenerateRequest:
@@ -126,7 +132,7 @@ def _request(
         raise invalid_request("stream_options needs stream to be true", "stream_options")
     if body.best_of not in (None, body.n or 1):
         raise unsupported_parameter("best_of")
-    slo, asked = body.slo or Slo(), constraint(body.response_format, body.structured_outputs)
+    slo, asked = body.slo or Slo(), constraint(body)
     return GenerateRequest(
         model=ModelQuery(body.model, body.adapter_id, body.lora_path),
         inputs=inputs,

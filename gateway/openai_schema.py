@@ -41,10 +41,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "documents": NOTHING,
     "function_call": (None, "none"),
     "functions": NOTHING,
-    "guided_choice": NOTHING,
-    "guided_grammar": NOTHING,
-    "guided_json": NOTHING,
-    "guided_regex": NOTHING,
+    "guided_whitespace_pattern": NOTHING,
     "include_stop_str_in_output": NOTHING,
     "length_penalty": (None, 1, 1.0),
     "modalities": (None, [], ["text"]),
@@ -143,6 +140,10 @@ class Sampled(Struct, kw_only=True):
     slo: Slo | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     @property
     def include_usage(self) -> bool:

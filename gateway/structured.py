@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from engine.core.grammars import Grammar, GrammarKind
 from gateway.core.errors import invalid_request, unsupported_parameter
-from gateway.openai_schema import ResponseFormat, StructuredOutputs
+from gateway.openai_schema import ResponseFormat, Sampled, StructuredOutputs
 
 ANY_OBJECT = '{"type":"object"}'
+GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+"""The names vLLM had before `structured_outputs`, and which of its kinds each is."""
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 NOT_SUPPORTED = ("structural_tag", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
@@ -24,13 +27,18 @@ class Constraint:
     field: str | None = None
 
 
-def constraint(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> Constraint:
-    """Whether the grammar is one is for the engine to say. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
-    by_format = _by_format(response_format) if response_format else Constraint()
-    by_kind = _by_kind(structured) if structured else Constraint()
-    if by_format.grammar and by_kind.grammar:
-        raise invalid_request("structured_outputs and response_format exclude each other", "structured_outputs")
-    return by_kind if by_kind.grammar else by_format
+def constraint(body: Sampled) -> Constraint:
+    """At most one of the ways to ask may be used. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    asked = [
+        _by_format(body.response_format) if body.response_format else Constraint(),
+        by_kind(body.structured_outputs) if body.structured_outputs else Constraint(),
+        *(_guided(body, name) for name in GUIDED),
+    ]
+    found = [one for one in asked if one.grammar]
+    if len(found) > 1:
+        first, second = ((one.field or "").partition(".")[0] for one in found[:2])
+        raise invalid_request(f"{second} and {first} exclude each other", second)
+    return found[0] if found else Constraint()
 
 
 def _by_format(wanted: ResponseFormat) -> Constraint:
@@ -46,25 +54,36 @@ def _by_format(wanted: ResponseFormat) -> Constraint:
     raise unsupported_parameter("response_format.type", f"{wanted.type!r} is not supported")
 
 
-def _by_kind(wanted: StructuredOutputs) -> Constraint:
+def by_kind(wanted: StructuredOutputs) -> Constraint:
+    """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     for name in NOT_SUPPORTED:
         if getattr(wanted, name):
             raise unsupported_parameter(f"structured_outputs.{name}")
     given = [name for name in KINDS if getattr(wanted, name) not in (None, False)]
     if len(given) != 1:
         raise invalid_request(f"structured_outputs needs one of {', '.join(KINDS)}", "structured_outputs")
-    return Constraint(_grammar(wanted), f"structured_outputs.{given[0]}")
+    return _of_kind(given[0], getattr(wanted, given[0]), f"structured_outputs.{given[0]}")
 
 
-def _grammar(wanted: StructuredOutputs) -> Grammar:
-    if wanted.json is not None:
-        return _schema(wanted.json)
-    if wanted.regex is not None:
-        return Grammar(GrammarKind.REGEX, wanted.regex)
-    if wanted.grammar is not None:
-        return Grammar(GrammarKind.CONTEXT_FREE, wanted.grammar)
-    if wanted.choice is not None:
-        return _one_of(wanted.choice)
+def _guided(body: Sampled, name: str) -> Constraint:
+    value = getattr(body, name)
+    return Constraint() if value is None else _of_kind(GUIDED[name], value, name)
+
+
+def _of_kind(kind: str, value: Any, field: str) -> Constraint:
+    return Constraint(_grammar(kind, value, field), field)
+
+
+def _grammar(kind: str, value: Any, field: str) -> Grammar:
+    match kind:
+        case "json":
+            return _schema(value)
+        case "regex":
+            return Grammar(GrammarKind.REGEX, value)
+        case "grammar":
+            return Grammar(GrammarKind.CONTEXT_FREE, value)
+        case "choice":
+            return _one_of(value, field)
     return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT)
 
 
@@ -74,7 +93,7 @@ def _schema(schema: object) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, text)
 
 
-def _one_of(choices: list[str]) -> Grammar:
+def _one_of(choices: list[str], field: str) -> Grammar:
     if not choices:
-        raise invalid_request("structured_outputs.choice must not be empty", "structured_outputs.choice")
+        raise invalid_request(f"{field} must not be empty", field)
     return Grammar(GrammarKind.CONTEXT_FREE, "start: " + " | ".join(map(json.dumps, choices)))

@@ -90,7 +90,7 @@ async def test_what_vllm_users_know(client, server, models, wanted, pattern):
             reflected.close()
 
     (reply,) = await asyncio.to_thread(over_grpc)
-    assert re.fullmatch(pattern, reply["text"])
+    assert re.fullmatch(pattern, reply["choices"][0]["text"])
 
 
 async def test_any_object(client, models):

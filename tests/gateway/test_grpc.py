@@ -23,9 +23,11 @@ async def api(tmp_path):
 async def test_a_stream_says_what_the_unary_call_says(api):
     whole = await api.generation.Generate(ask(), metadata=as_key())
     chunks = [chunk async for chunk in api.generation.GenerateStream(ask(), metadata=as_key())]
-    assert whole.text == "".join(chunk.text for chunk in chunks) == "Hello"
-    assert list(whole.token_ids) == [token_id for chunk in chunks for token_id in chunk.token_ids]
-    assert [chunk.finish_reason for chunk in chunks] == [pb.FINISH_REASON_UNSPECIFIED] * 4 + [pb.FINISH_REASON_LENGTH]
+    assert whole.choices[0].text == "".join(chunk.choice.text for chunk in chunks) == "Hello"
+    assert list(whole.choices[0].token_ids) == [token_id for chunk in chunks for token_id in chunk.choice.token_ids]
+    assert [chunk.choice.finish_reason for chunk in chunks] == [pb.FINISH_REASON_UNSPECIFIED] * 4 + [
+        pb.FINISH_REASON_LENGTH
+    ]
     assert [chunk.HasField("usage") for chunk in chunks] == [False] * 4 + [True]
     assert whole.usage == chunks[-1].usage == pb.Usage(prompt_tokens=5, completion_tokens=5)
     assert whole.system_fingerprint == chunks[0].system_fingerprint != ""
@@ -57,19 +59,19 @@ async def test_goals_and_a_batch_deadline_reach_the_engine(api):
 
 async def test_without_a_maximum_the_answer_ends_by_itself(api):
     whole = await api.generation.Generate(ask(sampling={}), metadata=as_key())
-    assert (whole.text, whole.finish_reason) == ("Hello, world!", pb.FINISH_REASON_STOP)
+    assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("Hello, world!", pb.FINISH_REASON_STOP)
 
 
 async def test_stop_strings_end_the_answer(api):
     whole = await api.generation.Generate(ask(sampling={"max_tokens": 13, "stop": ["wo"]}), metadata=as_key())
-    assert (whole.text, whole.finish_reason) == ("Hello, ", pb.FINISH_REASON_STOP)
+    assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("Hello, ", pb.FINISH_REASON_STOP)
     assert list(api.house.engine.ends.values()) == ["aborted"]
 
 
 async def test_logprobs(api):
     whole = await api.generation.Generate(ask(sampling={"max_tokens": 2, "logprobs": 2}), metadata=as_key())
-    assert [(entry.token, entry.logprob) for entry in whole.logprobs] == [("H", -0.5), ("e", -0.5)]
-    tops = [(top.token_id, top.token, top.logprob) for top in whole.logprobs[1].top]
+    assert [(entry.token, entry.logprob) for entry in whole.choices[0].logprobs] == [("H", -0.5), ("e", -0.5)]
+    tops = [(top.token_id, top.token, top.logprob) for top in whole.choices[0].logprobs[1].top]
     assert tops == [(0, "<|end|>", -0.5), (1, "<|user|>", -1.5)]
 
 
@@ -93,7 +95,7 @@ async def test_initial_metadata_wait_for_admission(api):
     assert not headers.done()
     api.house.engine.admit.set()
     assert dict(await headers)["x-loralane-lane"] == "interactive"
-    assert "".join([chunk.text async for chunk in call]) == "Hello"
+    assert "".join([chunk.choice.text async for chunk in call]) == "Hello"
 
 
 async def test_who_calls_follows_from_the_key_alone(api):
@@ -138,7 +140,8 @@ INVALID = {
     "sampling.stop_token_ids": ask(sampling={"stop_token_ids": [260]}),
     "sampling.stop": ask(sampling={"stop": [""]}),
     "chat.messages": ask(chat=pb.Chat()),
-    "chat.messages[0].role": ask(chat=pb.Chat(messages=[pb.ChatMessage(role="tool", content="x")])),
+    "chat.messages[0].tool_call_id": ask(chat=pb.Chat(messages=[pb.ChatMessage(role="tool", content="x")])),
+    "n": ask(n=129),
     "prompt": ask(prompt=""),
     "lane": ask(lane=9),
     "slo.ttft_ms": ask(slo=pb.Slo(ttft_ms=0.0)),
@@ -224,7 +227,7 @@ async def test_a_queue_too_long_tells_the_true_wait(api):
 async def test_an_engine_that_dies_ends_the_stream_and_refunds(api):
     api.house.engine.fail_after = 3
     call = api.generation.GenerateStream(ask(), metadata=as_key())
-    assert [(await call.read()).text, (await call.read()).text] == ["H", "e"]
+    assert [(await call.read()).choice.text, (await call.read()).choice.text] == ["H", "e"]
     assert (await refused(call.read())).code == "UNAVAILABLE"
     assert list(api.house.limiter.ends.values()) == [[None]]
 
@@ -242,7 +245,7 @@ async def test_a_bug_is_internal_and_says_nothing_else(api):
 async def test_a_deadline_that_passes_aborts(api):
     api.house.engine.go_on = asyncio.Event()
     call = api.generation.GenerateStream(ask(), metadata=as_key(), timeout=0.3)
-    assert (await call.read()).text == "H"
+    assert (await call.read()).choice.text == "H"
     assert (await refused(call.read())).code == "DEADLINE_EXCEEDED"
     await api.assert_empty()
     assert list(api.house.engine.ends.values()) == ["aborted"]

@@ -10,7 +10,7 @@ from gateway.core.errors import ApiError
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal
 from gateway.generation import Chat, GenerateRequest, merge
-from gateway.openai_render import join
+from gateway.joined import join
 from gateway.settings import ServiceSettings
 
 

@@ -2,13 +2,13 @@
 
 import json
 
-import grpc
 import pytest
 from fakes import BASE, build_house
-from grpc_house import as_key, ask, open_grpc_house
+from grpc_house import as_key, ask, open_grpc_house, refused
 
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
+from gateway import constraints
 from gateway.core.errors import ApiError, Fault
 from gateway.openai_convert import chat_request, completion_request
 from gateway.openai_schema import ChatRequest, CompletionRequest, parse
@@ -19,6 +19,8 @@ SCHEMA = {"type": "object", "properties": {"z": {"type": "null"}, "a": {"type": 
 WRITTEN = '{"type":"object","properties":{"z":{"type":"null"},"a":{"type":"boolean"}}}'
 ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
 NAMED = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True, "description": "d"}}
+
+FORMAT = "response_format.json_schema.schema"
 
 SPELLINGS = [
     ({"response_format": {"type": "text"}}, None, None),
@@ -39,6 +41,10 @@ SPELLINGS = [
         Grammar(GrammarKind.CONTEXT_FREE, 'start: "yes" | "a \\"b\\"\\n"'),
         "structured_outputs.choice",
     ),
+    ({"guided_json": SCHEMA}, Grammar(GrammarKind.JSON_SCHEMA, WRITTEN), "guided_json"),
+    ({"guided_regex": "a+"}, Grammar(GrammarKind.REGEX, "a+"), "guided_regex"),
+    ({"guided_grammar": "start: x"}, Grammar(GrammarKind.CONTEXT_FREE, "start: x"), "guided_grammar"),
+    ({"guided_choice": ["a", "b"]}, Grammar(GrammarKind.CONTEXT_FREE, 'start: "a" | "b"'), "guided_choice"),
 ]
 REFUSED = [
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
@@ -55,8 +61,10 @@ REFUSED = [
     ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
     ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
-    ({"guided_json": SCHEMA}, "guided_json"),
-    ({"guided_choice": ["a"]}, "guided_choice"),
+    ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex"),
+    ({"structured_outputs": {"regex": "a"}, "guided_regex": "a"}, "guided_regex"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
 ]
 
 
@@ -109,7 +117,7 @@ async def test_over_grpc(tmp_path):
         "json": ({"json": WRITTEN}, Grammar(GrammarKind.JSON_SCHEMA, WRITTEN)),
         "json_object": ({"json_object": True}, ANY_OBJECT),
         "regex": ({"regex": "a+"}, Grammar(GrammarKind.REGEX, "a+")),
-        "grammar": ({"grammar": "start: x"}, Grammar(GrammarKind.CONTEXT_FREE, "start: x")),
+        "grammar": ({"grammar": 'start: "x"'}, Grammar(GrammarKind.CONTEXT_FREE, 'start: "x"')),
         "choice": ({"choice": pb.Choices(choice=["a", "b"])}, Grammar(GrammarKind.CONTEXT_FREE, 'start: "a" | "b"')),
     }
     assert wanted.keys() == {field.name for field in pb.StructuredOutputs.DESCRIPTOR.fields}
@@ -118,8 +126,40 @@ async def test_over_grpc(tmp_path):
             await api.generation.Generate(ask(structured_outputs=pb.StructuredOutputs(**fields)), metadata=as_key())
             assert api.house.engine.requests[-1].params.grammar == grammar
         api.house.engine.last_words = INVALID
-        request = ask(structured_outputs=pb.StructuredOutputs(regex="("))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await api.generation.Generate(request, metadata=as_key())
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert "structured_outputs.regex cannot be followed: no such type" in caught.value.details()
+        for pattern, why in (("(", "unclosed group"), ("a", "no such type")):
+            request = ask(structured_outputs=pb.StructuredOutputs(regex=pattern))
+            refusal = await refused(api.generation.Generate(request, metadata=as_key()))
+            assert (refusal.code, refusal.fields) == ("INVALID_ARGUMENT", ["structured_outputs.regex"])
+            assert why in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "why"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, FORMAT, "not"),
+        ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not a JSON document"),
+        ({"structured_outputs": {"regex": "(?=a)"}}, "structured_outputs.regex", "look-around"),
+        ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs.regex", "70000 characters"),
+        ({"guided_grammar": "start: nowhere"}, "guided_grammar", "nowhere"),
+    ],
+)
+async def test_what_cannot_be_followed_is_refused_before_anything_is_reserved(tmp_path, fields, field, why):
+    house = await build_house(tmp_path)
+    async with house.client() as client:
+        for path, prompt in (("chat/completions", CHAT), ("completions", {"model": BASE, "prompt": "hi"})):
+            error = (await client.post(f"/v1/{path}", json={**prompt, **fields})).json()["error"]
+            assert (error["param"], error["type"]) == (field, "invalid_request_error")
+            assert why in error["message"]
+    assert not house.limiter.reserved and not house.engine.requests
+
+
+async def test_a_grammar_is_looked_at_once_and_no_more_are_remembered_than_kept(tmp_path, monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(constraints, "objection", lambda grammar: looked_at.append(grammar.text) or "")
+    monkeypatch.setattr(constraints, "KEPT", 2)
+    house = await build_house(tmp_path)
+    async with house.client() as client:
+        for regex in "aabbccb" + "a":
+            await client.post("/v1/chat/completions", json={**CHAT, "structured_outputs": {"regex": regex}})
+    assert looked_at == ["a", "b", "c", "a"]

@@ -20,9 +20,10 @@ from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
 from engine.core.types import FinishReason, Lane, Request, SampledToken, SamplingParams
 from engine.engine import Engine
+from engine.grammar_source import MAX_CHARACTERS
 from engine.model import grammar as rooms
 from engine.model.grammar import GrammarCache, GrammarRoom
-from engine.model.grammar_compiler import MAX_CHARACTERS, Compiler
+from engine.model.grammar_compiler import Compiler
 from engine.model.masks import TokenMasks, num_words, pack_bits
 from engine.model.runner import ModelRunner
 from tests.schemas import check, random_schema

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +19,8 @@ from gateway.tools.grammar import TokenOf, arguments_schema, tool_grammar
 
 KEPT = 256
 """Grammars that were found sound and are not looked at again."""
-AT_ONCE = 2
-"""Grammars looked at, in threads: what one costs at most stands in grammar_source."""
+THREADS = 2
+"""In which grammars are looked at. Of their own, so that nothing else waits for a hostile one, nor it for anything."""
 
 
 class Constraints:
@@ -29,7 +30,7 @@ class Constraints:
         self._token_of = token_of
         self._sound: dict[Grammar, None] = {}
         """The one found longest ago first."""
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._threads = ThreadPoolExecutor(THREADS, "grammar-check")
 
     async def settle(self, request: GenerateRequest, dialect: Dialect | None) -> GenerateRequest:
         """The request with the grammar that its answers follow.
@@ -67,9 +68,7 @@ class Constraints:
     async def _check(self, grammar: Grammar, field: str) -> None:
         if grammar in self._sound:
             return
-        async with self._turns:
-            why = await asyncio.to_thread(objection, grammar)
-        if why:
+        if why := await asyncio.get_running_loop().run_in_executor(self._threads, objection, grammar):
             raise invalid_request(f"{field} cannot be followed: {why}", field)
         self._sound[grammar] = None
         if len(self._sound) > KEPT:

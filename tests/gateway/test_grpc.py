@@ -75,6 +75,63 @@ async def test_logprobs(api):
     assert tops == [(0, "<|end|>", -0.5), (1, "<|user|>", -1.5)]
 
 
+async def test_several_answers_share_a_prompt_and_a_reservation(api):
+    api.house.engine.reply = lambda sent: f"seed {sent.params.seed}"
+    request = ask(n=3, sampling={"seed": 7})
+    whole = await api.generation.Generate(request, metadata=as_key())
+    assert [(choice.index, choice.text) for choice in whole.choices] == [(i, f"seed {7 + i}") for i in range(3)]
+    assert whole.usage == pb.Usage(prompt_tokens=5, completion_tokens=3 * 7)
+    texts, usages = ["", "", ""], []
+    async for chunk in api.generation.GenerateStream(request, metadata=as_key()):
+        texts[chunk.choice.index] += chunk.choice.text
+        usages.append(chunk.HasField("usage"))
+    assert texts == ["seed 7", "seed 8", "seed 9"]
+    assert usages == [False] * (len(usages) - 1) + [True]
+    assert len(api.house.limiter.reserved) == 2
+
+
+LOOK = pb.Tool(name="look", description="Looks.", parameters='{"type": "object", "properties": {"at": {"enum": [1]}}}')
+CALLED = pb.ToolCall(id="call_1", name="look", arguments='{"at": 1}')
+
+
+def tools_chat(*messages, **more):
+    return pb.Chat(messages=[pb.ChatMessage(role="user", content="hi"), *messages], tools=[LOOK], **more)
+
+
+async def test_tools_are_shown_called_and_answered(api):
+    api.house.engine.info.max_model_len = 4096
+    api.house.engine.reply = lambda sent: 'So: <tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+    told = pb.ChatMessage(role="tool", tool_call_id="call_1", content="blue")
+    chat = tools_chat(pb.ChatMessage(role="assistant", tool_calls=[CALLED]), told)
+    whole = await api.generation.Generate(ask(chat=chat, sampling={}), metadata=as_key())
+    [choice] = whole.choices
+    [call] = choice.tool_calls
+    assert (choice.text, choice.finish_reason) == ("So:", pb.FINISH_REASON_TOOL_CALLS)
+    assert (call.index, call.name, call.arguments) == (0, "look", '{"at": 1}')
+    prompt = api.house.gateway.tokenizer.decode(api.house.engine.requests[0].prompt, skip_special=False)
+    assert "Looks." in prompt and prompt.endswith("<|tool|>blue<|end|><|assistant|>")
+    chunks = api.generation.GenerateStream(ask(chat=chat, sampling={}), metadata=as_key())
+    news = [call async for chunk in chunks for call in chunk.choice.tool_calls]
+    assert [bool(call.id) for call in news] == [True] + [False] * (len(news) - 1)
+    assert "".join(call.arguments for call in news) == '{"at": 1}'
+
+
+@pytest.mark.parametrize(
+    ("choice", "bound"),
+    [
+        (None, False),
+        (pb.ToolChoice(mode=pb.ToolChoice.MODE_NONE), False),
+        (pb.ToolChoice(mode=pb.ToolChoice.MODE_REQUIRED), True),
+        (pb.ToolChoice(name="look"), True),
+    ],
+)
+async def test_calls_can_be_required(api, choice, bound):
+    api.house.engine.info.max_model_len = 4096
+    chat = tools_chat(tool_choice=choice, parallel_tool_calls=False)
+    await api.generation.Generate(ask(chat=chat), metadata=as_key())
+    assert (api.house.engine.requests[0].params.grammar is not None) == bound
+
+
 async def test_metadata_carry_id_lane_rates_and_usage(api):
     api.house.engine.cached = lambda request: 3
     call = api.generation.Generate(ask(), metadata=as_key("globex", x_request_id="mine-1"))
@@ -128,6 +185,7 @@ async def test_tokenize(api):
     assert (await refused(api.generation.Tokenize(secret, metadata=as_key("globex")))).code == "NOT_FOUND"
 
 
+USER = pb.ChatMessage(role="user", content="hi")
 INVALID = {
     "sampling.temperature": ask(sampling={"temperature": 2.5}),
     "sampling.min_p": ask(sampling={"min_p": float("nan")}),
@@ -142,6 +200,9 @@ INVALID = {
     "chat.messages": ask(chat=pb.Chat()),
     "chat.messages[0].tool_call_id": ask(chat=pb.Chat(messages=[pb.ChatMessage(role="tool", content="x")])),
     "n": ask(n=129),
+    "chat.tools[0].parameters": ask(chat=pb.Chat(messages=[USER], tools=[pb.Tool(name="f", parameters="{")])),
+    "chat.tools[0].name": ask(chat=pb.Chat(messages=[USER], tools=[pb.Tool()])),
+    "chat.tool_choice": ask(chat=pb.Chat(messages=[USER], tool_choice=pb.ToolChoice(name="f"))),
     "prompt": ask(prompt=""),
     "lane": ask(lane=9),
     "slo.ttft_ms": ask(slo=pb.Slo(ttft_ms=0.0)),

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.core.depth import check_depth
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.generation import GenerateRequest, GenerationChunk
 from gateway.openai_messages import AssistantCall, Tool, ToolChoice
@@ -65,6 +66,7 @@ def template_call(call: AssistantCall, place: str) -> Json:
         raise invalid_request(f"arguments are not valid JSON: {error}", f"{place}.function.arguments") from error
     if not isinstance(arguments, dict):
         raise invalid_request("arguments must be a JSON object", f"{place}.function.arguments")
+    check_depth(arguments, f"{place}.function.arguments")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
@@ -74,6 +76,7 @@ def _check(tool: Tool, place: str) -> str:
         raise unsupported_parameter(f"{place}.type", f"{tool.type!r} is not supported; tools are functions")
     if not NAME.fullmatch(tool.function.name):
         raise invalid_request("a tool's name has 1 to 64 letters, digits, '_', '.' and '-'", f"{place}.function.name")
+    check_depth(tool.function.parameters, f"{place}.function.parameters")
     return tool.function.name
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from engine.core.grammars import Grammar, GrammarKind
+from gateway.core.depth import check_depth
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.openai_schema import ResponseFormat, Sampled, StructuredOutputs
 
@@ -50,7 +51,7 @@ def _by_format(wanted: ResponseFormat) -> Constraint:
         case "json_schema":
             if wanted.json_schema is None:
                 raise invalid_request("response_format.json_schema is required", "response_format.json_schema")
-            return Constraint(_schema(wanted.json_schema.schema), "response_format.json_schema.schema")
+            return _of_kind("json", wanted.json_schema.schema, "response_format.json_schema.schema")
     raise unsupported_parameter("response_format.type", f"{wanted.type!r} is not supported")
 
 
@@ -77,7 +78,7 @@ def _of_kind(kind: str, value: Any, field: str) -> Constraint:
 def _grammar(kind: str, value: Any, field: str) -> Grammar:
     match kind:
         case "json":
-            return _schema(value)
+            return _schema(value, field)
         case "regex":
             return Grammar(GrammarKind.REGEX, value)
         case "grammar":
@@ -87,8 +88,9 @@ def _grammar(kind: str, value: Any, field: str) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT)
 
 
-def _schema(schema: object) -> Grammar:
+def _schema(schema: object, field: str) -> Grammar:
     """In the order it was written in: that of the answer's properties."""
+    check_depth(schema, field)
     text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
     return Grammar(GrammarKind.JSON_SCHEMA, text)
 

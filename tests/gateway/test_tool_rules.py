@@ -1,5 +1,7 @@
 """Tools that have to be called, and calls that follow their schemas: the grammars, and what clients see of them."""
 
+import json
+
 import pytest
 from fakes import BASE, build_house, tiny_tokenizer
 from tokenizers import AddedToken
@@ -226,3 +228,34 @@ async def test_a_tool_that_is_not_called_may_have_any_schema(house):
         answer = await client.chat.completions.create(**CHAT | {"tools": tools}, tool_choice=look, seed=1)
     [call] = answer.choices[0].message.tool_calls
     check_calls([(call.function.name, call.function.arguments)])
+
+
+def nested(levels, innermost):
+    return {"x": nested(levels - 1, innermost)} if levels else innermost
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        ("response_format.json_schema.schema", lambda deep: {"response_format": named(deep)}),
+        ("guided_json", lambda deep: {"guided_json": deep}),
+        ("tools[0].function.parameters", lambda deep: {"tools": [tool("look", parameters=deep)]}),
+        ("messages[0].tool_calls[0].function.arguments", lambda deep: {"messages": [calling(json.dumps(deep))]}),
+    ],
+)
+async def test_what_is_nested_too_deep_is_refused(house, place, change):
+    house.engine.reply = lambda sent: "fine"
+    async with house.client() as client:
+        deep = await client.post("/v1/chat/completions", json={**CHAT, "tools": [], **change(nested(450, {}))})
+        as_deep_as_allowed = await client.post("/v1/chat/completions", json={**CHAT, **change(nested(99, {}))})
+    assert (deep.status_code, deep.json()["error"]["param"]) == (400, place)
+    assert as_deep_as_allowed.status_code < 500 and "nested" not in as_deep_as_allowed.text
+
+
+def named(schema):
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+
+
+def calling(arguments):
+    """Templates that begin with a user are content with this."""
+    return {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "look", "arguments": arguments}}]}

@@ -40,6 +40,7 @@ from gateway.openai_tools import call_reader, offered_tools
 from gateway.openapi import document
 from gateway.request_log import RequestLog
 from gateway.service import Gateway
+from gateway.usage.admin import UsageAdmin
 
 MAX_BODY_BYTES = 8 * 2**20
 PING_SECONDS = 10.0
@@ -54,12 +55,14 @@ def create_app(
     accounts: AccountRegistry | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
+    usage: UsageAdmin | None = None,
 ) -> Starlette:
     """The ASGI application.
 
-    `request_log` is told of requests that never reach the gateway; without `accounts` nobody administers tenants.
+    `request_log` is told of requests that never reach the gateway; without `accounts` nobody administers tenants,
+    without `usage` nobody reads it.
     """
-    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts)
+    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts, usage)
     return Starlette(
         routes=api.routes(),
         middleware=[Middleware(Edge)],
@@ -79,6 +82,7 @@ class HttpApi:
         max_body_bytes: int,
         ping_seconds: float,
         accounts: AccountRegistry | None,
+        usage: UsageAdmin | None,
     ) -> None:
         self._gateway = gateway
         self._keys = keys
@@ -88,7 +92,7 @@ class HttpApi:
         self._ping_seconds = ping_seconds
         self._started = int(time.time())
         self._document = document()
-        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts)
+        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage)
 
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]

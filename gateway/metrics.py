@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
@@ -55,6 +56,10 @@ class Metrics:
         self._requests.labels(lane, record.finish, record.error_code).inc()
         self._count_tokens(record, lane)
         self._count_decision(record)
+
+    def register(self, collector: Collector) -> None:
+        """What else /metrics tells: collected at every scrape."""
+        self._registry.register(collector)
 
     def render(self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_mode: str) -> bytes:
         """The text of /metrics.

@@ -156,7 +156,8 @@ class Gateway:
     async def _reserved(self, job: Job, record: RequestRecord) -> AsyncIterator[Grant]:
         """Holds a reservation and settles it once, under cancellation too."""
         adapter = record.adapter or self.base_name
-        wanted = ReserveRequest(record.request_id, record.tenant, record.key_id, job.reserve_tokens, adapter)
+        lane, owner = lane_name(record.lane), (record.tenant, record.key_id)
+        wanted = ReserveRequest(record.request_id, *owner, job.reserve_tokens, adapter, lane, record.counts)
         asking = asyncio.ensure_future(self.limiter.reserve(wanted))
         try:
             grant = await asyncio.shield(asking)
@@ -235,6 +236,7 @@ class Gateway:
                     refuse_failed(event, record, job.request)
                     chunk = answer.absorb(event)
                     record.note_cached(prompt_index, event.num_cached)
+                    record.note_device(index, event.device_seconds)
                     last_token = self._clocked(record, chunk, last_token)
                     yield chunk
                     if chunk.finish_reason is not None:

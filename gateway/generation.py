@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
 from gateway.core.lanes import lane_name
@@ -282,37 +280,3 @@ class Answer:
         return GenerationChunk(
             self._index, text, event.tokens[:num_tokens], event.logprobs[:num_tokens], silent, finish
         )
-
-
-T = TypeVar("T")
-
-
-async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Items of all streams as they come. Closing it closes every stream; the first error of any ends it."""
-    queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
-    pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
-    try:
-        running = len(pumps)
-        while running:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item[0]
-    finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
-async def _pump(stream: AsyncGenerator[T, None], queue: asyncio.Queue[tuple[T] | BaseException | None]) -> None:
-    end: BaseException | None = None
-    try:
-        async with aclosing(stream):
-            async for item in stream:
-                queue.put_nowait((item,))
-    except Exception as error:
-        end = error
-    queue.put_nowait(end)

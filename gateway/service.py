@@ -29,9 +29,9 @@ from gateway.generation import (
     GenerationChunk,
     Observer,
     RequestRecord,
-    merge,
 )
 from gateway.intake import Intake, Job
+from gateway.joined import merge
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
 from gateway.settings import ServiceSettings
 from gateway.tokenizer import Tokenizer

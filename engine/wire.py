@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import (
     ErrorCode,
     FinishReason,
@@ -48,6 +49,7 @@ def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs,
+        grammar=pb.Grammar(**{params.grammar.kind.value: params.grammar.text}) if params.grammar else None,
     )
 
 
@@ -67,7 +69,13 @@ def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        grammar=_grammar_from_pb(message.grammar),
     )
+
+
+def _grammar_from_pb(message: pb.Grammar) -> Grammar | None:
+    kind = message.WhichOneof("text")
+    return None if kind is None else Grammar(GrammarKind(kind), getattr(message, kind))
 
 
 def request_to_pb(request: Request) -> pb.Submit:

@@ -158,7 +158,6 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             accounts=accounts,
             operations=operations,
             max_body_bytes=config.http.max_body_bytes,
-            tool_parser=config.model.tool_parser,
             usage=usage,
         )
         http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
@@ -204,6 +203,7 @@ def _settings(config: Config) -> ServiceSettings:
         request_timeout=config.http.request_timeout_s,
         first_token_timeout=config.http.first_token_timeout_s,
         lane_capacity={lane: config.lanes.of(lane).max_requests for lane in Lane},
+        tool_parser=config.model.tool_parser,
     )
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
 from gateway.core.usage import NOTHING, Counts
 from gateway.tokenizer import Detokenizer, Message, StopMatcher, ToolSchema
+from gateway.tools.rule import FREE, ToolRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +21,7 @@ class Chat:
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...] = ()
     """That the model may call."""
+    rule: ToolRule = FREE
 
 
 PromptInput = Chat | str | tuple[int, ...]
@@ -40,6 +40,8 @@ class GenerateRequest:
     """The caller's or the protocol's; need not be unique."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """Its max_tokens and seed are set by the gateway from the two fields below."""
+    grammar_field: str | None = None
+    """What the caller calls the grammar in `sampling`, if there is one."""
     max_tokens: int | None = None
     """None: as many as the context leaves room for, up to `default_max_tokens`."""
     seed: int | None = None
@@ -60,6 +62,11 @@ class GenerateRequest:
     """Seconds to the first token it asks for; None: the lane's goal."""
     itl: float | None = None
     """Seconds between tokens it asks for; None: the lane's goal."""
+
+    @property
+    def offering(self) -> Chat | None:
+        """The chat that offers tools; None: none are offered."""
+        return next((prompt for prompt in self.inputs if isinstance(prompt, Chat) and prompt.tools), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,37 +280,3 @@ class Answer:
         return GenerationChunk(
             self._index, text, event.tokens[:num_tokens], event.logprobs[:num_tokens], silent, finish
         )
-
-
-T = TypeVar("T")
-
-
-async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Items of all streams as they come. Closing it closes every stream; the first error of any ends it."""
-    queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
-    pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
-    try:
-        running = len(pumps)
-        while running:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item[0]
-    finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
-async def _pump(stream: AsyncGenerator[T, None], queue: asyncio.Queue[tuple[T] | BaseException | None]) -> None:
-    end: BaseException | None = None
-    try:
-        async with aclosing(stream):
-            async for item in stream:
-                queue.put_nowait((item,))
-    except Exception as error:
-        end = error
-    queue.put_nowait(end)

@@ -16,10 +16,10 @@ from starlette.routing import Route
 
 from engine.client import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
-from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
+from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal
-from gateway.generation import Chat, GenerateRequest
+from gateway.generation import GenerateRequest
 from gateway.http_admin import AdminApi
 from gateway.http_console import ConsoleFiles
 from gateway.http_edge import Edge, on_api_error, on_http_exception, read_body, request_id
@@ -37,12 +37,11 @@ from gateway.openai_schema import (
     TokenizeRequest,
     parse,
 )
-from gateway.openai_tools import ToolCalls, offered_tools
+from gateway.openai_tools import call_reader, offered_tools
 from gateway.openapi import document
 from gateway.operations import Operations
 from gateway.request_log import RequestLog
 from gateway.service import Gateway
-from gateway.tools.dialects import ToolParserName, choose_dialect
 from gateway.usage.admin import UsageAdmin
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -59,7 +58,6 @@ def create_app(
     operations: Operations | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
-    tool_parser: ToolParserName = "auto",
     usage: UsageAdmin | None = None,
 ) -> Starlette:
     """The ASGI application.
@@ -67,9 +65,7 @@ def create_app(
     `request_log` is told of requests that never reach the gateway; without `accounts` nobody administers tenants,
     without `usage` nobody reads it, and without `operations` nobody touches lanes and live requests.
     """
-    api = HttpApi(
-        gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts, operations, tool_parser, usage
-    )
+    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts, operations, usage)
     return Starlette(
         routes=api.routes(),
         middleware=[Middleware(Edge)],
@@ -90,7 +86,6 @@ class HttpApi:
         ping_seconds: float,
         accounts: AccountRegistry | None,
         operations: Operations | None,
-        tool_parser: ToolParserName,
         usage: UsageAdmin | None,
     ) -> None:
         self._gateway = gateway
@@ -99,7 +94,6 @@ class HttpApi:
         self._request_log = request_log
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
-        self._dialect = choose_dialect(tool_parser, gateway.tokenizer.tool_template)
         self._started = int(time.time())
         self._document = document()
         self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations)
@@ -126,7 +120,7 @@ class HttpApi:
         with self._refusals(request):
             principal, body = await self._read(request, ChatRequest)
             generate = chat_request(body, request_id(request))
-            tools = self._tool_calls(body, generate)
+            tools = call_reader(generate, self._gateway.intake.dialect)
         style = ChatStyle(self._gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools)
         return self._generation(principal, body, generate, style)
 
@@ -214,17 +208,6 @@ class HttpApi:
             include_usage=body.include_usage,
             ping_seconds=self._ping_seconds,
         )
-
-    def _tool_calls(self, body: ChatRequest, generate: GenerateRequest) -> ToolCalls | None:
-        """What will read the calls in the answers; None: no tools are offered."""
-        tools = [tool for prompt in generate.inputs if isinstance(prompt, Chat) for tool in prompt.tools]
-        if not tools:
-            return None
-        if self._dialect is None:
-            raise unsupported_parameter(
-                "tools", "cannot be used: calls are not read from this model (model.tool_parser)"
-            )
-        return ToolCalls(self._dialect, tools, parallel=body.parallel_tool_calls is not False)
 
     def _prompt_texts(self, generate: GenerateRequest) -> list[str]:
         """One for each answer."""

@@ -29,9 +29,9 @@ from gateway.generation import (
     GenerationChunk,
     Observer,
     RequestRecord,
-    merge,
 )
 from gateway.intake import Intake, Job
+from gateway.joined import merge
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
 from gateway.settings import ServiceSettings
 from gateway.tokenizer import Tokenizer
@@ -233,7 +233,7 @@ class Gateway:
         with engine_failures(record):
             async with aclosing(self.engine.generate(wanted)) as events:
                 async for event in events:
-                    refuse_failed(event, record)
+                    refuse_failed(event, record, job.request)
                     chunk = answer.absorb(event)
                     record.note_cached(prompt_index, event.num_cached)
                     record.note_device(index, event.device_seconds)

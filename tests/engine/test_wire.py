@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, Request, SamplingParams, TokenEvent, TokenLogprobs
 from engine.pb import engine_pb2 as pb
 from engine.wire import event_from_pb, event_to_pb, request_from_pb, request_to_pb
@@ -32,6 +33,12 @@ def sent(message):
 @pytest.mark.parametrize("request_", [PLAIN, FULL], ids=lambda request: request.id)
 def test_a_request_arrives_as_it_was_sent(request_):
     assert request_from_pb(sent(request_to_pb(request_)), request_.arrival) == request_
+
+
+@pytest.mark.parametrize("kind", GrammarKind)
+def test_a_grammar_arrives_as_it_was_sent(kind):
+    request = Request("r", (1,), SamplingParams(grammar=Grammar(kind, "")))
+    assert request_from_pb(sent(request_to_pb(request)), 0.0) == request
 
 
 def test_only_differences_of_times_cross_the_wire():

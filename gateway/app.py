@@ -39,7 +39,7 @@ from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.metrics import Metrics
-from gateway.request_log import RequestLog
+from gateway.observability import open_observers
 from gateway.service import Gateway
 from gateway.settings import ServiceSettings
 from gateway.store import open_store
@@ -108,6 +108,7 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
 
     Raises:
         StartError: something that the configuration names is not there or not usable.
+        ConfigError: it asks for what is not installed.
     """
     config = launch.config
     async with AsyncExitStack() as stack:
@@ -130,7 +131,8 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
         tokenizer = await asyncio.to_thread(Tokenizer.load, launch.model_dir)
         await _wait_for_engine(engine, supervisor, console)
         await _preload(adapters, config, console)
-        metrics, request_log = Metrics(), RequestLog() if config.observability.request_log else None
+        metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane})
+        observers = await stack.enter_async_context(open_observers(config.observability))
         gateway = Gateway(
             engine,
             tokenizer,
@@ -138,14 +140,13 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             limiter,
             base_names=(model_name(config),),
             settings=_settings(config),
-            observers=(metrics, request_log) if request_log else (metrics,),
+            observers=(metrics, *observers),
         )
         stack.push_async_callback(gateway.close)
         app = create_app(
             gateway,
             accounts,
             metrics=metrics,
-            request_log=request_log,
             accounts=accounts,
             max_body_bytes=config.http.max_body_bytes,
             tool_parser=config.model.tool_parser,

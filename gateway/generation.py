@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
+from gateway.core.trace_context import UNKNOWN, Origin
 from gateway.tokenizer import Detokenizer, Message, StopMatcher, ToolSchema
 
 
@@ -59,6 +60,7 @@ class GenerateRequest:
     """Seconds to the first token it asks for; None: the lane's goal."""
     itl: float | None = None
     """Seconds between tokens it asks for; None: the lane's goal."""
+    origin: Origin = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,10 @@ class Generation:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """The story of one request, written while it lives; times in seconds on the gateway's monotonic clock."""
+    """The story of one request, written while it lives; times in seconds on the gateway's monotonic clock.
+
+    Of one that was turned away at the door, little is known: `lane` is None, and what nobody said is empty.
+    """
 
     id: str
     request_id: str
@@ -133,8 +138,11 @@ class RequestRecord:
     key_id: str
     model: str
     lane_asked: Lane | None
-    lane: Lane
+    lane: Lane | None
     started: float
+    origin: Origin = UNKNOWN
+    trace_id: str = ""
+    """The caller's, or of the trace that begins here; empty: there is none."""
     adapter: str | None = None
     adapter_version: str = ""
     prompt_tokens: int = 0
@@ -142,8 +150,14 @@ class RequestRecord:
     completion_tokens: int = 0
     cached: dict[int, int] = field(default_factory=dict)
     """Tokens of each prompt that were found in the prefix cache."""
+    reserving: float | None = None
+    """The limiter was asked."""
+    reserved: float | None = None
+    """And answered."""
     submitted: float | None = None
     """Handed to the engine."""
+    adapter_wait: float = 0.0
+    """Of the time between submitted and admitted: until the adapter had been read into host memory. In seconds."""
     admitted: float | None = None
     """The engine began to work on it."""
     first_token: float | None = None
@@ -168,6 +182,11 @@ class RequestRecord:
     def used_tokens(self) -> int:
         """What to charge: nothing before the engine has it, then the prompt and all that was generated."""
         return 0 if self.submitted is None else self.prompt_tokens + self.completion_tokens
+
+    @property
+    def reserve_seconds(self) -> float | None:
+        """What the limiter took to answer."""
+        return _span(self.reserving, self.reserved)
 
     @property
     def queue_seconds(self) -> float | None:
@@ -198,16 +217,6 @@ class RequestRecord:
 
 def _span(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else end - start
-
-
-class Observer(Protocol):
-    """Watches requests go by: metrics and the request log."""
-
-    def inter_token(self, lane: Lane, seconds: float) -> None:
-        """Time between two events with tokens of one answer."""
-
-    def finished(self, record: RequestRecord) -> None:
-        """Called exactly once for each request, however it ended."""
 
 
 class Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import grpc
@@ -11,11 +12,16 @@ import grpc
 from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import Authenticator, Principal
 from gateway.generation import Generation
-from gateway.grpc_calls import Call, answer
+from gateway.grpc_calls import Call, answer, respond
 from gateway.grpc_wire import chunk_to_pb, generate_request, model_query, prompt_input, response_to_pb, usage_metadata
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import generation_pb2_grpc as pb_grpc
 from gateway.service import Gateway
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Generation"]
+GENERATE, GENERATE_STREAM = (
+    f"/{SERVICE.full_name}/{SERVICE.methods_by_name[name].name}" for name in ("Generate", "GenerateStream")
+)
 
 
 class GenerationService(pb_grpc.GenerationServicer):
@@ -29,28 +35,28 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> pb.GenerateResponse:
-        return await answer(context, self._keys, partial(self._generate, request))
+        return await respond(context, partial(self._generate, request))
 
     async def GenerateStream(  # noqa: N802
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         # Not an async generator: gRPC would leave a cancelled one to the garbage collector, and the engine running.
-        await answer(context, self._keys, partial(self._stream, request))
+        await respond(context, partial(self._stream, request))
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.TokenizeResponse:
         return await answer(context, self._keys, partial(self._tokenize, request))
 
-    async def _generate(self, request: pb.GenerateRequest, call: Call, principal: Principal) -> pb.GenerateResponse:
-        async with self._admitted(request, call, principal) as generation:
+    async def _generate(self, request: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
+        async with self._admitted(request, call, GENERATE) as generation:
             chunks = [chunk async for chunk in generation]
-        if usage := chunks[-1].usage:
-            call.set_trailing(usage_metadata(usage))
-        return response_to_pb(generation.admitted, chunks, self._token_text)
+            if usage := chunks[-1].usage:
+                call.set_trailing(usage_metadata(usage))
+            return response_to_pb(generation.admitted, chunks, self._token_text)
 
-    async def _stream(self, request: pb.GenerateRequest, call: Call, principal: Principal) -> None:
-        async with self._admitted(request, call, principal) as generation:
+    async def _stream(self, request: pb.GenerateRequest, call: Call) -> None:
+        async with self._admitted(request, call, GENERATE_STREAM) as generation:
             async for chunk in generation:
                 if chunk.usage:
                     call.set_trailing(usage_metadata(chunk.usage))
@@ -67,11 +73,12 @@ class GenerationService(pb_grpc.GenerationServicer):
         return pb.TokenizeResponse(ids=ids, max_model_len=engine.info.max_model_len)
 
     @asynccontextmanager
-    async def _admitted(
-        self, request: pb.GenerateRequest, call: Call, principal: Principal
-    ) -> AsyncIterator[Generation]:
+    async def _admitted(self, request: pb.GenerateRequest, call: Call, method: str) -> AsyncIterator[Generation]:
         """Initial metadata go out with admission, not before: until then a status can still be the whole answer."""
-        wanted = generate_request(request, call.request_id, call.time_remaining)
+        with self._gateway.arriving(call.request_id, call.origin(method)) as arrival:
+            principal = arrival.identify(self._keys.authenticate(call.token))
+            wanted = generate_request(request, call.request_id, call.time_remaining)
+            wanted = replace(wanted, origin=arrival.origin)
         async with self._gateway.generate(principal, wanted) as generation:
             await call.open(generation.admitted.headers())
             yield generation

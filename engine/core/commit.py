@@ -17,6 +17,7 @@ from engine.core.commands import (
     Submit,
 )
 from engine.core.commit_adapters import (
+    adapter_wait,
     add_adapter,
     drop_adapter,
     forget_closed,
@@ -210,7 +211,8 @@ def _admit(state: EngineState, admission: Admission) -> None:
     else:
         seq.num_cached = seq.num_computed
         state.counters.cached_tokens += seq.num_cached
-        state.outbox.append(TokenEvent(seq.id, num_cached=seq.num_cached))
+        waited = adapter_wait(state, seq)
+        state.outbox.append(TokenEvent(seq.id, num_cached=seq.num_cached, adapter_wait=waited))
 
 
 def _stop_waiting(state: EngineState, seq: Sequence) -> None:

@@ -295,3 +295,5 @@ class TokenEvent(NamedTuple):
     num_cached: int = 0
     refusal: Refusal | None = None
     """Set when the finish_reason is ERROR."""
+    adapter_wait: float = 0.0
+    """With the news of its admission: seconds that its adapter was not even in host memory. 0: it was there."""

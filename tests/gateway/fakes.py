@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -30,6 +30,7 @@ from gateway.http_api import create_app
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
 from gateway.metrics import Metrics
+from gateway.observers import Observer
 from gateway.registry.record import Change, Snapshot
 from gateway.service import Gateway, ServiceSettings
 from gateway.tokenizer import Tokenizer
@@ -330,8 +331,13 @@ def write_adapter(root: Path, name: str, content: str = "weights") -> Path:
     return folder
 
 
-async def build_house(root: Path, settings: ServiceSettings | None = None, **app_options: Any) -> House:
-    """Serves the base and two adapters, pirate (alias captain) and poet, from folders below `root`."""
+async def build_house(
+    root: Path, settings: ServiceSettings | None = None, observers: Sequence[Observer] = (), **app_options: Any
+) -> House:
+    """Serves the base and two adapters, pirate (alias captain) and poet, from folders below `root`.
+
+    `observers`: told before the house's own.
+    """
     engine, limiter, watcher, metrics = FakeEngine(), CountingLimiter(), Watcher(), Metrics()
     await limiter.configure([ACME, GLOBEX])
     adapters = AdapterRegistry(engine, MemoryStore(), LocalSources([root]), reserved=(BASE,))
@@ -347,7 +353,7 @@ async def build_house(root: Path, settings: ServiceSettings | None = None, **app
         limiter,
         base_names=(BASE, "tiny-alias"),
         settings=settings,
-        observers=(watcher, metrics),
+        observers=(*observers, watcher, metrics),
     )
     app = create_app(gateway, key_ring(), metrics=metrics, **app_options)
     return House(engine, limiter, adapters, gateway, watcher, metrics, app)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
@@ -44,6 +44,7 @@ class Metrics:
 
     def __init__(self, goals: Mapping[Lane, LaneGoals] = DEFAULT_GOALS) -> None:
         """`goals`: what the lanes promise."""
+        disable_created_metrics()  # which in the text format are a gauge more for every series, and nobody reads
         self._registry = CollectorRegistry()
         self._tenants: set[str] = set()
         self._ttft = self._by_lane("time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)

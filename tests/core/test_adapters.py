@@ -108,6 +108,21 @@ def test_who_waits_for_a_fetch_stops_nobody_behind_it():
     assert {house.reason(name) for name in ("waits", "same")} == {"length"}
 
 
+def test_a_request_tells_how_long_it_waited_for_its_adapter():
+    house = Library({"a": 4})
+    house.submit("cold", 20, 2, adapter="a")
+    house.step()
+    house.clock.advance(0.5)
+    house.step()
+    house.answer("a")
+    [admitted] = [event for event in house.engine.step() if not event.tokens]
+    assert admitted.adapter_wait == pytest.approx(0.5, abs=0.01)
+    house.finish()
+    for name, adapter in (("warm", "a"), ("base", None)):
+        house.submit(name, 20, 2, adapter=adapter)
+    assert [event.adapter_wait for event in house.engine.step()] == [0.0] * 4
+
+
 def test_a_long_queue_of_missing_adapters_is_not_searched_to_its_end(monkeypatch):
     monkeypatch.setattr("engine.core.draft.MOST_PASSED_OVER", 5)
     house = Library({f"a{number}": 2 for number in range(20)})

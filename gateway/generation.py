@@ -127,10 +127,7 @@ class Generation:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """The story of one request, written while it lives; times in seconds on the gateway's monotonic clock.
-
-    Of one that was turned away at the door, little is known: `lane` is None, and what nobody said is empty.
-    """
+    """The story of one request, written while it lives; times in seconds on the gateway's monotonic clock."""
 
     id: str
     request_id: str
@@ -138,11 +135,11 @@ class RequestRecord:
     key_id: str
     model: str
     lane_asked: Lane | None
-    lane: Lane | None
+    lane: Lane | None  # None: turned away before anybody knew
     started: float
     origin: Origin = UNKNOWN
     trace_id: str = ""
-    """The caller's, or of the trace that begins here; empty: there is none."""
+    """The caller's, or of the trace that begins here."""
     adapter: str | None = None
     adapter_version: str = ""
     prompt_tokens: int = 0
@@ -151,15 +148,13 @@ class RequestRecord:
     cached: dict[int, int] = field(default_factory=dict)
     """Tokens of each prompt that were found in the prefix cache."""
     reserving: float | None = None
-    """The limiter was asked."""
-    reserved: float | None = None
-    """And answered."""
+    reserved: float | None = None  # the limiter was asked, and has answered
     submitted: float | None = None
     """Handed to the engine."""
     adapter_wait: float = 0.0
-    """Of the time between submitted and admitted: until the adapter had been read into host memory. In seconds."""
+    """Seconds after submitted until the adapter had been read into host memory."""
     admitted: float | None = None
-    """The engine began to work on it."""
+    """The engine began to work on it: long before its first event, which comes when a step has ended."""
     first_token: float | None = None
     last_token: float | None = None
     ended: float | None = None
@@ -185,7 +180,6 @@ class RequestRecord:
 
     @property
     def reserve_seconds(self) -> float | None:
-        """What the limiter took to answer."""
         return _span(self.reserving, self.reserved)
 
     @property
@@ -206,6 +200,12 @@ class RequestRecord:
     @property
     def duration_seconds(self) -> float | None:
         return _span(self.started, self.ended)
+
+    def note_admission(self, event: TokenEvent, now: float) -> None:
+        """What the engine's first event tells of the time before it."""
+        if self.admitted is None:
+            self.admitted = now if self.submitted is None else min(now, self.submitted + event.wait)
+            self.adapter_wait = event.adapter_wait
 
     def note_cached(self, prompt: int, tokens: int) -> None:
         """What an answer to a prompt found cached. The first answer to run finds least, and leaves it to the others."""

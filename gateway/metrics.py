@@ -5,10 +5,12 @@ docs/metrics.md lists all of them; a test holds the two together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
@@ -56,7 +58,7 @@ class Metrics:
         self._requests = self._counter("requests", "Requests by how they ended.", ["lane", "finish", "code"])
         self._tokens = self._counter("tokens", "Tokens that were charged.", ["tenant", "lane", "direction"])
         self._count_limits()
-        self._tell_constants(goals)
+        self._promises = Promises(goals)
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
         self._itl[lane].observe(seconds)
@@ -84,6 +86,7 @@ class Metrics:
             names: adapter version -> every name it goes by.
         """
         snapshot = CollectorRegistry()
+        snapshot.register(self._promises)
         snapshot.register(EngineMetrics(stats, names, limiter_mode))
         return generate_latest(self._registry) + generate_latest(snapshot)
 
@@ -92,9 +95,6 @@ class Metrics:
 
     def _counter(self, name: str, help: str, labels: list[str]) -> Counter:
         return Counter(f"loralane_{name}", help, labels, registry=self._registry)
-
-    def _gauge(self, name: str, help: str, labels: Sequence[str]) -> Gauge:
-        return Gauge(f"loralane_{name}", help, labels, registry=self._registry)
 
     def _count_limits(self) -> None:
         self._decisions = self._counter("limiter_decisions", "Reservations asked for.", ["decision"])
@@ -112,15 +112,6 @@ class Metrics:
             buckets=LIMITER_CALL,
             registry=self._registry,
         )
-
-    def _tell_constants(self, goals: Mapping[Lane, LaneGoals]) -> None:
-        self._gauge("build_info", "1; the version is in the label.", ["version"]).labels(version("loralane")).set(1)
-        share = self._gauge("slo_target", "Share of tokens that a lane promises to be in time.", ["lane"])
-        seconds = self._gauge("slo_goal_seconds", "The time that a lane promises.", GOAL)
-        for lane, promised in goals.items():
-            share.labels(lane_name(lane)).set(promised.attainment)
-            seconds.labels(lane_name(lane), "ttft").set(promised.ttft_s)
-            seconds.labels(lane_name(lane), "itl").set(promised.itl_s)
 
     def _count_tokens(self, record: RequestRecord, lane: str) -> None:
         if record.refund or record.submitted is None:
@@ -146,3 +137,21 @@ class Metrics:
         if len(self._tenants) < MAX_TENANTS:
             self._tenants.add(name)
         return name if name in self._tenants else "other"
+
+
+class Promises(Collector):
+    """What does not change while a gateway runs: its version, and what its lanes promise."""
+
+    def __init__(self, goals: Mapping[Lane, LaneGoals]) -> None:
+        self._goals = {lane_name(lane): promised for lane, promised in goals.items()}
+
+    def collect(self) -> Iterator[Metric]:
+        build = GaugeMetricFamily("loralane_build_info", "1; the version is in the label.", labels=["version"])
+        build.add_metric([version("loralane")], 1)
+        share = GaugeMetricFamily("loralane_slo_target", "Share of tokens to be in time, as promised.", labels=["lane"])
+        seconds = GaugeMetricFamily("loralane_slo_goal_seconds", "The time that a lane promises.", labels=GOAL)
+        for lane, promised in self._goals.items():
+            share.add_metric([lane], promised.attainment)
+            seconds.add_metric([lane, "ttft"], promised.ttft_s)
+            seconds.add_metric([lane, "itl"], promised.itl_s)
+        yield from (build, share, seconds)

@@ -247,7 +247,7 @@ class Gateway:
                     refuse_failed(event, record)
                     chunk = answer.absorb(event)
                     record.note_cached(prompt_index, event.num_cached)
-                    record.adapter_wait = max(record.adapter_wait, event.adapter_wait)
+                    record.note_admission(event, self._clock())
                     last_token = self._clocked(job.lane, record, chunk, last_token)
                     yield chunk
                     if chunk.finish_reason is not None:
@@ -259,7 +259,6 @@ class Gateway:
     ) -> float | None:
         """Notes when a chunk came; returns when this answer last had a token."""
         now = self._clock()
-        record.admitted = record.admitted or now
         if not chunk.token_ids:
             return last_token
         record.first_token = record.first_token or now

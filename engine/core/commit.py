@@ -211,8 +211,8 @@ def _admit(state: EngineState, admission: Admission) -> None:
     else:
         seq.num_cached = seq.num_computed
         state.counters.cached_tokens += seq.num_cached
-        waited = adapter_wait(state, seq)
-        state.outbox.append(TokenEvent(seq.id, num_cached=seq.num_cached, adapter_wait=waited))
+        waits = (max(0.0, state.now - seq.request.arrival), adapter_wait(state, seq))
+        state.outbox.append(TokenEvent(seq.id, num_cached=seq.num_cached, wait=waits[0], adapter_wait=waits[1]))
 
 
 def _stop_waiting(state: EngineState, seq: Sequence) -> None:

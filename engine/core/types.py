@@ -295,5 +295,7 @@ class TokenEvent(NamedTuple):
     num_cached: int = 0
     refusal: Refusal | None = None
     """Set when the finish_reason is ERROR."""
+    wait: float = 0.0
+    """With the news of its admission: seconds from its arrival to the step that began it."""
     adapter_wait: float = 0.0
-    """With the news of its admission: seconds that its adapter was not even in host memory. 0: it was there."""
+    """And how long its adapter was not even in host memory; 0: it was there."""

@@ -11,7 +11,7 @@ import pytest
 from fakes import BASE, House, build_house
 from grpc_house import as_key, ask, keys, until
 
-from engine.core.types import Lane
+from engine.core.types import Lane, TokenEvent
 from gateway.generation import RequestRecord
 from gateway.grpc_api import GrpcServer
 from gateway.pb.generation_pb2_grpc import GenerationStub
@@ -229,6 +229,16 @@ def test_a_request_that_never_ran_has_no_times():
     line = describe(refused)
     assert (line["ttft_ms"], line["tpot_ms"], line["actual_tokens"]) == (None, None, 0)
     assert line["refused_by"] == {"scope": "tenant:acme"}
+
+
+def test_when_the_engine_began_is_what_the_engine_says():
+    waited = record(submitted=11.0)
+    waited.note_admission(TokenEvent("1-0", wait=2.0, adapter_wait=1.5), now=20.0)
+    waited.note_admission(TokenEvent("1-1", wait=9.0), now=20.5)
+    assert (waited.queue_seconds, waited.adapter_wait) == (2.0, 1.5)
+    hasty = record(submitted=11.0)
+    hasty.note_admission(TokenEvent("1-0", wait=2.0), now=12.0)
+    assert hasty.queue_seconds == 1.0, "never after its news has come"
 
 
 def test_a_name_that_is_no_name_is_clipped():

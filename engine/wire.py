@@ -115,6 +115,7 @@ def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
         error_code=event.refusal.code.value if event.refusal else "",
         error=event.refusal.message if event.refusal else "",
         retry_after_seconds=event.refusal.retry_after if event.refusal else None,
+        device_seconds=event.device_seconds,
     )
 
 
@@ -128,6 +129,7 @@ def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
         wait=message.wait_seconds,
         adapter_wait=message.adapter_wait_seconds,
         refusal=_refusal_from_pb(message) if message.error_code else None,
+        device_seconds=message.device_seconds,
     )
 
 

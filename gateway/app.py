@@ -45,6 +45,9 @@ from gateway.settings import ServiceSettings
 from gateway.store import open_store
 from gateway.supervisor import EngineSupervisor
 from gateway.tokenizer import Tokenizer
+from gateway.usage.admin import UsageAdmin
+from gateway.usage.books import RedisUsageBooks
+from gateway.usage.metrics import UsageMetrics
 
 log = structlog.get_logger("app")
 
@@ -116,6 +119,7 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             open_store(launch.data_dir, config.redis.url, cluster=config.redis.cluster)
         )
         limiter = _limiter(config, redis)
+        stack.push_async_callback(limiter.close)
         seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
         registered = account_store(redis, config.redis.key_prefix)
         accounts = await stack.enter_async_context(open_accounts(registered, config.admins(), limiter.know, seeds))
@@ -143,6 +147,8 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             observers=(metrics, *observers),
         )
         stack.push_async_callback(gateway.close)
+        usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
+        metrics.register(UsageMetrics(limiter))
         app = create_app(
             gateway,
             accounts,
@@ -150,10 +156,11 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             accounts=accounts,
             max_body_bytes=config.http.max_body_bytes,
             tool_parser=config.model.tool_parser,
+            usage=usage,
         )
         http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
         grpc_port = await stack.enter_async_context(
-            _grpc(GrpcServer(gateway, accounts, accounts, host=config.grpc.host, port=config.grpc.port))
+            _grpc(GrpcServer(gateway, accounts, accounts, host=config.grpc.host, port=config.grpc.port, usage=usage))
         )
         yield Running(gateway, engine, supervisor, limiter, http_port, grpc_port)
 
@@ -199,6 +206,7 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
         timeout=config.redis.timeout_ms / 1000,
         lease_seconds=config.limits.lease_seconds,
         prefix=config.redis.key_prefix,
+        retention_days=config.billing.retention_days,
     )
     return FailoverLimiter(shared, LocalLimiter(config.limits.replicas), config.limits.when_redis_is_away)
 

@@ -24,6 +24,7 @@ from gateway.limits_command import app as limits_app
 from gateway.simulate_command import simulate
 from gateway.tenants_command import keys as keys_app
 from gateway.tenants_command import tenants as tenants_app
+from gateway.usage_command import usage
 
 app = typer.Typer(
     help="A multi-LoRA, priority-lane serving gateway.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -170,6 +171,7 @@ def _fail(message: str) -> NoReturn:
 
 
 app.command()(simulate)
+app.command()(usage)
 
 
 def main() -> None:

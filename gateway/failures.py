@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from engine.client import EngineUnavailable
 from engine.core.types import FinishReason, TokenEvent
 from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
-from gateway.generation import RequestRecord
+from gateway.request_record import RequestRecord
 
 
 def note(record: RequestRecord, error: BaseException) -> None:

@@ -17,6 +17,7 @@ from gateway.http_accounts import AccountsApi
 from gateway.http_edge import read_body
 from gateway.http_limits import LIMITS, LimitsApi
 from gateway.http_stream import json_response
+from gateway.http_usage import USAGE, UsageApi
 from gateway.limiter.admin import LimitAdmin
 from gateway.openai_schema import (
     AliasRequest,
@@ -28,6 +29,7 @@ from gateway.openai_schema import (
     parse,
 )
 from gateway.service import Gateway
+from gateway.usage.admin import UsageAdmin
 
 MAX_DRAIN_SECONDS = 86_400.0
 ADAPTERS = "/admin/v1/adapters"
@@ -47,14 +49,16 @@ class AdminApi:
         authenticate: Callable[[Request], Principal],
         max_body_bytes: int,
         accounts: AccountRegistry | None = None,
+        usage: UsageAdmin | None = None,
     ) -> None:
-        """`accounts`: None leaves tenants and keys to the configuration."""
+        """`accounts`: None leaves tenants and keys to the configuration. `usage`: None where nothing counts it."""
         self._gateway = gateway
         self._adapters = gateway.adapters
         self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
         self._limits = LimitsApi(LimitAdmin(gateway.limiter), max_body_bytes)
         self._accounts = accounts
+        self._usage = usage
 
     def routes(self) -> list[Route]:
         table: list[tuple[str, str, Handler]] = [
@@ -78,6 +82,8 @@ class AdminApi:
         if self._accounts is not None:
             admin = AccountAdmin(self._accounts, self._gateway.limiter.drop)
             table += AccountsApi(admin, self._max_body_bytes).table()
+        if self._usage is not None:
+            table.append(("GET", USAGE, UsageApi(self._usage).usage))
         return [Route(path, self._for_admins(handler), methods=[method]) for method, path, handler in table]
 
     async def load_as_vllm(self, request: Request) -> Response:

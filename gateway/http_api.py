@@ -42,6 +42,7 @@ from gateway.openai_tools import ToolCalls, offered_tools
 from gateway.openapi import document
 from gateway.service import Gateway
 from gateway.tools.dialects import ToolParserName, choose_dialect
+from gateway.usage.admin import UsageAdmin
 
 MAX_BODY_BYTES = 8 * 2**20
 PING_SECONDS = 10.0
@@ -56,9 +57,10 @@ def create_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
     tool_parser: ToolParserName = "auto",
+    usage: UsageAdmin | None = None,
 ) -> Starlette:
-    """The ASGI application. Without `accounts` nobody administers tenants."""
-    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, tool_parser)
+    """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it."""
+    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, tool_parser, usage)
     return Starlette(
         routes=api.routes(),
         middleware=[Middleware(Edge)],
@@ -78,6 +80,7 @@ class HttpApi:
         ping_seconds: float,
         accounts: AccountRegistry | None,
         tool_parser: ToolParserName,
+        usage: UsageAdmin | None,
     ) -> None:
         self._gateway = gateway
         self._keys = keys
@@ -87,7 +90,7 @@ class HttpApi:
         self._dialect = choose_dialect(tool_parser, gateway.tokenizer.tool_template)
         self._started = int(time.time())
         self._document = document()
-        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts)
+        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage)
 
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]

@@ -17,7 +17,7 @@ from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
 from gateway.core.lanes import lane_name
 from gateway.engine_metrics import GOAL, EngineMetrics
-from gateway.generation import RequestRecord
+from gateway.request_record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_TENANTS = 100
@@ -77,6 +77,10 @@ class Metrics:
         self._requests.labels(lane, record.finish, record.error_code).inc()
         self._count_tokens(record, lane)
         self._count_decision(record)
+
+    def register(self, collector: Collector) -> None:
+        """What else /metrics tells: collected at every scrape."""
+        self._registry.register(collector)
 
     def render(self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_mode: str) -> bytes:
         """The text of /metrics.

@@ -13,7 +13,7 @@ from engine.core.types import Lane
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Origin
 from gateway.failures import note
-from gateway.generation import RequestRecord
+from gateway.request_record import RequestRecord
 
 log = structlog.get_logger("gateway")
 

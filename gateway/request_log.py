@@ -9,7 +9,7 @@ import structlog
 
 from engine.core.types import Lane
 from gateway.core.lanes import lane_name
-from gateway.generation import RequestRecord
+from gateway.request_record import RequestRecord
 
 LONGEST_NAME = 200
 """Characters."""
@@ -52,6 +52,7 @@ def describe(record: RequestRecord) -> dict[str, Any]:
         "ttft_ms": _ms(record.ttft_seconds),
         "tpot_ms": _ms(record.tpot_seconds),
         "duration_ms": _ms(record.duration_seconds),
+        "device_ms": _ms(record.device_seconds),
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.usage.cached,
         "completion_tokens": record.completion_tokens,

@@ -28,12 +28,12 @@ from gateway.generation import (
     GenerateRequest,
     Generation,
     GenerationChunk,
-    RequestRecord,
     merge,
 )
 from gateway.intake import Intake, Job
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
 from gateway.observers import Arrival, Observer, arriving, tell
+from gateway.request_record import RequestRecord
 from gateway.settings import ServiceSettings
 from gateway.tokenizer import Tokenizer
 
@@ -165,7 +165,8 @@ class Gateway:
     async def _reserved(self, job: Job, record: RequestRecord) -> AsyncIterator[Grant]:
         """Holds a reservation and settles it once, under cancellation too."""
         adapter = record.adapter or self.base_name
-        wanted = ReserveRequest(record.request_id, record.tenant, record.key_id, job.reserve_tokens, adapter)
+        lane, owner = lane_name(job.lane), (record.tenant, record.key_id)
+        wanted = ReserveRequest(record.request_id, *owner, job.reserve_tokens, adapter, lane, record.counts)
         record.reserving = self._clock()
         asking = asyncio.ensure_future(self.limiter.reserve(wanted))
         try:
@@ -248,6 +249,7 @@ class Gateway:
                     chunk = answer.absorb(event)
                     record.note_cached(prompt_index, event.num_cached)
                     record.note_admission(event, self._clock())
+                    record.note_device(index, event.device_seconds)
                     last_token = self._clocked(job.lane, record, chunk, last_token)
                     yield chunk
                     if chunk.finish_reason is not None:

@@ -31,8 +31,8 @@ from opentelemetry.trace import (
 from engine.core.types import Lane
 from gateway.core.lanes import lane_name
 from gateway.core.trace_context import TraceContext
-from gateway.generation import RequestRecord
 from gateway.request_log import clipped
+from gateway.request_record import RequestRecord
 
 EXPORT_SECONDS = 2.0
 """What one export may take, with its retries. Closing waits for those of the spans that are left, four at most."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from importlib.util import find_spec
 from types import ModuleType
@@ -22,3 +23,7 @@ def do_without() -> None:
         module = ModuleType("structlog")
         vars(module)["get_logger"] = lambda *_: _Log()
         sys.modules["structlog"] = module
+    if find_spec("blake3") is None:  # a hash that is the same in this process is all that is asked of it here
+        module = ModuleType("blake3")
+        vars(module)["blake3"] = hashlib.sha256
+        sys.modules["blake3"] = module

@@ -252,7 +252,7 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
         state.adapters[seq.request.adapter].last_used = now
     logprobs = (sample.logprobs,) if sample.logprobs else ()
     reason = finish_reason(seq, state.config.eos_token_ids, state.config.max_model_len)
-    event = TokenEvent(seq.id, (sample.token,), logprobs, reason, seq.num_cached)
+    event = TokenEvent(seq.id, (sample.token,), logprobs, reason, seq.num_cached, device_seconds=seq.device_seconds)
     if reason is None:
         state.outbox.append(event)
     else:

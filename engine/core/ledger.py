@@ -48,7 +48,7 @@ class Charge(NamedTuple):
     """A chunk and its part of a step: weight before, and without what is computed for the second time."""
 
     account: Account
-    lane: Lane
+    seq: Sequence
     tokens: int
     weight: float
     billed: float
@@ -125,7 +125,7 @@ class Ledger:
         self.model.observe(plan.features, seconds)
         if whole:
             self._charge(charges, seconds / whole)
-            batch = sum(charge.weight for charge in charges if charge.lane is not Lane.INTERACTIVE)
+            batch = sum(charge.weight for charge in charges if charge.seq.request.lane is not Lane.INTERACTIVE)
             self._was_shared = 0 < batch < whole
             self._note_share(batch * seconds / whole if wants_batch else seconds, seconds)
 
@@ -196,18 +196,19 @@ class Ledger:
                 new = min(chunk.num_tokens, max(0, chunk.start + chunk.num_tokens - seq.num_paid))
                 account = self.accounts.get(seq.request.lane, seq.request.tenant)
                 billed = weight * new / chunk.num_tokens
-                yield Charge(account, seq.request.lane, chunk.num_tokens, weight, billed)
+                yield Charge(account, seq, chunk.num_tokens, weight, billed)
         for load in plan.loads:
             if load.request_id in sequences:
-                request, weight = sequences[load.request_id].request, model.prices.page * len(load.pages)
-                yield Charge(self.accounts.get(request.lane, request.tenant), request.lane, 0, weight, weight)
+                seq, weight = sequences[load.request_id], model.prices.page * len(load.pages)
+                yield Charge(self.accounts.get(seq.request.lane, seq.request.tenant), seq, 0, weight, weight)
 
     def _charge(self, charges: Iterable[Charge], scale: float) -> None:
         cost, tokens = [0.0, 0.0], [0, 0]
-        for account, lane, count, weight, billed in charges:
+        for account, seq, count, weight, billed in charges:
             account.seconds += weight * scale
             account.served += billed * scale / account.weight
-            self.busy[lane] += weight * scale
+            self.busy[seq.request.lane] += weight * scale
+            seq.device_seconds += weight * scale
             if count:
                 cost[count == 1] += weight * scale
                 tokens[count == 1] += count

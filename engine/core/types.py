@@ -114,7 +114,8 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request on its way: `num_computed` catching up with `tokens`. Mutated by `commit.py` alone."""
+    """A request on its way: `num_computed` catching up with `tokens`. Mutated by `commit.py` alone, and its device time
+    by the ledger."""
 
     request: Request
     tokens: list[int]
@@ -137,6 +138,8 @@ class Sequence:
     """Leading full pages that were copied to the host."""
     due: float = 0.0
     """When its next token should be there, in seconds on the engine's clock."""
+    device_seconds: float = 0.0
+    """Its part of the steps it was in, what was computed twice included."""
 
     @property
     def id(self) -> str:
@@ -295,6 +298,8 @@ class TokenEvent(NamedTuple):
     num_cached: int = 0
     refusal: Refusal | None = None
     """Set when the finish_reason is ERROR."""
+    device_seconds: float = 0.0
+    """What the request has taken of the device so far."""
     wait: float = 0.0
     """With the news of its admission: seconds from its arrival to the step that began it."""
     adapter_wait: float = 0.0

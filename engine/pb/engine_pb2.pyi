@@ -113,7 +113,7 @@ class StepEvents(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("request_id", "token_ids", "logprobs", "finish_reason", "cached_tokens", "error_code", "error", "retry_after_seconds", "wait_seconds", "adapter_wait_seconds")
+    __slots__ = ("request_id", "token_ids", "logprobs", "finish_reason", "cached_tokens", "error_code", "error", "retry_after_seconds", "device_seconds", "wait_seconds", "adapter_wait_seconds")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class TokenEvent(_message.Message):
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -132,9 +133,10 @@ class TokenEvent(_message.Message):
     error_code: str
     error: str
     retry_after_seconds: float
+    device_seconds: float
     wait_seconds: float
     adapter_wait_seconds: float
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., adapter_wait_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ..., device_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., adapter_wait_seconds: _Optional[float] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")

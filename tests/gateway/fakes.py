@@ -7,6 +7,8 @@ import hashlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,22 +25,27 @@ from engine.pb import engine_pb2 as pb
 from gateway.adapters.record import AdapterRecord, conflict
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
+from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits
 from gateway.core.tenants import ADMIN_TENANT, KeyRing, Principal, Tenant, hash_key, key_id
-from gateway.generation import RequestRecord
+from gateway.core.usage import Row, day_of
 from gateway.http_api import create_app
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
 from gateway.metrics import Metrics
 from gateway.observers import Observer
 from gateway.registry.record import Change, Snapshot
+from gateway.request_record import RequestRecord
 from gateway.service import Gateway, ServiceSettings
 from gateway.tokenizer import Tokenizer
+from gateway.usage.admin import UsageAdmin
 
 BASE = "tiny"
 CONTEXT = 256
 SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 EOS = 0
+DEVICE_SECONDS = 0.002
+"""Of each event with tokens."""
 TEMPLATE = (
     "{% if messages[0].role == 'assistant' %}{{ raise_exception('an assistant cannot begin') }}{% endif %}"
     "{% if tools %}<|system|>Call these by <tool_call>: {{ tools | tojson }}<|end|>{% endif %}"
@@ -49,6 +56,14 @@ TEMPLATE = (
 
 ACME = Tenant("acme")
 GLOBEX = Tenant("globex", adapters=("pirate",), limits=Limits(requests_per_minute=3, tokens_per_minute=200))
+BILLING = BillingConfig(
+    device_hour=Decimal("3.60"),
+    prices=(
+        Price(Decimal("0.30"), Decimal("1.10"), cached=Decimal("0.03"), adapter="p*"),
+        Price(Decimal("0.10"), Decimal("0.40"), lane="batch"),
+        Price(Decimal("0.20"), Decimal("0.80")),
+    ),
+)
 KEYS = {"sk-acme": ACME, "sk-globex": GLOBEX, "sk-admin": ADMIN_TENANT}
 
 
@@ -138,8 +153,15 @@ class FakeEngine:
         steps = [tuple(tokens[i : i + self.tokens_per_event]) for i in range(0, len(tokens), self.tokens_per_event)]
         reason = FinishReason.STOP if whole else FinishReason.LENGTH
         events = [
-            TokenEvent(request.id, step, self._logprobs(request, step), reason if last else None, cached)
-            for step, last in zip(steps, [*[False] * (len(steps) - 1), True], strict=True)
+            TokenEvent(
+                request.id,
+                step,
+                self._logprobs(request, step),
+                reason if number == len(steps) else None,
+                cached,
+                device_seconds=number * DEVICE_SECONDS,
+            )
+            for number, step in enumerate(steps, 1)
         ]
         return [admission, *events]
 
@@ -246,6 +268,8 @@ class CountingLimiter(LocalLimiter):
         self.reserved: list[ReserveRequest] = []
         self.ends: dict[str, list[int | None]] = {}
         """By lease: tokens it was settled with, None for a refund; one entry each time."""
+        self.rows: list[Row] = []
+        """What each settlement counted."""
         self.delay = 0.0
         self.reachable = True
 
@@ -260,6 +284,7 @@ class CountingLimiter(LocalLimiter):
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
         await asyncio.sleep(self.delay)
         self.ends[grant.lease].append(actual_tokens)
+        self.rows.append(Row(grant.request.tenant, day_of(grant.day), grant.request.row, grant.request.used()))
         await super().settle(grant, actual_tokens)
 
     async def refund(self, grant: Grant) -> None:
@@ -269,6 +294,16 @@ class CountingLimiter(LocalLimiter):
 
     async def ping(self) -> bool:
         return self.reachable
+
+
+@dataclass
+class FakeBooks:
+    """`UsageBooks` of what a fake limiter was told."""
+
+    limiter: CountingLimiter
+
+    async def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[list[Row], None]:
+        yield [row for row in self.limiter.rows if tenant in ("", row.tenant) and since <= row.day <= until]
 
 
 @dataclass
@@ -296,6 +331,7 @@ class House:
     watcher: Watcher
     metrics: Metrics
     app: Any
+    usage: UsageAdmin
 
     def client(self, key: str | None = "sk-acme") -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -355,5 +391,6 @@ async def build_house(
         settings=settings,
         observers=(*observers, watcher, metrics),
     )
-    app = create_app(gateway, key_ring(), metrics=metrics, **app_options)
-    return House(engine, limiter, adapters, gateway, watcher, metrics, app)
+    usage = UsageAdmin(FakeBooks(limiter), BILLING)
+    app = create_app(gateway, key_ring(), metrics=metrics, usage=usage, **app_options)
+    return House(engine, limiter, adapters, gateway, watcher, metrics, app, usage)

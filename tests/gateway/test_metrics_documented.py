@@ -4,6 +4,7 @@ import json
 import re
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
 from engine.pb import engine_pb2 as pb
 from gateway.core.limits import Scope
 from gateway.metrics import FIRST_TOKEN, TOKEN
+from gateway.usage.metrics import UsageMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}]}
@@ -39,6 +41,7 @@ ROUTERS = ["lora_requests_info", "num_requests_running", "num_requests_waiting",
 async def house(tmp_path) -> House:
     """One in which everything has happened that a metric tells of."""
     house = await build_house(tmp_path)
+    house.metrics.register(UsageMetrics(SimpleNamespace(undelivered_tokens=0, lost_tokens=0)))
     house.engine.picture = pb.EngineStats(
         lanes=[pb.LaneStats(lane=pb.LANE_INTERACTIVE), pb.LaneStats(lane=pb.LANE_BATCH)],
         tenants=[pb.TenantStats(tenant="acme", device_seconds=1.0)],

@@ -12,10 +12,10 @@ from fakes import BASE, House, build_house
 from grpc_house import as_key, ask, keys, until
 
 from engine.core.types import Lane, TokenEvent
-from gateway.generation import RequestRecord
 from gateway.grpc_api import GrpcServer
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.request_log import LONGEST_NAME, RequestLog, describe
+from gateway.request_record import RequestRecord
 
 PROMPT, ANSWER = "a private question", "a private answer"
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": PROMPT}]}
@@ -26,7 +26,7 @@ TRACEPARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
 FIELDS = {
     *("event", "timestamp", "id", "request_id", "trace_id", "route", "tenant", "key", "model"),
     *("adapter", "adapter_version", "lane_asked", "lane"),
-    *("limiter_ms", "queue_ms", "ttft_ms", "tpot_ms", "duration_ms"),
+    *("limiter_ms", "queue_ms", "ttft_ms", "tpot_ms", "duration_ms", "device_ms"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "reserved_tokens", "actual_tokens"),
     *("finish", "status", "error", "refused_by", "shadowed"),
 }

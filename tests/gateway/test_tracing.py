@@ -22,11 +22,11 @@ from engine.core.types import Lane
 from gateway.config_file import ConfigError
 from gateway.config_sections import ObservabilityConfig, TracesConfig
 from gateway.core.trace_context import Origin, TraceContext
-from gateway.generation import RequestRecord
 from gateway.grpc_api import GrpcServer
 from gateway.observability import open_observers
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.request_log import RequestLog
+from gateway.request_record import RequestRecord
 from gateway.tracing import Tracing, collector
 
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "a private question"}]}

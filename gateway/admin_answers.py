@@ -91,6 +91,17 @@ class LimitUse(Struct):
 
 class ScopeUse(LimitScope, kw_only=True):
     limits: list[LimitUse]
+    refused_at: float | None
+    """When a request was last refused, in Unix seconds, if that is still remembered."""
+    refused_by: list[str]
+    """Limits of this scope that it did not fit."""
+
+
+class TenantUse(ScopeUse, kw_only=True):
+    running: int
+    waiting: int
+    reserved_tokens: int
+    """That its live requests may yet use."""
 
 
 class LimitUses(Struct):

@@ -35,11 +35,13 @@ from gateway.config import Config
 from gateway.core.errors import ApiError
 from gateway.grpc_api import GrpcServer
 from gateway.http_api import create_app
+from gateway.latency import LatencyWindow
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.metrics import Metrics
 from gateway.observability import open_observers
+from gateway.operations import Operations
 from gateway.service import Gateway
 from gateway.settings import ServiceSettings
 from gateway.store import open_store
@@ -149,18 +151,30 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
         stack.push_async_callback(gateway.close)
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
+        operations = Operations(engine, LatencyWindow(metrics.collect))
         app = create_app(
             gateway,
             accounts,
             metrics=metrics,
             accounts=accounts,
+            operations=operations,
             max_body_bytes=config.http.max_body_bytes,
             tool_parser=config.model.tool_parser,
             usage=usage,
         )
         http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
         grpc_port = await stack.enter_async_context(
-            _grpc(GrpcServer(gateway, accounts, accounts, host=config.grpc.host, port=config.grpc.port, usage=usage))
+            _grpc(
+                GrpcServer(
+                    gateway,
+                    accounts,
+                    accounts,
+                    operations,
+                    host=config.grpc.host,
+                    port=config.grpc.port,
+                    usage=usage,
+                )
+            )
         )
         yield Running(gateway, engine, supervisor, limiter, http_port, grpc_port)
 

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
-from gateway.core.trace_context import UNKNOWN, Origin
+from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.tokenizer import Detokenizer, Message, StopMatcher, ToolSchema
 
 
@@ -60,7 +60,7 @@ class GenerateRequest:
     """Seconds to the first token it asks for; None: the lane's goal."""
     itl: float | None = None
     """Seconds between tokens it asks for; None: the lane's goal."""
-    origin: Origin = UNKNOWN
+    ingress: Ingress = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

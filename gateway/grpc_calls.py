@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from gateway.core.errors import ApiError, forbidden, internal, invalid_request
 from gateway.core.request_id import request_id_from
 from gateway.core.tenants import Authenticator, Principal
-from gateway.core.trace_context import Origin, trace_context_from
+from gateway.core.trace_context import Ingress, trace_context_from
 from gateway.grpc_errors import status_of
 
 log = structlog.get_logger("grpc")
@@ -52,9 +52,9 @@ class Call:
         scheme, _, token = self._metadata.get("authorization", "").partition(" ")
         return token.strip() if scheme.lower() == "bearer" else None
 
-    def origin(self, method: str) -> Origin:
+    def ingress(self, method: str) -> Ingress:
         """`method`: with its service, as /package.Service/Method."""
-        return Origin(method, trace_context_from(self._metadata.get("traceparent", "")))
+        return Ingress(method, trace_context_from(self._metadata.get("traceparent", "")))
 
     @property
     def time_remaining(self) -> float | None:

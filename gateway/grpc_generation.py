@@ -75,10 +75,10 @@ class GenerationService(pb_grpc.GenerationServicer):
     @asynccontextmanager
     async def _admitted(self, request: pb.GenerateRequest, call: Call, method: str) -> AsyncIterator[Generation]:
         """Initial metadata go out with admission, not before: until then a status can still be the whole answer."""
-        with self._gateway.arriving(call.request_id, call.origin(method)) as arrival:
+        with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
             principal = arrival.identify(self._keys.authenticate(call.token))
             wanted = generate_request(request, call.request_id, call.time_remaining)
-            wanted = replace(wanted, origin=arrival.origin)
+            wanted = replace(wanted, ingress=arrival.ingress)
         async with self._gateway.generate(principal, wanted) as generation:
             await call.open(generation.admitted.headers())
             yield generation

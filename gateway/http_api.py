@@ -19,9 +19,10 @@ from gateway.accounts.registry import AccountRegistry
 from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal
-from gateway.core.trace_context import Origin, trace_context_from
+from gateway.core.trace_context import Ingress, trace_context_from
 from gateway.generation import Chat, GenerateRequest
 from gateway.http_admin import AdminApi
+from gateway.http_console import ConsoleFiles
 from gateway.http_edge import Edge, on_api_error, on_http_exception, read_body, request_id
 from gateway.http_stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
@@ -40,6 +41,7 @@ from gateway.openai_schema import (
 )
 from gateway.openai_tools import ToolCalls, offered_tools
 from gateway.openapi import document
+from gateway.operations import Operations
 from gateway.service import Gateway
 from gateway.tools.dialects import ToolParserName, choose_dialect
 from gateway.usage.admin import UsageAdmin
@@ -54,13 +56,16 @@ def create_app(
     *,
     metrics: Metrics,
     accounts: AccountRegistry | None = None,
+    operations: Operations | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
     tool_parser: ToolParserName = "auto",
     usage: UsageAdmin | None = None,
 ) -> Starlette:
-    """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it."""
-    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, tool_parser, usage)
+    """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, and without
+    `operations` nobody touches lanes and live requests.
+    """
+    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, operations, tool_parser, usage)
     return Starlette(
         routes=api.routes(),
         middleware=[Middleware(Edge)],
@@ -79,6 +84,7 @@ class HttpApi:
         max_body_bytes: int,
         ping_seconds: float,
         accounts: AccountRegistry | None,
+        operations: Operations | None,
         tool_parser: ToolParserName,
         usage: UsageAdmin | None,
     ) -> None:
@@ -90,7 +96,7 @@ class HttpApi:
         self._dialect = choose_dialect(tool_parser, gateway.tokenizer.tool_template)
         self._started = int(time.time())
         self._document = document()
-        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage)
+        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations)
 
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]
@@ -102,6 +108,7 @@ class HttpApi:
             Route("/tokenize", self.tokenize, methods=post),
             Route("/detokenize", self.detokenize, methods=post),
             *self._admin.routes(),
+            *ConsoleFiles().routes(),
             Route("/health", self.health, methods=get),
             Route("/ready", self.ready, methods=get),
             Route("/version", self.version, methods=get),
@@ -113,7 +120,7 @@ class HttpApi:
         with self._arriving(request) as arrival:
             principal = arrival.identify(self._authenticate(request))
             body = await self._parsed(request, ChatRequest)
-            generate = replace(chat_request(body, request_id(request)), origin=arrival.origin)
+            generate = replace(chat_request(body, request_id(request)), ingress=arrival.ingress)
             tools = self._tool_calls(body, generate)
         style = ChatStyle(self._gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools)
         return self._generation(principal, body, generate, style)
@@ -122,7 +129,7 @@ class HttpApi:
         with self._arriving(request) as arrival:
             principal = arrival.identify(self._authenticate(request))
             body = await self._parsed(request, CompletionRequest)
-            generate = replace(completion_request(body, request_id(request)), origin=arrival.origin)
+            generate = replace(completion_request(body, request_id(request)), ingress=arrival.ingress)
         style = CompletionStyle(
             self._gateway.tokenizer,
             token_ids=bool(body.return_token_ids),
@@ -253,4 +260,4 @@ class HttpApi:
 
     def _arriving(self, request: Request) -> AbstractContextManager[Arrival]:
         trace = trace_context_from(request.headers.get("traceparent", ""))
-        return self._gateway.arriving(request_id(request), Origin(request.url.path, trace))
+        return self._gateway.arriving(request_id(request), Ingress(request.url.path, trace))

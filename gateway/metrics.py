@@ -5,7 +5,7 @@ docs/metrics.md lists all of them; a test holds the two together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -59,6 +59,10 @@ class Metrics:
         self._tokens = self._counter("tokens", "Tokens that were charged.", ["tenant", "lane", "direction"])
         self._count_limits()
         self._promises = Promises(goals)
+
+    def collect(self) -> Iterable[Metric]:
+        """What requests lived through, without the engine's state."""
+        return self._registry.collect()
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
         self._itl[lane].observe(seconds)

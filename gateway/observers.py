@@ -11,7 +11,7 @@ import structlog
 
 from engine.core.types import Lane
 from gateway.core.tenants import Principal
-from gateway.core.trace_context import Origin
+from gateway.core.trace_context import Ingress
 from gateway.failures import note
 from gateway.request_record import RequestRecord
 
@@ -31,8 +31,8 @@ class Observer(Protocol):
 class Arrival:
     """One request for generation before `Gateway.generate` takes it over."""
 
-    def __init__(self, request_id: str, origin: Origin, now: float) -> None:
-        self.origin = origin
+    def __init__(self, request_id: str, ingress: Ingress, now: float) -> None:
+        self.ingress = ingress
         self.record = RequestRecord(
             id=uuid.uuid4().hex,
             request_id=request_id,
@@ -42,8 +42,8 @@ class Arrival:
             lane_asked=None,
             lane=None,
             started=now,
-            origin=origin,
-            trace_id=origin.trace_id,
+            ingress=ingress,
+            trace_id=ingress.trace_id,
         )
 
     def identify(self, principal: Principal) -> Principal:
@@ -54,10 +54,10 @@ class Arrival:
 
 @contextmanager
 def arriving(
-    request_id: str, origin: Origin, observers: Sequence[Observer], clock: Callable[[], float]
+    request_id: str, ingress: Ingress, observers: Sequence[Observer], clock: Callable[[], float]
 ) -> Iterator[Arrival]:
     """Tells the observers of a request that its body turns away; one that gets through is told of by `generate`."""
-    arrival = Arrival(request_id, origin, clock())
+    arrival = Arrival(request_id, ingress, clock())
     try:
         yield arrival
     except BaseException as error:

@@ -39,7 +39,7 @@ def describe(record: RequestRecord) -> dict[str, Any]:
         "id": record.id,
         "request_id": record.request_id,
         "trace_id": record.trace_id or None,
-        "route": record.origin.route or None,
+        "route": record.ingress.route or None,
         "tenant": record.tenant or None,
         "key": record.key_id or None,
         "model": clipped(record.model) or None,

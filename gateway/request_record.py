@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.core.types import Lane, TokenEvent
-from gateway.core.trace_context import UNKNOWN, Origin
+from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.core.usage import NOTHING, Counts
 from gateway.generation import Usage
 
@@ -23,7 +23,7 @@ class RequestRecord:
     lane_asked: Lane | None
     lane: Lane | None  # None: turned away before anybody knew
     started: float
-    origin: Origin = UNKNOWN
+    ingress: Ingress = UNKNOWN
     trace_id: str = ""
     """The caller's, or of the trace that begins here."""
     adapter: str | None = None

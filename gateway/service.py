@@ -19,7 +19,7 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import ApiError, Fault, internal, unavailable
 from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal
-from gateway.core.trace_context import Origin
+from gateway.core.trace_context import Ingress
 from gateway.deadlines import Timer, deadline
 from gateway.failures import engine_failures, note, refuse_failed
 from gateway.generation import (
@@ -83,9 +83,9 @@ class Gateway:
         """Requests on their way and settlements not done yet: 0 when nothing runs."""
         return len(self._live) + len(self._background)
 
-    def arriving(self, request_id: str, origin: Origin) -> AbstractContextManager[Arrival]:
+    def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[Arrival]:
         """Around all that comes before `generate`: observers are told of a request that does not get that far."""
-        return arriving(request_id, origin, self._observers, self._clock)
+        return arriving(request_id, ingress, self._observers, self._clock)
 
     @asynccontextmanager
     async def generate(self, principal: Principal, request: GenerateRequest) -> AsyncIterator[Generation]:
@@ -127,8 +127,8 @@ class Gateway:
             lane_asked=request.lane,
             lane=lane,
             started=self._clock(),
-            origin=request.origin,
-            trace_id=request.origin.trace_id,
+            ingress=request.ingress,
+            trace_id=request.ingress.trace_id,
         )
         self._live[record.id] = record
         self._in_lane[lane] += 1
@@ -241,7 +241,7 @@ class Gateway:
         last_token: float | None = None
         now = self._clock()
         record.submitted = record.submitted or now
-        wanted = job.engine_request(record.id, index, now - record.started)
+        wanted = job.engine_request(record, index, now)
         with engine_failures(record):
             async with aclosing(self.engine.generate(wanted)) as events:
                 async for event in events:

@@ -75,7 +75,7 @@ class Tracing:
         offset = self._wall_ns() - round(self._clock() * 1e9)
         span = self._tracer.start_span(
             _name(record),
-            context=_context(record.origin.trace),
+            context=_context(record.ingress.trace),
             kind=SpanKind.SERVER,
             start_time=_ns(record.started, offset),
         )
@@ -126,7 +126,7 @@ def _name(record: RequestRecord) -> str:
 
 
 def _operation(record: RequestRecord) -> str:
-    return OPERATIONS.get(record.origin.route, "generate_content")
+    return OPERATIONS.get(record.ingress.route, "generate_content")
 
 
 def _attributes(record: RequestRecord) -> Iterator[tuple[str, Attribute]]:
@@ -154,7 +154,7 @@ def _attributes(record: RequestRecord) -> Iterator[tuple[str, Attribute]]:
 
 
 def _called(record: RequestRecord) -> dict[str, Attribute | None]:
-    route = record.origin.route
+    route = record.ingress.route
     if "." in route:  # a gRPC service's full name has a package
         return {"rpc.system.name": "grpc", "rpc.method": route.removeprefix("/")}
     return {"http.request.method": "POST", "http.route": route, "http.response.status_code": record.status}

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
+
+Progress = Callable[[str, int, int], None]
+"""What is going on, and how much of how much is done."""
 
 GIB = 2**30
 HOST_LIMIT = 4 * GIB
@@ -24,15 +29,18 @@ PIECE = 64 << 20
 """Bytes provided at a time: whoever touches other pages meanwhile waits for no more."""
 
 
-def count_pages(config: EngineConfig, page_bytes: int, device: torch.device) -> int:
+def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, reserved: int = 0) -> int:
     """Pages of the pool, from `num_pages`, `memory_gb` or what is free now (call it with the weights loaded).
+
+    Args:
+        reserved: bytes of what is free now that others will take.
 
     Raises:
         ValueError: the memory holds fewer than two pages.
     """
     if config.num_pages:
         return config.num_pages
-    budget = int(config.memory_gb * GIB) or _default_budget(device)
+    budget = int(config.memory_gb * GIB) or _default_budget(device, reserved)
     if budget < 2 * page_bytes:
         raise ValueError(f"a page pool of {budget} bytes holds fewer than two pages of {page_bytes}")
     return budget // page_bytes
@@ -43,9 +51,9 @@ def count_host_pages(config: EngineConfig, page_bytes: int) -> int:
     return int(min(config.swap_gb * GIB, HOST_SHARE * free_host_bytes())) // page_bytes
 
 
-def _default_budget(device: torch.device) -> int:
+def _default_budget(device: torch.device, reserved: int) -> int:
     if device.type == "cuda":
-        return int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
+        return int(DEVICE_SHARE * (torch.cuda.mem_get_info(device)[0] - reserved))
     return min(HOST_LIMIT, int(HOST_SHARE * free_host_bytes()))
 
 
@@ -67,6 +75,12 @@ def _control_group_room(root: Path, unlimited: int) -> int:
     if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
         return unlimited
     return max(0, int(limit.read_text()) - int(used.read_text()))
+
+
+def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """On the device, in the order of its work; through pinned memory, so that nobody waits for it."""
+    host = torch.from_numpy(array)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -22,7 +22,7 @@ class TraceContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Ingress:
     """How a request reached us."""
 
     route: str = ""
@@ -36,7 +36,7 @@ class Origin:
         return self.trace.trace_id if self.trace else ""
 
 
-UNKNOWN = Origin()
+UNKNOWN = Ingress()
 
 
 def trace_context_from(traceparent: str) -> TraceContext | None:

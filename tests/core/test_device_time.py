@@ -14,8 +14,9 @@ def taken(house, lane):
     return sum(end.device_seconds for end in ends if ("batch" in end.request_id) == (lane is Lane.BATCH))
 
 
-def test_all_device_time_is_told_to_the_requests_that_took_it():
-    house = House(adapters={"pirate": 4, "poet": 4}, num_pages=120)
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_all_device_time_is_told_to_the_requests_that_took_it(overlaps):
+    house = House(adapters={"pirate": 4, "poet": 4}, overlaps=overlaps, num_pages=120)
     house.learn()
     for number in range(24):
         house.batch(f"batch-{number}", 100, 60, adapter=("pirate", "poet", None)[number % 3])

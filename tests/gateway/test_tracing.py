@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from engine.core.types import Lane
 from gateway.config_file import ConfigError
 from gateway.config_sections import ObservabilityConfig, TracesConfig
-from gateway.core.trace_context import Origin, TraceContext
+from gateway.core.trace_context import Ingress, TraceContext
 from gateway.grpc_api import GrpcServer
 from gateway.observability import open_observers
 from gateway.pb.generation_pb2_grpc import GenerationStub
@@ -32,7 +32,7 @@ from gateway.tracing import Tracing, collector
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "a private question"}]}
 PATH = "/v1/chat/completions"
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-CALLER = Origin(PATH, TraceContext(TRACE_ID, SPAN_ID, sampled=True))
+CALLER = Ingress(PATH, TraceContext(TRACE_ID, SPAN_ID, sampled=True))
 NOW = 1_000_000_000.0
 
 
@@ -71,7 +71,7 @@ def record(**fields) -> RequestRecord:
         "key_id": "k",
         "model": "poet",
         "lane_asked": None,
-        "origin": Origin(PATH),
+        "ingress": Ingress(PATH),
     }
     done = RequestRecord(**{**values, "lane": Lane.BATCH, "started": 90.0, "ended": 99.0, **fields})
     done.end("stop", 200)
@@ -141,7 +141,7 @@ def test_a_fault_of_ours_is_an_error_and_a_callers_is_not(kept, status, code, ex
 
 
 def test_a_callers_trace_goes_on(kept):
-    kept.tracing.finished(served(origin=CALLER, trace_id=TRACE_ID))
+    kept.tracing.finished(served(ingress=CALLER, trace_id=TRACE_ID))
     root = kept.spans["chat poet"]
     assert (f"{root.context.trace_id:032x}", f"{root.parent.span_id:016x}") == (TRACE_ID, SPAN_ID)
 
@@ -150,7 +150,7 @@ def test_a_callers_trace_goes_on(kept):
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_caller_decides_whether_its_trace_is_sampled(ratio, sampled):
     kept = Kept(ratio)
-    kept.tracing.finished(served(origin=Origin(PATH, TraceContext(TRACE_ID, SPAN_ID, sampled))))
+    kept.tracing.finished(served(ingress=Ingress(PATH, TraceContext(TRACE_ID, SPAN_ID, sampled))))
     assert bool(kept.spans) == sampled
 
 

@@ -146,6 +146,8 @@ def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
         logprobs=[_logprobs_to_pb(item) for item in event.logprobs],
         finish_reason=_FINISH[event.finish_reason],
         cached_tokens=event.num_cached,
+        wait_seconds=event.wait,
+        adapter_wait_seconds=event.adapter_wait,
         error_code=event.refusal.code.value if event.refusal else "",
         error=event.refusal.message if event.refusal else "",
         retry_after_seconds=event.refusal.retry_after if event.refusal else None,
@@ -160,6 +162,8 @@ def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
         logprobs=tuple(_logprobs_from_pb(item) for item in message.logprobs),
         finish_reason=_FINISH_BACK[message.finish_reason],
         num_cached=message.cached_tokens,
+        wait=message.wait_seconds,
+        adapter_wait=message.adapter_wait_seconds,
         refusal=_refusal_from_pb(message) if message.error_code else None,
         device_seconds=message.device_seconds,
     )

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from engine.client import EngineUnavailable
 from engine.core.types import ErrorCode, FinishReason, TokenEvent
 from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
-from gateway.generation import GenerateRequest, RequestRecord
+from gateway.generation import GenerateRequest
+from gateway.request_record import RequestRecord
 
 
 def note(record: RequestRecord, error: BaseException) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
-from gateway.core.usage import NOTHING, Counts
+from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.tokenizer import Detokenizer, Message, StopMatcher, ToolSchema
 from gateway.tools.rule import FREE, ToolRule
 
@@ -62,6 +62,7 @@ class GenerateRequest:
     """Seconds to the first token it asks for; None: the lane's goal."""
     itl: float | None = None
     """Seconds between tokens it asks for; None: the lane's goal."""
+    ingress: Ingress = UNKNOWN
 
     @property
     def offering(self) -> Chat | None:
@@ -129,110 +130,6 @@ class Generation:
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
         return self.chunks
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """The story of one request, written while it lives; times in seconds on the gateway's monotonic clock."""
-
-    id: str
-    request_id: str
-    tenant: str
-    key_id: str
-    model: str
-    lane_asked: Lane | None
-    lane: Lane
-    started: float
-    adapter: str | None = None
-    adapter_version: str = ""
-    prompt_tokens: int = 0
-    reserved_tokens: int = 0
-    completion_tokens: int = 0
-    cached: dict[int, int] = field(default_factory=dict)
-    """Tokens of each prompt that were found in the prefix cache."""
-    device: dict[int, float] = field(default_factory=dict)
-    """Seconds of device time that each answer has taken."""
-    submitted: float | None = None
-    """Handed to the engine."""
-    admitted: float | None = None
-    """The engine began to work on it."""
-    first_token: float | None = None
-    last_token: float | None = None
-    ended: float | None = None
-    finish: str = ""
-    """stop, length, cancelled, or error."""
-    status: int = 200
-    """As HTTP would answer; 499 when the caller left."""
-    error_code: str = ""
-    error_metadata: Mapping[str, str] = field(default_factory=dict)
-    shadowed: tuple[tuple[str, str], ...] = ()
-    """Limits in shadow that would have refused it: kind of scope, and name."""
-    refund: bool = False
-    """The engine failed or refused it: the caller pays nothing."""
-
-    @property
-    def usage(self) -> Usage:
-        return Usage(self.prompt_tokens, self.completion_tokens, sum(self.cached.values()))
-
-    @property
-    def used_tokens(self) -> int:
-        """What to charge: nothing before the engine has it, then the prompt and all that was generated."""
-        return 0 if self.submitted is None else self.prompt_tokens + self.completion_tokens
-
-    @property
-    def device_seconds(self) -> float:
-        return sum(self.device.values())
-
-    def counts(self) -> Counts:
-        """What to count of it, so far: the same tokens as are charged, and the same of nothing."""
-        if self.submitted is None or self.refund:
-            return NOTHING
-        used, device_us = self.usage, round(self.device_seconds * 1e6)
-        return Counts(1, used.prompt, used.cached, used.completion, device_us)
-
-    @property
-    def queue_seconds(self) -> float | None:
-        """From the engine having it to the engine working on it."""
-        return _span(self.submitted, self.admitted)
-
-    @property
-    def ttft_seconds(self) -> float | None:
-        return _span(self.started, self.first_token)
-
-    @property
-    def tpot_seconds(self) -> float | None:
-        """Mean time of a token after the first; None for fewer than two."""
-        span = _span(self.first_token, self.last_token)
-        return None if span is None or self.completion_tokens < 2 else span / (self.completion_tokens - 1)
-
-    @property
-    def duration_seconds(self) -> float | None:
-        return _span(self.started, self.ended)
-
-    def note_cached(self, prompt: int, tokens: int) -> None:
-        """What an answer to a prompt found cached. The first answer to run finds least, and leaves it to the others."""
-        self.cached[prompt] = min(tokens, self.cached.get(prompt, tokens))
-
-    def note_device(self, index: int, seconds: float) -> None:
-        """What an answer has taken of the device so far; an event that ends one early does not say."""
-        self.device[index] = max(seconds, self.device.get(index, 0.0))
-
-    def end(self, finish: str, status: int, error_code: str = "") -> None:
-        self.finish, self.status, self.error_code = finish, status, error_code
-
-
-def _span(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else end - start
-
-
-class Observer(Protocol):
-    """Watches requests go by: metrics and the request log."""
-
-    def inter_token(self, lane: Lane, seconds: float) -> None:
-        """Time between two events with tokens of one answer."""
-
-    def finished(self, record: RequestRecord) -> None:
-        """Called exactly once for each request, however it ended."""
 
 
 class Answer:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from importlib.metadata import version
 
 from starlette.applications import Starlette
@@ -19,6 +19,7 @@ from gateway.accounts.registry import AccountRegistry
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal
+from gateway.core.trace_context import Ingress, trace_context_from
 from gateway.generation import GenerateRequest
 from gateway.http_admin import AdminApi
 from gateway.http_console import ConsoleFiles
@@ -26,6 +27,7 @@ from gateway.http_edge import Edge, on_api_error, on_http_exception, read_body, 
 from gateway.http_stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
 from gateway.metrics import CONTENT_TYPE, Metrics
+from gateway.observers import Arrival
 from gateway.openai_convert import chat_messages, chat_request, completion_request
 from gateway.openai_render import ChatStyle, CompletionStyle, Json, Style
 from gateway.openai_schema import (
@@ -40,7 +42,6 @@ from gateway.openai_schema import (
 from gateway.openai_tools import call_reader, offered_tools
 from gateway.openapi import document
 from gateway.operations import Operations
-from gateway.request_log import RequestLog
 from gateway.service import Gateway
 from gateway.usage.admin import UsageAdmin
 
@@ -53,19 +54,16 @@ def create_app(
     keys: Authenticator,
     *,
     metrics: Metrics,
-    request_log: RequestLog | None = None,
     accounts: AccountRegistry | None = None,
     operations: Operations | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
     usage: UsageAdmin | None = None,
 ) -> Starlette:
-    """The ASGI application.
-
-    `request_log` is told of requests that never reach the gateway; without `accounts` nobody administers tenants,
-    without `usage` nobody reads it, and without `operations` nobody touches lanes and live requests.
+    """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, and without
+    `operations` nobody touches lanes and live requests.
     """
-    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts, operations, usage)
+    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, operations, usage)
     return Starlette(
         routes=api.routes(),
         middleware=[Middleware(Edge)],
@@ -81,7 +79,6 @@ class HttpApi:
         gateway: Gateway,
         keys: Authenticator,
         metrics: Metrics,
-        request_log: RequestLog | None,
         max_body_bytes: int,
         ping_seconds: float,
         accounts: AccountRegistry | None,
@@ -91,7 +88,6 @@ class HttpApi:
         self._gateway = gateway
         self._keys = keys
         self._metrics = metrics
-        self._request_log = request_log
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
         self._started = int(time.time())
@@ -117,17 +113,19 @@ class HttpApi:
         ]
 
     async def chat(self, request: Request) -> GenerationResponse:
-        with self._refusals(request):
-            principal, body = await self._read(request, ChatRequest)
-            generate = chat_request(body, request_id(request))
+        with self._arriving(request) as arrival:
+            principal = arrival.identify(self._authenticate(request))
+            body = await self._parsed(request, ChatRequest)
+            generate = replace(chat_request(body, request_id(request)), ingress=arrival.ingress)
             tools = call_reader(generate, self._gateway.intake.dialect)
         style = ChatStyle(self._gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools)
         return self._generation(principal, body, generate, style)
 
     async def completions(self, request: Request) -> GenerationResponse:
-        with self._refusals(request):
-            principal, body = await self._read(request, CompletionRequest)
-            generate = completion_request(body, request_id(request))
+        with self._arriving(request) as arrival:
+            principal = arrival.identify(self._authenticate(request))
+            body = await self._parsed(request, CompletionRequest)
+            generate = replace(completion_request(body, request_id(request)), ingress=arrival.ingress)
         style = CompletionStyle(
             self._gateway.tokenizer,
             token_ids=bool(body.return_token_ids),
@@ -236,19 +234,15 @@ class HttpApi:
 
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Principal, Body]:
         """Who asks, and what. A stranger's body is not even read."""
-        principal = self._authenticate(request)
-        return principal, parse(await read_body(request, self._max_body_bytes), kind)
+        return self._authenticate(request), await self._parsed(request, kind)
+
+    async def _parsed(self, request: Request, kind: type[Body]) -> Body:
+        return parse(await read_body(request, self._max_body_bytes), kind)
 
     def _authenticate(self, request: Request) -> Principal:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         return self._keys.authenticate(token.strip() if scheme.lower() == "bearer" else None)
 
-    @contextmanager
-    def _refusals(self, request: Request) -> Iterator[None]:
-        """Logs requests for generation that never become one."""
-        try:
-            yield
-        except ApiError as error:
-            if self._request_log is not None:
-                self._request_log.refused(request_id(request), request.url.path, error)
-            raise
+    def _arriving(self, request: Request) -> AbstractContextManager[Arrival]:
+        trace = trace_context_from(request.headers.get("traceparent", ""))
+        return self._gateway.arriving(request_id(request), Ingress(request.url.path, trace))

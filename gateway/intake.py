@@ -15,7 +15,8 @@ from gateway.constraints import Constraints
 from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable
 from gateway.core.routing import Catalog, ModelQuery, resolve
 from gateway.core.tenants import Tenant
-from gateway.generation import Chat, GenerateRequest, PromptInput, RequestRecord
+from gateway.generation import Chat, GenerateRequest, PromptInput
+from gateway.request_record import RequestRecord
 from gateway.settings import ServiceSettings
 from gateway.tokenizer import Tokenizer
 from gateway.tools.dialects import Dialect, choose_dialect

@@ -19,6 +19,7 @@ from engine.core.commands import (
     Submit,
 )
 from engine.core.commit_adapters import (
+    adapter_wait,
     add_adapter,
     drop_adapter,
     forget_closed,
@@ -238,7 +239,8 @@ def _admit(state: EngineState, admission: Admission) -> None:
     else:
         seq.num_cached = seq.num_computed
         state.counters.cached_tokens += seq.num_cached
-        state.outbox.append(TokenEvent(seq.id, num_cached=seq.num_cached))
+        waits = (max(0.0, state.now - seq.request.arrival), adapter_wait(state, seq))
+        state.outbox.append(TokenEvent(seq.id, num_cached=seq.num_cached, wait=waits[0], adapter_wait=waits[1]))
 
 
 def _stop_waiting(state: EngineState, seq: Sequence) -> None:

@@ -292,3 +292,7 @@ class TokenEvent(NamedTuple):
     """Set when the finish_reason is ERROR."""
     device_seconds: float = 0.0
     """What the request has taken of the device so far."""
+    wait: float = 0.0
+    """With the news of its admission: seconds from its arrival to the step that began it."""
+    adapter_wait: float = 0.0
+    """And how long its adapter was not even in host memory; 0: it was there."""

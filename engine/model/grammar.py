@@ -141,6 +141,10 @@ class GrammarRoom:
         """One without a grammar is none to forget."""
         self._rows.pop(request_id, None)
 
+    def bind(self, request_ids: Sequence[str]) -> bool:
+        """Some of them follow one."""
+        return not self._rows.keys().isdisjoint(request_ids)
+
     def masks(self, request_ids: Sequence[str]) -> TokenMasks | None:
         """What the next tokens of requests may be; None where all may be anything."""
         places = [place for place, request_id in enumerate(request_ids) if request_id in self._rows]

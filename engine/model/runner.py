@@ -201,7 +201,8 @@ class ModelRunner:
 
     def _compute(self, plan: StepPlan) -> Sample | None:
         batch = self._batch.gather(plan.chunks)
-        return self._steps.launch(batch, self._grammars.masks(batch.sample_ids))
+        bound = self._grammars.bind(batch.sample_ids)
+        return self._steps.launch(batch, self._grammars.masks if bound else None)
 
 
 def _pick_device(name: str) -> torch.device:

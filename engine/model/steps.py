@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,8 @@ from lora_kernels.backend import Backend
 if TYPE_CHECKING:
     from engine.model.graph_plan import GraphPlan
     from engine.model.graphs import StepGraphs
+
+Masks = Callable[[Sequence[str]], TokenMasks | None]
 
 
 class Steps:
@@ -42,17 +45,20 @@ class Steps:
         self._graphs = graphs
 
     @torch.inference_mode()
-    def launch(self, batch: HostBatch, masks: TokenMasks | None = None) -> Sample | None:
+    def launch(self, batch: HostBatch, masks: Masks | None = None) -> Sample | None:
         """Begins a step; on a GPU nobody waits for it. None where no row is sampled from.
 
         Args:
-            masks: what grammars allow; no captured step has a place for them.
+            masks: says what grammars allow the rows that are sampled from, asked while a GPU computes their logits; no
+                captured step has a place for it.
         """
         if self._graphs is not None and masks is None and self._graphs.fits(batch):
             return self._graphs.launch(batch)
         rows = batch.to_device(self._sampler.last_tokens)
         logits = self._decoder.forward(rows, self._arena, self._backend)
-        return self._sampler.start(logits, batch.sample_ids, masks) if batch.sample_ids else None
+        if not batch.sample_ids:
+            return None
+        return self._sampler.start(logits, batch.sample_ids, masks(batch.sample_ids) if masks else None)
 
 
 def plan_graphs(

@@ -54,10 +54,11 @@ def byte_model(tmp_path_factory):
 class House:
     """An engine around the model, in fp32."""
 
-    def __init__(self, model, **core):
+    def __init__(self, model, overlaps=False, **core):
         sizes = {"num_pages": 400, "max_seqs": 16, "token_budget": 64, "block_size": 16} | core
         shared = {name: sizes[name] for name in ("num_pages", "max_seqs", "token_budget", "block_size")}
         self.runner = ModelRunner(EngineConfig(str(model), dtype="float32", device="cpu", threads=1, **shared))
+        self.runner.overlaps = overlaps
         state = EngineState.create(CoreConfig(max_model_len=512, eos_token_ids=(EOS,), **sizes))
         self.engine = Engine(state, self.runner)
         self.tokens, self.logprobs, self.ends = {}, {}, {}
@@ -95,9 +96,10 @@ class House:
         return self.finish().text(name), self.ends[name].finish_reason
 
 
-@pytest.fixture(scope="module")
-def house(byte_model):
-    return House(byte_model)
+@pytest.fixture(scope="module", params=[False, True], ids=["in turn", "ahead"])
+def house(byte_model, request):
+    """Also with steps that are planned while the one before is computed."""
+    return House(byte_model, overlaps=request.param)
 
 
 def test_random_schemas_at_temperature_one(house):

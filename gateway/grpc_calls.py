@@ -79,7 +79,7 @@ class Call:
         """
         if error.grpc_status != "UNAVAILABLE":
             await self.open(
-                {key: value for key, value in error.extra_headers.items() if key.startswith("x-ratelimit-")}
+                {key: value for key, value in error.extra_headers.items() if key.startswith(("x-ratelimit-", "x-lora"))}
             )
         await self._context.abort_with_status(status_of(error, self.request_id))
         raise AssertionError("abort_with_status raises")

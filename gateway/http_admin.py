@@ -153,7 +153,7 @@ class AdminApi:
             try:
                 return await handler(request)
             except ApiError as error:
-                if request.url.path.startswith(ADAPTERS):
+                if request.scope["path"].startswith(ADAPTERS):
                     error.param = NATIVE_FIELDS.get(error.param, error.param)
                 raise
 

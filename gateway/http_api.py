@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 
@@ -16,9 +17,9 @@ from starlette.routing import Route
 
 from engine.client import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
-from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
+from gateway.core.errors import ApiError, forbidden, invalid_request, unsupported_parameter
 from gateway.core.routing import ModelQuery
-from gateway.core.tenants import Authenticator, Principal
+from gateway.core.tenants import Authenticator, Principal, hash_key
 from gateway.generation import Chat, GenerateRequest
 from gateway.http_admin import AdminApi
 from gateway.http_edge import Edge, on_api_error, on_http_exception, read_body, request_id
@@ -56,17 +57,23 @@ def create_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
     tool_parser: ToolParserName = "auto",
+    metrics_keys: Collection[str] | None = (),
 ) -> Starlette:
     """The ASGI application.
 
     `request_log` is told of requests that never reach the gateway; without `accounts` nobody administers tenants.
+    `metrics_keys`: SHA-256 of keys that may read /metrics, beside administrators'; None: everybody may.
     """
-    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts, tool_parser)
-    return Starlette(
+    api = HttpApi(
+        gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts, tool_parser, metrics_keys
+    )
+    app = Starlette(
         routes=api.routes(),
         middleware=[Middleware(Edge)],
         exception_handlers={ApiError: on_api_error, HTTPException: on_http_exception},
     )
+    app.router.redirect_slashes = False  # a redirection would lead to wherever the caller says that we are
+    return app
 
 
 class HttpApi:
@@ -82,10 +89,12 @@ class HttpApi:
         ping_seconds: float,
         accounts: AccountRegistry | None,
         tool_parser: ToolParserName,
+        metrics_keys: Collection[str] | None,
     ) -> None:
         self._gateway = gateway
         self._keys = keys
         self._metrics = metrics
+        self._metrics_keys = metrics_keys
         self._request_log = request_log
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
@@ -171,22 +180,31 @@ class HttpApi:
 
     async def ready(self, request: Request) -> Response:
         """Requests can be served; what they depend on."""
-        engine, mode = self._gateway.engine.ready, self._gateway.limiter.mode
-        redis = await self._gateway.limiter.ping()
-        ready = engine and mode != "closed"
-        state = {"status": "ready" if ready else "not_ready", "engine": engine, "redis": redis, "limiter": mode}
+        engine, limiter = self._gateway.engine.ready, self._gateway.limiter
+        redis = await limiter.ping()
+        ready = engine and limiter.modes != {"closed"}
+        state = {
+            "status": "ready" if ready else "not_ready",
+            "engine": engine,
+            "redis": redis,
+            "limiter": limiter.mode,
+            "limiter_modes": sorted(limiter.modes),
+        }
         return json_response(state, 200 if ready else 503)
 
     async def version(self, request: Request) -> Response:
         return json_response({"version": version("loralane")})
 
     async def metrics(self, request: Request) -> Response:
+        """Tenants and adapters are named here, so that not every tenant may look."""
+        if not (self._may_scrape(request) or self._authenticate(request).is_admin):
+            raise forbidden("this needs an administrator's key, or one of admin.metrics_keys")
         try:
             stats = await self._gateway.engine.stats() if self._gateway.engine.ready else None
         except EngineUnavailable:
             stats = None
         names = self._gateway.adapters.names
-        return Response(self._metrics.render(stats, names, self._gateway.limiter.mode), media_type=CONTENT_TYPE)
+        return Response(self._metrics.render(stats, names, self._gateway.limiter.modes), media_type=CONTENT_TYPE)
 
     async def openapi(self, request: Request) -> Response:
         return json_response(self._document)
@@ -245,9 +263,14 @@ class HttpApi:
         principal = self._authenticate(request)
         return principal, parse(await read_body(request, self._max_body_bytes), kind)
 
+    def _may_scrape(self, request: Request) -> bool:
+        if self._metrics_keys is None:
+            return True
+        shown = hash_key(_token(request) or "")
+        return any(hmac.compare_digest(shown, known) for known in self._metrics_keys)
+
     def _authenticate(self, request: Request) -> Principal:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        return self._keys.authenticate(token.strip() if scheme.lower() == "bearer" else None)
+        return self._keys.authenticate(_token(request))
 
     @contextmanager
     def _refusals(self, request: Request) -> Iterator[None]:
@@ -256,5 +279,11 @@ class HttpApi:
             yield
         except ApiError as error:
             if self._request_log is not None:
-                self._request_log.refused(request_id(request), request.url.path, error)
+                self._request_log.refused(request_id(request), request.scope["path"], error)
             raise
+
+
+def _token(request: Request) -> str | None:
+    """The key a caller shows; None: there is none."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None

@@ -54,6 +54,12 @@ def set_limits(
     shadow: Annotated[
         list[str] | None, typer.Option(help="A limit that only counts; repeatable, or none: all are in force.")
     ] = None,
+    when_redis_is_away: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LIMIT=POLICY", help="degraded, closed or open; repeatable, or none: as the installation."
+        ),
+    ] = None,
     key_id: KeyId = "",
     adapter: Adapter = "",
     as_json: AsJson = False,
@@ -67,7 +73,8 @@ def set_limits(
     }
     names = None if shadow is None else [name.replace("-", "_") for name in shadow if name != NONE]
     with _admin(target, key) as client:
-        entry = client.set(pb.LimitScope(tenant=tenant, key=key_id, adapter=adapter), values, names)
+        scope = pb.LimitScope(tenant=tenant, key=key_id, adapter=adapter)
+        entry = client.set(scope, values, names, _policies(when_redis_is_away))
     if as_json:
         _print_json([entry])
     else:
@@ -124,6 +131,14 @@ def _number(text: str) -> int | None:
         return int(text.replace("_", "").replace(",", ""))
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is no number, and not {NONE!r}") from error
+
+
+def _policies(pairs: list[str] | None) -> dict[str, str] | None:
+    """Limit -> policy; None: nothing was said."""
+    if pairs is None:
+        return None
+    split = [pair.partition("=") for pair in pairs if pair != NONE]
+    return {name.replace("-", "_"): policy for name, _, policy in split}
 
 
 def _print_json(messages: Iterable[Message]) -> None:

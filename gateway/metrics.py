@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -56,7 +56,9 @@ class Metrics:
         self._count_tokens(record, lane)
         self._count_decision(record)
 
-    def render(self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_mode: str) -> bytes:
+    def render(
+        self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_modes: Collection[str]
+    ) -> bytes:
         """The text of /metrics.
 
         Args:
@@ -64,7 +66,7 @@ class Metrics:
             names: adapter version -> every name it goes by.
         """
         snapshot = CollectorRegistry()
-        snapshot.register(EngineMetrics(stats, names, limiter_mode))
+        snapshot.register(EngineMetrics(stats, names, limiter_modes))
         return generate_latest(self._registry) + generate_latest(snapshot)
 
     def _by_lane(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:

@@ -21,7 +21,7 @@ HostPageId = int
 """A page of host memory that holds a copy of one of the device's."""
 
 PrefixKey = bytes
-"""Digest of an adapter and a run of whole pages of tokens from the start of a sequence (see prefix.py)."""
+"""Digest of an adapter, a realm and a run of whole pages of tokens from the start of a sequence (see prefix.py)."""
 
 
 class Lane(IntEnum):
@@ -126,6 +126,8 @@ class Sequence:
     pages: list[PageId] = field(default_factory=list)
     page_keys: list[PrefixKey] = field(default_factory=list)
     """Prefix keys of the leading full pages of `tokens` (see prefix.py), extended as far as somebody asked."""
+    realm: str = ""
+    """Sequences of one realm may share prefixes."""
     num_cached: int = 0
     """Prompt tokens found in the prefix cache when it first ran."""
     num_preemptions: int = 0

@@ -106,9 +106,9 @@ class RedisLimiter:
                 self._deliver_soon()
             raise
         if not decision.admitted:
-            raise refused(request, decision.buckets)
+            raise refused(replace(request, tokens=decision.tokens), decision.buckets)
         self._hold(grant)
-        return replace(grant, buckets=decision.buckets, misses=decision.misses)
+        return replace(grant, buckets=decision.buckets, misses=decision.misses, reserved=decision.tokens)
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
         await self._correct(Correction(grant, 1, actual_tokens))
@@ -183,12 +183,13 @@ class RedisLimiter:
         await self._published.ensure(request.tenant)
         terms = [self._slot_ms, self._receipt_ms]
         args: list[Argument] = [grant.lease, request.tokens, *terms, request.key_id, request.adapter]
+        args.append("" if request.least is None else request.least)
         reply = await self._calls.run(self._reserve_script, self.keys(grant), args)
         if reply[0] == UNPUBLISHED:
             await self._published.publish(request.tenant)
             reply = await self._calls.run(self._reserve_script, self.keys(grant), args)
-        admitted, now, misses, values = reply
-        return Decision(admitted == ADMITTED, decode_buckets(values, int(now)), (), _misses(misses))
+        admitted, now, misses, values, tokens = reply
+        return Decision(admitted == ADMITTED, decode_buckets(values, int(now)), (), _misses(misses), int(tokens))
 
     def keys(self, grant: Grant) -> list[str]:
         """Everything that scripts about one reservation touch."""
@@ -214,6 +215,7 @@ class RedisLimiter:
         self._held.pop(correction.grant.lease, None)
         if not self._calls.allowed():
             self._owed.append(correction)
+            self._tend()
             return
         with suppress(StoreError):
             await self._send_or_owe(correction)
@@ -237,16 +239,21 @@ class RedisLimiter:
 
     def _hold(self, grant: Grant) -> None:
         self._held[grant.lease] = grant
-        if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.create_task(self._keep_renewing(), name="limiter-leases")
+        self._tend()
 
-    async def _keep_renewing(self) -> None:
-        while self._held:
+    def _tend(self) -> None:
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.create_task(self._keep_tending(), name="limiter-leases")
+
+    async def _keep_tending(self) -> None:
+        """Renews what is held and sends what is owed, whether or not anybody asks for anything meanwhile."""
+        while self._held or self._owed:
             await asyncio.sleep(self._slot_ms / 1000 / RENEWALS)
             with suppress(StoreError):
                 for grant in tuple(self._held.values()):
                     if grant.lease in self._held:
                         await self.renew(grant)
+            await self._deliver()
 
 
 def _misses(flags: bytes) -> tuple[tuple[LimitName, ...], ...]:

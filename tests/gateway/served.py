@@ -15,6 +15,8 @@ from typing import Any
 import uvicorn
 from fakes import House, build_house
 
+from gateway.http_guard import guarded
+
 
 @dataclass(frozen=True)
 class Served:
@@ -39,7 +41,7 @@ def served(root: Path, wrap: Callable[[Any], Any] = lambda app: app) -> Iterator
         house = await build_house(root)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         ready.set_result(Served(house, url, asyncio.get_running_loop()))
-        servers.append(uvicorn.Server(uvicorn.Config(wrap(house.app), log_config=None, lifespan="off")))
+        servers.append(uvicorn.Server(guarded(wrap(house.app), lifespan="off")))
         await servers[0].serve(sockets=[listener])
 
     servers: list[uvicorn.Server] = []

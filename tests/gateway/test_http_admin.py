@@ -169,11 +169,12 @@ async def test_health_and_readiness_are_two_things(house):
         assert (await client.get("/health")).json() == {"status": "ok"}
         ready = await client.get("/ready")
         assert ready.status_code == 200
-        assert ready.json() == {"status": "ready", "engine": True, "redis": True, "limiter": "degraded"}
+        limiter = {"limiter": "degraded", "limiter_modes": ["degraded"]}
+        assert ready.json() == {"status": "ready", "engine": True, "redis": True, **limiter}
         house.engine.ready, house.limiter.reachable = False, False
         unready = await client.get("/ready")
         assert (unready.status_code, unready.json()["engine"], unready.json()["redis"]) == (503, False, False)
-        house.engine.ready, house.limiter.mode = True, "closed"
+        house.engine.ready, house.limiter.modes = True, frozenset(("closed",))
         assert (await client.get("/ready")).status_code == 503
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/version")).json()["version"]

@@ -12,7 +12,7 @@ import grpc
 import structlog
 from google.protobuf.message import Message
 
-from gateway.core.errors import ApiError, forbidden, internal, invalid_request
+from gateway.core.errors import ApiError, internal, invalid_request
 from gateway.core.request_id import request_id_from
 from gateway.core.tenants import Authenticator, Principal
 from gateway.grpc_errors import status_of
@@ -106,12 +106,22 @@ async def answer(
     return await call.refuse(refusal)
 
 
+async def serve(
+    context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[Call, Principal], Awaitable[T]]
+) -> T:
+    """As `answer`, for tenants alone."""
+
+    async def admitted(call: Call, principal: Principal) -> T:
+        return await work(call, principal.as_tenant())
+
+    return await answer(context, keys, admitted)
+
+
 async def administer(context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[Call], Awaitable[T]]) -> T:
     """As `answer`, for administrators alone."""
 
     async def admitted(call: Call, principal: Principal) -> T:
-        if not principal.is_admin:
-            raise forbidden()
+        principal.as_admin()
         return await work(call)
 
     return await answer(context, keys, admitted)

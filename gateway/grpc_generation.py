@@ -11,7 +11,7 @@ import grpc
 from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import Authenticator, Principal
 from gateway.generation import Generation
-from gateway.grpc_calls import Call, answer
+from gateway.grpc_calls import Call, serve
 from gateway.grpc_wire import chunk_to_pb, generate_request, model_query, prompt_input, response_to_pb, usage_metadata
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import generation_pb2_grpc as pb_grpc
@@ -29,18 +29,18 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> pb.GenerateResponse:
-        return await answer(context, self._keys, partial(self._generate, request))
+        return await serve(context, self._keys, partial(self._generate, request))
 
     async def GenerateStream(  # noqa: N802
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         # Not an async generator: gRPC would leave a cancelled one to the garbage collector, and the engine running.
-        await answer(context, self._keys, partial(self._stream, request))
+        await serve(context, self._keys, partial(self._stream, request))
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.TokenizeResponse:
-        return await answer(context, self._keys, partial(self._tokenize, request))
+        return await serve(context, self._keys, partial(self._tokenize, request))
 
     async def _generate(self, request: pb.GenerateRequest, call: Call, principal: Principal) -> pb.GenerateResponse:
         async with self._admitted(request, call, principal) as generation:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from engine.client import EngineUnavailable
 from gateway.accounts.admin import AccountAdmin
 from gateway.accounts.registry import AccountRegistry
-from gateway.core.errors import ApiError, Fault, forbidden, invalid_request, unavailable
+from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.core.tenants import Principal
 from gateway.http_accounts import AccountsApi
 from gateway.http_edge import read_body
@@ -148,8 +148,7 @@ class AdminApi:
         """A stranger's body is not even read."""
 
         async def guarded(request: Request) -> Response:
-            if not self._authenticate(request).is_admin:
-                raise forbidden("this needs an administrator's key")
+            self._authenticate(request).as_admin()
             try:
                 return await handler(request)
             except ApiError as error:

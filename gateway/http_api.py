@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from engine.client import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
-from gateway.core.errors import ApiError, forbidden, invalid_request, unsupported_parameter
+from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal, hash_key
 from gateway.generation import Chat, GenerateRequest
@@ -140,12 +140,12 @@ class HttpApi:
         return self._generation(principal, body, generate, style)
 
     async def models(self, request: Request) -> Response:
-        cards = self._gateway.intake.models(self._authenticate(request).tenant)
+        cards = self._gateway.intake.models(self._tenant(request).tenant)
         return json_response({"object": "list", "data": [self._model(card) for card in cards]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        adapter = self._gateway.intake.resolve(self._authenticate(request).tenant, ModelQuery(name))
+        adapter = self._gateway.intake.resolve(self._tenant(request).tenant, ModelQuery(name))
         return json_response(self._model(ModelCard(name, adapter)))
 
     async def tokenize(self, request: Request) -> Response:
@@ -197,8 +197,8 @@ class HttpApi:
 
     async def metrics(self, request: Request) -> Response:
         """Tenants and adapters are named here, so that not every tenant may look."""
-        if not (self._may_scrape(request) or self._authenticate(request).is_admin):
-            raise forbidden("this needs an administrator's key, or one of admin.metrics_keys")
+        if not self._may_scrape(request):
+            self._authenticate(request).as_admin()
         try:
             stats = await self._gateway.engine.stats() if self._gateway.engine.ready else None
         except EngineUnavailable:
@@ -260,7 +260,7 @@ class HttpApi:
 
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Principal, Body]:
         """Who asks, and what. A stranger's body is not even read."""
-        principal = self._authenticate(request)
+        principal = self._tenant(request)
         return principal, parse(await read_body(request, self._max_body_bytes), kind)
 
     def _may_scrape(self, request: Request) -> bool:
@@ -268,6 +268,9 @@ class HttpApi:
             return True
         shown = hash_key(_token(request) or "")
         return any(hmac.compare_digest(shown, known) for known in self._metrics_keys)
+
+    def _tenant(self, request: Request) -> Principal:
+        return self._authenticate(request).as_tenant()
 
     def _authenticate(self, request: Request) -> Principal:
         return self._keys.authenticate(_token(request))

@@ -158,7 +158,7 @@ def invalid_api_key() -> ApiError:
     return ApiError(Fault.INVALID_API_KEY, message, extra_headers={"www-authenticate": "Bearer"})
 
 
-def forbidden(message: str = "this key may not do that") -> ApiError:
+def forbidden(message: str) -> ApiError:
     return ApiError(Fault.FORBIDDEN, message)
 
 

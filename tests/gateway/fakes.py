@@ -48,7 +48,8 @@ TEMPLATE = (
 
 ACME = Tenant("acme")
 GLOBEX = Tenant("globex", adapters=("pirate",), limits=Limits(requests_per_minute=3, tokens_per_minute=200))
-KEYS = {"sk-acme": ACME, "sk-globex": GLOBEX, "sk-admin": ADMIN_TENANT}
+INITECH = Tenant("initech")
+KEYS = {"sk-acme": ACME, "sk-globex": GLOBEX, "sk-initech": INITECH, "sk-admin": ADMIN_TENANT}
 
 
 @cache
@@ -330,9 +331,11 @@ def write_adapter(root: Path, name: str, content: str = "weights") -> Path:
     return folder
 
 
-async def build_house(root: Path, settings: ServiceSettings | None = None, **app_options: Any) -> House:
+async def build_house(
+    root: Path, settings: ServiceSettings | None = None, limiter: Any = None, **app_options: Any
+) -> House:
     """Serves the base and two adapters, pirate (alias captain) and poet, from folders below `root`."""
-    engine, limiter, watcher, metrics = FakeEngine(), CountingLimiter(), Watcher(), Metrics()
+    engine, limiter, watcher, metrics = FakeEngine(), limiter or CountingLimiter(), Watcher(), Metrics()
     await limiter.configure([ACME, GLOBEX])
     adapters = AdapterRegistry(engine, MemoryStore(), LocalSources([root]), reserved=(BASE,))
     await adapters.start()

@@ -52,9 +52,13 @@ def test_adapters_are_permitted_by_pattern(adapter, allowed):
     assert ACME.may_use(adapter) is allowed
 
 
-def test_administrators_may_use_every_adapter_without_limits():
-    assert ADMIN_TENANT.may_use("anything")
-    assert ADMIN_TENANT.limits == Limits()
+def test_administrators_are_no_tenants_and_tenants_no_administrators():
+    admin, tenant = Principal(ADMIN_TENANT, "k1", is_admin=True), Principal(ACME, "k2")
+    assert (admin.as_admin(), tenant.as_tenant()) == (admin, tenant)
+    for wrong in (admin.as_tenant, tenant.as_admin):
+        with pytest.raises(ApiError) as caught:
+            wrong()
+        assert caught.value.fault is Fault.FORBIDDEN
 
 
 @pytest.mark.parametrize(

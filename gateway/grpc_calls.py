@@ -37,6 +37,9 @@ class Call:
     Only `authorization` and `x-request-id` of a caller's metadata are read: who somebody is follows from the key alone.
     """
 
+    write_seconds = 60.0
+    """That a caller may leave a message unread, once the transport has no room for more: then its call ends."""
+
     def __init__(self, context: grpc.aio.ServicerContext) -> None:
         self._context = context
         self._opened = False
@@ -66,7 +69,8 @@ class Call:
     async def send(self, message: Message) -> None:
         """One message of a stream; returns when the transport has room for more."""
         with _caller_present():
-            await self._context.write(message)
+            async with asyncio.timeout(self.write_seconds):
+                await self._context.write(message)
 
     def set_trailing(self, metadata: Mapping[str, str]) -> None:
         self._context.set_trailing_metadata(tuple(metadata.items()))
@@ -138,8 +142,11 @@ def watch_interval(seconds: float) -> float:
 
 @contextmanager
 def _caller_present() -> Iterator[None]:
-    """A write that fails means that the caller has left, which gRPC will tell us by cancelling the task anyway."""
+    """A write that fails means that the caller has left, which gRPC will tell us by cancelling the task anyway.
+
+    One that takes too long means that it reads no more, which nobody will tell us.
+    """
     try:
         yield
-    except grpc.aio.InternalError as error:
+    except (grpc.aio.InternalError, TimeoutError) as error:
         raise asyncio.CancelledError("the caller has left") from error

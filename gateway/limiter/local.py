@@ -84,7 +84,7 @@ class LocalLimiter:
         return self._limits(scope)
 
     async def entries(self, tenant: str) -> Sequence[LimitEntry]:
-        configured = (Scope(tenant), Scope(tenant, key=EACH), Scope(tenant, adapter=EACH))
+        configured = _everybody(tenant)
         live = [scope for scope in self._live if scope.tenant == tenant and scope not in configured]
         return [
             LimitEntry(scope, self._limits(scope), "live" if scope in self._live else "config")
@@ -115,8 +115,8 @@ class LocalLimiter:
 
     def policies(self) -> frozenset[Policy]:
         """Of every limit in force."""
-        entries = [limits for tenant in self._tenants.values() for limits in _configured(tenant).values()]
-        return frozenset().union(*(limits.policies(self.policy) for limits in (*entries, *self._live.values())))
+        scopes = {scope for name in self._tenants for scope in _everybody(name)} | self._live.keys()
+        return frozenset().union(*(self._limits(scope).policies(self.policy) for scope in scopes))
 
     def adopt(self, grant: Grant) -> None:
         """Learns from a grant of the shared limiter which limits are in force."""
@@ -164,6 +164,11 @@ class LocalLimiter:
             self._day = now // DAY
         for scope, names in zip(scopes, decision.misses, strict=True):
             self._refused.update((scope, name) for name in names)
+
+
+def _everybody(tenant: str) -> tuple[Scope, ...]:
+    """What a configuration says the limits of."""
+    return Scope(tenant), Scope(tenant, key=EACH), Scope(tenant, adapter=EACH)
 
 
 def _configured(tenant: Tenant) -> dict[ScopeKind, Limits]:

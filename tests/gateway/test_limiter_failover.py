@@ -204,7 +204,8 @@ async def test_what_an_operator_said_of_a_limit_is_known_from_the_last_grant(ser
 
 async def test_of_several_limits_the_strictest_policy_counts_and_shadows_have_none(server, make):
     limiter = await make("open")
-    await limiter.set_limits(Scope("acme", key="k1"), {"requests_per_minute": 9, "when_redis_is_away": {}})
+    own = {"requests_per_minute": 9, "when_redis_is_away": {"requests_per_minute": "degraded"}}
+    await limiter.set_limits(Scope("acme", key="k1"), own)
     await limiter.set_limits(
         Scope("acme", adapter="pirate"),
         {"concurrent_requests": 1, "when_redis_is_away": {"concurrent_requests": "closed"}},
@@ -213,11 +214,12 @@ async def test_of_several_limits_the_strictest_policy_counts_and_shadows_have_no
     with pytest.raises(ApiError) as caught:
         await limiter.reserve(asking(1))
     assert caught.value.fault is Fault.LIMITER_UNAVAILABLE
-    assert (await limiter.reserve(replace(asking(10**6), adapter="poet"))).mode == "open"
+    assert (await limiter.reserve(replace(asking(10**6), adapter="poet"))).mode == "degraded"
+    assert (await limiter.reserve(replace(asking(10**6), adapter="poet", key_id="k2"))).mode == "open"
     server.start()
     await limiter.set_limits(Scope("acme", adapter="pirate"), {"shadow": ["concurrent_requests"]})
     server.terminate()
-    assert (await limiter.reserve(asking(1))).mode == "open"
+    assert (await limiter.reserve(asking(1))).mode == "degraded"
 
 
 async def test_what_is_owed_is_paid_though_nobody_asks_for_anything(server, make):

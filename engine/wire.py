@@ -6,6 +6,8 @@ from engine.core.types import (
     ErrorCode,
     FinishReason,
     Lane,
+    LaneMode,
+    Origin,
     Refusal,
     Request,
     SamplingParams,
@@ -21,7 +23,12 @@ _FINISH: dict[FinishReason | None, pb.FinishReason] = {
     FinishReason.ABORT: pb.FINISH_REASON_ABORT,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
 }
-_LANE = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
+LANES = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
+LANE_MODES = {
+    LaneMode.OPEN: pb.LANE_MODE_OPEN,
+    LaneMode.PAUSED: pb.LANE_MODE_PAUSED,
+    LaneMode.DRAINING: pb.LANE_MODE_DRAINING,
+}
 _FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
 
 
@@ -74,14 +81,34 @@ def request_to_pb(request: Request) -> pb.Submit:
         prompt=request.prompt,
         params=params_to_pb(request.params),
         adapter=request.adapter or "",
-        lane=_LANE[request.lane],
+        lane=LANES[request.lane],
         priority=request.priority,
         tenant=request.tenant,
         weight=request.weight,
         deadline_seconds=None if request.deadline is None else request.deadline - request.arrival,
         ttft_seconds=request.ttft,
         itl_seconds=request.itl,
+        origin=origin_to_pb(request.origin),
     )
+
+
+def origin_to_pb(origin: Origin) -> pb.Origin:
+    return pb.Origin(
+        id=origin.id,
+        request_id=origin.request_id,
+        key=origin.key,
+        model=origin.model,
+        adapter=origin.adapter,
+        reserved_tokens=origin.reserved_tokens,
+    )
+
+
+def _origin_from_pb(message: pb.Origin) -> Origin:
+    return Origin(message.id, message.request_id, message.key, message.model, message.adapter, message.reserved_tokens)
+
+
+def lane_mode_from_pb(mode: pb.LaneMode) -> LaneMode:
+    return next(known for known, number in LANE_MODES.items() if number == mode)
 
 
 def request_from_pb(message: pb.Submit, arrival: float) -> Request:
@@ -100,6 +127,7 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
         deadline=None if deadline is None else arrival + deadline,
         ttft=_optional(message, "ttft_seconds"),
         itl=_optional(message, "itl_seconds"),
+        origin=_origin_from_pb(message.origin),
     )
 
 
@@ -113,6 +141,7 @@ def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
         error_code=event.refusal.code.value if event.refusal else "",
         error=event.refusal.message if event.refusal else "",
         retry_after_seconds=event.refusal.retry_after if event.refusal else None,
+        device_seconds=event.device_seconds,
     )
 
 
@@ -124,6 +153,7 @@ def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
         finish_reason=_FINISH_BACK[message.finish_reason],
         num_cached=message.cached_tokens,
         refusal=_refusal_from_pb(message) if message.error_code else None,
+        device_seconds=message.device_seconds,
     )
 
 

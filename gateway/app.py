@@ -36,16 +36,21 @@ from gateway.core.errors import ApiError
 from gateway.grpc_api import GrpcServer
 from gateway.http_api import create_app
 from gateway.http_guard import guarded
+from gateway.latency import LatencyWindow
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.metrics import Metrics
+from gateway.operations import Operations
 from gateway.request_log import RequestLog
 from gateway.service import Gateway
 from gateway.settings import ServiceSettings
 from gateway.store import open_store
 from gateway.supervisor import EngineSupervisor
 from gateway.tokenizer import Tokenizer
+from gateway.usage.admin import UsageAdmin
+from gateway.usage.books import RedisUsageBooks
+from gateway.usage.metrics import UsageMetrics
 
 log = structlog.get_logger("app")
 
@@ -116,6 +121,7 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             open_store(launch.data_dir, config.redis.url, cluster=config.redis.cluster)
         )
         limiter = _limiter(config, redis)
+        stack.push_async_callback(limiter.close)
         seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
         registered = account_store(redis, config.redis.key_prefix)
         accounts = await stack.enter_async_context(open_accounts(registered, config.admins(), limiter.know, seeds))
@@ -142,19 +148,34 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             observers=(metrics, request_log) if request_log else (metrics,),
         )
         stack.push_async_callback(gateway.close)
+        usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
+        metrics.register(UsageMetrics(limiter))
+        operations = Operations(engine, LatencyWindow(metrics.collect))
         app = create_app(
             gateway,
             accounts,
             metrics=metrics,
             request_log=request_log,
             accounts=accounts,
+            operations=operations,
             max_body_bytes=config.http.max_body_bytes,
             tool_parser=config.model.tool_parser,
             metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
+            usage=usage,
         )
         http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
         grpc_port = await stack.enter_async_context(
-            _grpc(GrpcServer(gateway, accounts, accounts, host=config.grpc.host, port=config.grpc.port))
+            _grpc(
+                GrpcServer(
+                    gateway,
+                    accounts,
+                    accounts,
+                    operations,
+                    host=config.grpc.host,
+                    port=config.grpc.port,
+                    usage=usage,
+                )
+            )
         )
         yield Running(gateway, engine, supervisor, limiter, http_port, grpc_port)
 
@@ -200,6 +221,7 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
         timeout=config.redis.timeout_ms / 1000,
         lease_seconds=config.limits.lease_seconds,
         prefix=config.redis.key_prefix,
+        retention_days=config.billing.retention_days,
     )
     limits = config.limits
     return FailoverLimiter(shared, LocalLimiter(limits.replicas, policy=limits.when_redis_is_away))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine.client import EngineUnavailable
-from engine.core.types import FinishReason, TokenEvent
+from engine.core.types import ErrorCode, FinishReason, TokenEvent
 from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
 from gateway.generation import RequestRecord
 
@@ -37,7 +37,8 @@ def refuse_failed(event: TokenEvent, record: RequestRecord) -> None:
     """Raises what the engine has to say against a request, with the wait that it knows to be long enough, if any is."""
     if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
         return
-    record.refund = True
+    cancelled = event.refusal is not None and event.refusal.code is ErrorCode.CANCELLED
+    record.refund = not cancelled  # what an administrator cancels was used all the same, as when a caller leaves
     if event.finish_reason is FinishReason.ABORT:
         raise unavailable(Fault.PREEMPTED, "the engine gave the request up, as when its adapter is unloaded")
     if event.refusal is None:

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeVar
 from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
+from gateway.core.usage import NOTHING, Counts
 from gateway.tokenizer import Detokenizer, Message, StopMatcher, ToolSchema
 
 
@@ -142,6 +143,8 @@ class RequestRecord:
     completion_tokens: int = 0
     cached: dict[int, int] = field(default_factory=dict)
     """Tokens of each prompt that were found in the prefix cache."""
+    device: dict[int, float] = field(default_factory=dict)
+    """Seconds of device time that each answer has taken."""
     submitted: float | None = None
     """Handed to the engine."""
     admitted: float | None = None
@@ -170,6 +173,17 @@ class RequestRecord:
         return 0 if self.submitted is None else self.prompt_tokens + self.completion_tokens
 
     @property
+    def device_seconds(self) -> float:
+        return sum(self.device.values())
+
+    def counts(self) -> Counts:
+        """What to count of it, so far: the same tokens as are charged, and the same of nothing."""
+        if self.submitted is None or self.refund:
+            return NOTHING
+        used, device_us = self.usage, round(self.device_seconds * 1e6)
+        return Counts(1, used.prompt, used.cached, used.completion, device_us)
+
+    @property
     def queue_seconds(self) -> float | None:
         """From the engine having it to the engine working on it."""
         return _span(self.submitted, self.admitted)
@@ -191,6 +205,10 @@ class RequestRecord:
     def note_cached(self, prompt: int, tokens: int) -> None:
         """What an answer to a prompt found cached. The first answer to run finds least, and leaves it to the others."""
         self.cached[prompt] = min(tokens, self.cached.get(prompt, tokens))
+
+    def note_device(self, index: int, seconds: float) -> None:
+        """What an answer has taken of the device so far; an event that ends one early does not say."""
+        self.device[index] = max(seconds, self.device.get(index, 0.0))
 
     def end(self, finish: str, status: int, error_code: str = "") -> None:
         self.finish, self.status, self.error_code = finish, status, error_code

@@ -22,7 +22,8 @@ from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal, hash_key
 from gateway.generation import Chat, GenerateRequest
 from gateway.http_admin import AdminApi
-from gateway.http_edge import Edge, on_api_error, on_http_exception, read_body, request_id
+from gateway.http_console import ConsoleFiles
+from gateway.http_edge import Edge, bearer_token, on_api_error, on_http_exception, read_body, request_id
 from gateway.http_stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
 from gateway.metrics import CONTENT_TYPE, Metrics
@@ -39,9 +40,11 @@ from gateway.openai_schema import (
 )
 from gateway.openai_tools import ToolCalls, offered_tools
 from gateway.openapi import document
+from gateway.operations import Operations
 from gateway.request_log import RequestLog
 from gateway.service import Gateway
 from gateway.tools.dialects import ToolParserName, choose_dialect
+from gateway.usage.admin import UsageAdmin
 
 MAX_BODY_BYTES = 8 * 2**20
 PING_SECONDS = 10.0
@@ -54,18 +57,31 @@ def create_app(
     metrics: Metrics,
     request_log: RequestLog | None = None,
     accounts: AccountRegistry | None = None,
+    operations: Operations | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
     tool_parser: ToolParserName = "auto",
+    usage: UsageAdmin | None = None,
     metrics_keys: Collection[str] | None = (),
 ) -> Starlette:
     """The ASGI application.
 
-    `request_log` is told of requests that never reach the gateway; without `accounts` nobody administers tenants.
-    `metrics_keys`: SHA-256 of keys that may read /metrics, beside administrators'; None: everybody may.
+    `request_log` is told of requests that never reach the gateway; without `accounts` nobody administers tenants,
+    without `usage` nobody reads it, and without `operations` nobody touches lanes and live requests. `metrics_keys`:
+    SHA-256 of keys that may read /metrics, beside administrators'; None: everybody may.
     """
     api = HttpApi(
-        gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts, tool_parser, metrics_keys
+        gateway,
+        keys,
+        metrics,
+        request_log,
+        max_body_bytes,
+        ping_seconds,
+        accounts,
+        operations,
+        tool_parser,
+        usage,
+        metrics_keys,
     )
     app = Starlette(
         routes=api.routes(),
@@ -88,7 +104,9 @@ class HttpApi:
         max_body_bytes: int,
         ping_seconds: float,
         accounts: AccountRegistry | None,
+        operations: Operations | None,
         tool_parser: ToolParserName,
+        usage: UsageAdmin | None,
         metrics_keys: Collection[str] | None,
     ) -> None:
         self._gateway = gateway
@@ -101,7 +119,7 @@ class HttpApi:
         self._dialect = choose_dialect(tool_parser, gateway.tokenizer.tool_template)
         self._started = int(time.time())
         self._document = document()
-        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts)
+        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations)
 
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]
@@ -113,6 +131,7 @@ class HttpApi:
             Route("/tokenize", self.tokenize, methods=post),
             Route("/detokenize", self.detokenize, methods=post),
             *self._admin.routes(),
+            *ConsoleFiles().routes(),
             Route("/health", self.health, methods=get),
             Route("/ready", self.ready, methods=get),
             Route("/version", self.version, methods=get),
@@ -266,14 +285,14 @@ class HttpApi:
     def _may_scrape(self, request: Request) -> bool:
         if self._metrics_keys is None:
             return True
-        shown = hash_key(_token(request) or "")
+        shown = hash_key(bearer_token(request) or "")
         return any(hmac.compare_digest(shown, known) for known in self._metrics_keys)
 
     def _tenant(self, request: Request) -> Principal:
         return self._authenticate(request).as_tenant()
 
     def _authenticate(self, request: Request) -> Principal:
-        return self._keys.authenticate(_token(request))
+        return self._keys.authenticate(bearer_token(request))
 
     @contextmanager
     def _refusals(self, request: Request) -> Iterator[None]:
@@ -284,9 +303,3 @@ class HttpApi:
             if self._request_log is not None:
                 self._request_log.refused(request_id(request), request.scope["path"], error)
             raise
-
-
-def _token(request: Request) -> str | None:
-    """The key a caller shows; None: there is none."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else None

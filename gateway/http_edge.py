@@ -61,6 +61,12 @@ def request_id(request: Request) -> str:
     return str(request.state.request_id)
 
 
+def bearer_token(request: Request) -> str | None:
+    """The key a caller shows; None: there is none."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """Raises ApiError: REQUEST_TOO_LARGE, as soon as that is known."""
     declared = request.headers.get("content-length", "")

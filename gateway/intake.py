@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.client import EngineApi
-from engine.core.types import AdapterId, Lane, Request, SamplingParams
+from engine.core.types import AdapterId, Lane, Origin, Request, SamplingParams
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable
 from gateway.core.routing import Catalog, ModelQuery, resolve
 from gateway.core.tenants import Tenant
-from gateway.generation import Chat, GenerateRequest, PromptInput
+from gateway.generation import Chat, GenerateRequest, PromptInput, RequestRecord
 from gateway.settings import ServiceSettings
 from gateway.tokenizer import Tokenizer
 
@@ -77,16 +77,16 @@ class Job:
         """Ids that an answer's text goes on from; none after a chat, where it begins by itself."""
         return () if isinstance(self.request.inputs[prompt_index], Chat) else self.prompts[prompt_index]
 
-    def engine_request(self, record_id: str, index: int, waited: float) -> Request:
-        """For answer `index`; its id is unique, its clock begins when it is submitted.
+    def engine_request(self, record: RequestRecord, index: int, now: float) -> Request:
+        """For answer `index`; its id is unique, its clock begins when it is submitted, `now` on the record's clock.
 
-        `waited`: seconds since the caller asked, which are gone from its deadline. In the interactive lane goals say
-        all there is to say; a deadline orders batch work.
+        What has passed since the caller asked is gone from its deadline. In the interactive lane goals say all there is
+        to say; a deadline orders batch work.
         """
         prompt_index, number = divmod(index, self.request.n)
         deadline = self.request.deadline
         return Request(
-            id=f"{record_id}-{index}",
+            id=f"{record.id}-{index}",
             prompt=self.prompts[prompt_index],
             params=replace(self.params[prompt_index], seed=(self.seed + number) % 2**SEED_BITS),
             adapter=self.version,
@@ -94,10 +94,15 @@ class Job:
             priority=self.request.priority,
             tenant=self.tenant.name,
             weight=self.tenant.weight,
-            deadline=None if deadline is None or self.lane is not Lane.BATCH else deadline - waited,
+            deadline=None if deadline is None or self.lane is not Lane.BATCH else deadline - (now - record.started),
             ttft=self.request.ttft,
             itl=self.request.itl,
+            origin=self._origin(record),
         )
+
+    def _origin(self, record: RequestRecord) -> Origin:
+        adapter, part = record.adapter or "", record.reserved_tokens // self.num_answers
+        return Origin(record.id, record.request_id, record.key_id, record.model, adapter, part)
 
 
 class Intake:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
@@ -38,6 +40,10 @@ class Metrics:
             "limiter_shadow_refusals", "Admitted, though a limit in shadow said no.", ["scope", "limit"]
         )
 
+    def collect(self) -> Iterable[Metric]:
+        """What requests lived through, without the engine's state."""
+        return self._registry.collect()
+
     def inter_token(self, lane: Lane, seconds: float) -> None:
         self._itl.labels(lane_name(lane)).observe(seconds)
 
@@ -55,6 +61,10 @@ class Metrics:
         self._requests.labels(lane, record.finish, record.error_code).inc()
         self._count_tokens(record, lane)
         self._count_decision(record)
+
+    def register(self, collector: Collector) -> None:
+        """What else /metrics tells: collected at every scrape."""
+        self._registry.register(collector)
 
     def render(
         self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_modes: Collection[str]

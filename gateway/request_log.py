@@ -50,6 +50,7 @@ def describe(record: RequestRecord) -> dict[str, Any]:
         "ttft_ms": _ms(record.ttft_seconds),
         "tpot_ms": _ms(record.tpot_seconds),
         "duration_ms": _ms(record.duration_seconds),
+        "device_ms": _ms(record.device_seconds),
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.usage.cached,
         "completion_tokens": record.completion_tokens,

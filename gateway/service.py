@@ -173,7 +173,8 @@ class Gateway:
         adapter = record.adapter or self.base_name
         tokens = job.reserve_tokens(self._outputs.of(record.tenant, adapter))
         least = None if job.says_output else job.prompt_tokens + job.num_answers
-        return ReserveRequest(record.request_id, record.tenant, record.key_id, tokens, adapter, least)
+        lane, owner = lane_name(record.lane), (record.tenant, record.key_id)
+        return ReserveRequest(record.request_id, *owner, tokens, adapter, lane, record.counts, least)
 
     async def _settle(self, grant: Grant, record: RequestRecord) -> None:
         try:
@@ -240,13 +241,14 @@ class Gateway:
         last_token: float | None = None
         now = self._clock()
         record.submitted = record.submitted or now
-        wanted = job.engine_request(record.id, index, now - record.started)
+        wanted = job.engine_request(record, index, now)
         with engine_failures(record):
             async with aclosing(self.engine.generate(wanted)) as events:
                 async for event in events:
                     refuse_failed(event, record)
                     chunk = answer.absorb(event)
                     record.note_cached(prompt_index, event.num_cached)
+                    record.note_device(index, event.device_seconds)
                     last_token = self._clocked(record, chunk, last_token)
                     yield chunk
                     if chunk.finish_reason is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from engine.core.adapters import Adapter, HostCopy
 from engine.core.admission import misfit, unpinnable
 from engine.core.commands import AdapterFetched, AddAdapter, FetchAnswer, FetchCancelled, FetchFailed
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, AdapterLoad, Sequence, StepPlan
+from engine.core.types import AdapterId, AdapterLoad, StepPlan
 
 LONGEST_BACKOFF = 64
 """Times the first one: a minute."""

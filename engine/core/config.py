@@ -56,6 +56,15 @@ class LaneGoals:
             raise ValueError(f"attainment must be between 0 and 1, not {self.attainment}")
 
 
+STRICTEST_GOAL = 0.25
+"""Of the lane's goals: what a request may ask for at most, so that it cannot take the machine for itself."""
+
+
+def goal_of(asked: float | None, promised: float) -> float:
+    """Seconds: what a request asks for, as far as its lane lets it."""
+    return promised if asked is None else max(asked, promised * STRICTEST_GOAL)
+
+
 INTERACTIVE_GOALS = LaneGoals(ttft_s=0.5, itl_s=0.1)
 """MLPerf's conversational limits for 8B models (0.5 s, 30 to 100 ms): what people take for instant."""
 BATCH_GOALS = LaneGoals(ttft_s=3600.0, itl_s=60.0, attainment=0.0)

@@ -14,6 +14,7 @@ from engine.core.policy import Policy
 from engine.core.prefix import page_keys
 from engine.core.room import Room
 from engine.core.saves import Saves
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step_budget import StepBudget
 from engine.core.types import (
@@ -26,7 +27,6 @@ from engine.core.types import (
     PageId,
     PrefixKey,
     ScheduledChunk,
-    Sequence,
     StepPlan,
 )
 
@@ -76,10 +76,10 @@ class Draft:
 
     def advance(self, seq: Sequence) -> None:
         """Gives a running sequence its next chunk; if it cannot have the pages it must have, it is preempted itself."""
-        if seq.id in self._clearing.preempted:
+        if seq.waits_for_token or seq.id in self._clearing.preempted:
             return
         start = seq.num_computed
-        count = self._budget.grant(seq, start, len(seq.tokens) - start)
+        count = self._budget.grant(seq, start, seq.num_tokens - start)
         if not count:
             return
         missing = self._config.pages_for(start + count) - len(seq.pages)
@@ -148,7 +148,7 @@ class Draft:
         )
 
     def _schedule(self, seq: Sequence, start: int, num_tokens: int, new_pages: tuple[PageId, ...]) -> None:
-        samples = start + num_tokens == len(seq.tokens)
+        samples = start + num_tokens == len(seq.tokens) + seq.num_pending
         self._chunks[seq.id] = ScheduledChunk(seq.id, start, num_tokens, new_pages, samples)
 
     def _pass_over(self) -> bool:

@@ -6,7 +6,7 @@ about tensors, sockets or clocks, so a plan can cross a process boundary as it i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
@@ -31,6 +31,16 @@ class Lane(IntEnum):
     BATCH = 1
 
 
+class LaneMode(Enum):
+    """What an operator lets a lane do."""
+
+    OPEN = "open"
+    PAUSED = "paused"
+    """Nothing of it starts; what runs goes on, what comes waits."""
+    DRAINING = "draining"
+    """Takes nothing new; what it has taken goes on to its end."""
+
+
 class ErrorCode(Enum):
     """Why a request was refused; the names are those of the public error table."""
 
@@ -40,6 +50,8 @@ class ErrorCode(Enum):
     LANE_QUEUE_FULL = "lane_queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"
+    CANCELLED = "preempted"
+    """By an administrator."""
 
 
 class Cause(Enum):
@@ -89,6 +101,24 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request comes from, in words of its gateway: for operators who look. It decides nothing."""
+
+    id: str = ""
+    """Of the caller's request, which may have several answers; unique."""
+    request_id: str = ""
+    """The caller's own."""
+    key: str = ""
+    """A key's short id."""
+    model: str = ""
+    """As the caller named it."""
+    adapter: str = ""
+    """By name; empty for the base model."""
+    reserved_tokens: int = 0
+    """This answer's part of what was reserved."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One generation, as the gateway submits it."""
 
@@ -110,48 +140,7 @@ class Request:
     """Seconds to the first token it asks for; None: the lane's goal."""
     itl: float | None = None
     """Seconds between tokens it asks for; None: the lane's goal."""
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A request on its way: `num_computed` catching up with `tokens`. Mutated by `commit.py` alone."""
-
-    request: Request
-    tokens: list[int]
-    """Prompt and everything generated so far."""
-    lane: Lane = Lane.INTERACTIVE
-    """The request's lane, or the only one where a policy knows no lanes."""
-    num_computed: int = 0
-    """Leading tokens whose K and V are in `pages`."""
-    pages: list[PageId] = field(default_factory=list)
-    page_keys: list[PrefixKey] = field(default_factory=list)
-    """Prefix keys of the leading full pages of `tokens` (see prefix.py), extended as far as somebody asked."""
-    realm: str = ""
-    """Sequences of one realm may share prefixes."""
-    num_cached: int = 0
-    """Prompt tokens found in the prefix cache when it first ran."""
-    num_preemptions: int = 0
-    num_lost: int = 0
-    """Tokens that were computed when it was last preempted."""
-    num_paid: int = 0
-    """Most tokens that were ever computed when it was preempted: its tenant does not pay for them again."""
-    num_saved: int = 0
-    """Leading full pages that were copied to the host."""
-    due: float = 0.0
-    """When its next token should be there, in seconds on the engine's clock."""
-
-    @property
-    def id(self) -> str:
-        return self.request.id
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
-
-    @property
-    def num_remaining(self) -> int:
-        """Known tokens not computed yet: 1 while decoding."""
-        return len(self.tokens) - self.num_computed
+    origin: Origin = Origin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +274,8 @@ class StepResult:
     sampled: tuple[SampledToken, ...] = ()
     load_seconds: tuple[float, ...] = ()
     """What the copy of each of the plan's `loads` took."""
+    seconds: float | None = None
+    """Of the device; None where it computed while everybody waited, so that a clock tells."""
 
 
 class TokenEvent(NamedTuple):
@@ -297,3 +288,5 @@ class TokenEvent(NamedTuple):
     num_cached: int = 0
     refusal: Refusal | None = None
     """Set when the finish_reason is ERROR."""
+    device_seconds: float = 0.0
+    """What the request has taken of the device so far."""

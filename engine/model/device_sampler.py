@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
+from engine.model.memory import upload
 from engine.model.sampler import GREEDY_BELOW, TokenCounts, bias_of, has_filters, has_penalties, stops_of
 from lora_kernels.sampling_words import DRAWN, FILTERED, GREEDY, SlotWords, pack_edits
 from lora_kernels.triton_logprobs import logprobs
@@ -206,9 +207,7 @@ class DeviceSampler:
         return seen
 
     def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:
-        """Through pinned memory, so that nobody waits for it."""
-        host = torch.from_numpy(array)
-        return host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
+        return upload(array, self.device)
 
     def _download(self, tensor: Tensor) -> Tensor:
         """Begins a copy into pinned memory."""

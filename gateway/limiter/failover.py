@@ -32,6 +32,8 @@ class FailoverLimiter:
         self._shared = shared
         self._local = local
         self._reported: Mode = "redis"
+        self._alone: set[str] = set()
+        """Leases that Redis does not know."""
 
     @property
     def mode(self) -> Mode:
@@ -52,12 +54,16 @@ class FailoverLimiter:
         return grant
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
+        if grant.lease in self._alone:
+            self._alone.remove(grant.lease)
+            self._shared.count(grant)
         if grant.source == "redis":
             await self._shared.settle(grant, actual_tokens)
         else:
             await self._local.settle(grant, actual_tokens)
 
     async def refund(self, grant: Grant) -> None:
+        self._alone.discard(grant.lease)
         if grant.source == "redis":
             await self._shared.refund(grant)
         else:
@@ -121,6 +127,16 @@ class FailoverLimiter:
             await self._shared.forget_use(scope)
         await self._local.forget_use(scope)
 
+    @property
+    def undelivered_tokens(self) -> int:
+        """Used by requests that were admitted without Redis, and not counted in it yet."""
+        return self._shared.undelivered_tokens
+
+    @property
+    def lost_tokens(self) -> int:
+        """Used, and never to be counted."""
+        return self._shared.lost_tokens
+
     async def outstanding(self) -> int:
         """Raises StoreError: leases in Redis cannot be counted while it is away."""
         return await self._shared.outstanding() + await self._local.outstanding()
@@ -140,10 +156,12 @@ class FailoverLimiter:
         try:
             if mode == "closed":
                 raise unavailable(Fault.LIMITER_UNAVAILABLE, "rate limits cannot be checked right now")
-            return replace(await self._local.reserve(request), mode=mode)
+            grant = replace(await self._local.reserve(request), mode=mode)
         except ApiError as error:
             error.extra_headers = {**error.extra_headers, MODE_HEADER: mode}
             raise
+        self._alone.add(grant.lease)
+        return grant
 
     def _report(self, reason: str) -> None:
         """Logs changes of mode, not every request made in one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,9 +11,9 @@ from typing import Any
 
 from gateway.core.budget import DAY, Bucket, Charge, Decision, reserve, settle
 from gateway.core.errors import ApiError, Fault, unavailable
-from gateway.core.limits import EACH, LIMIT_NAMES, Limits, Policy, Scope, ScopeKind
+from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Policy, Scope, ScopeKind
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import Grant, LimitEntry, Mode, ReserveRequest, refused
+from gateway.limiter.base import Grant, LimitEntry, Mode, ReserveRequest, new_lease, refused
 from gateway.limiter.usage import ScopeUsage, usage_of
 
 NOTHING = Charge(None, None, 0, -1)
@@ -44,6 +43,8 @@ class LocalLimiter:
         self._live: dict[Scope, Limits] = {}
         self._buckets: dict[Scope, Bucket] = {}
         self._refused: Counter[tuple[Scope, str]] = Counter()
+        self._last: dict[Scope, tuple[int, tuple[LimitName, ...]]] = {}
+        """Refusals, in microseconds since 1970, with the limits that did not fit."""
         self._day = 0
         """Of what is counted as refused."""
         self._leases: dict[str, dict[Scope, Charge]] = {}
@@ -59,10 +60,10 @@ class LocalLimiter:
         self._count_misses(scopes, decision, now)
         if not decision.admitted:
             raise self._refusal(replace(request, tokens=decision.tokens), decision.buckets)
-        lease = f"{request.request_id}.{secrets.token_hex(6)}"
+        lease = new_lease(request)
         self._buckets.update(zip(scopes, decision.buckets, strict=True))
         self._leases[lease] = dict(zip(scopes, decision.charges, strict=True))
-        return Grant(lease, request, "local", decision.buckets, decision.misses, decision.tokens)
+        return Grant(lease, request, "local", decision.buckets, decision.misses, now // DAY, decision.tokens)
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
         self._correct(grant, 1, actual_tokens)
@@ -79,6 +80,7 @@ class LocalLimiter:
     async def drop(self, tenant: str) -> None:
         self._live = {scope: limits for scope, limits in self._live.items() if scope.tenant != tenant}
         self._buckets = {scope: bucket for scope, bucket in self._buckets.items() if scope.tenant != tenant}
+        self._last = {scope: last for scope, last in self._last.items() if scope.tenant != tenant}
 
     async def limits(self, scope: Scope) -> Limits:
         return self._limits(scope)
@@ -100,18 +102,21 @@ class LocalLimiter:
 
     async def forget_use(self, scope: Scope) -> None:
         bucket = self._bucket(scope)
+        self._last.pop(scope, None)
         self._buckets[scope] = replace(Bucket.empty(bucket.limits), at=self._clock(), running=bucket.running)
         for charges in self._leases.values():
             if scope in charges:
                 charges[scope] = NOTHING
 
     async def usage(self, tenant: str) -> Sequence[ScopeUsage]:
-        now, known = self._clock(), {entry.scope for entry in await self.entries(tenant)} | self._buckets.keys()
+        now, known = self._clock(), {entry.scope for entry in await self.entries(tenant)}
+        known |= self._buckets.keys() | self._last.keys()
         scopes = [scope for scope in known if scope.tenant == tenant and scope.member != EACH]
-        return [
-            usage_of(scope, self._bucket(scope).drained(now), [self._refused[scope, name] for name in LIMIT_NAMES])
-            for scope in sorted(scopes, key=attrgetter("order"))
-        ]
+        return [self._usage(scope, now) for scope in sorted(scopes, key=attrgetter("order"))]
+
+    def _usage(self, scope: Scope, now: int) -> ScopeUsage:
+        refused = [self._refused[scope, name] for name in LIMIT_NAMES]
+        return usage_of(scope, self._bucket(scope).drained(now), refused, self._last.get(scope))
 
     def policies(self) -> frozenset[Policy]:
         """Of every limit in force."""
@@ -161,9 +166,12 @@ class LocalLimiter:
     def _count_misses(self, scopes: Sequence[Scope], decision: Decision, now: int) -> None:
         if now // DAY != self._day:
             self._refused.clear()
+            self._last.clear()
             self._day = now // DAY
         for scope, names in zip(scopes, decision.misses, strict=True):
             self._refused.update((scope, name) for name in names)
+            if names and not decision.admitted:
+                self._last[scope] = now, names
 
 
 def _everybody(tenant: str) -> tuple[Scope, ...]:

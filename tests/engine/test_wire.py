@@ -62,7 +62,7 @@ def refused(refusal):
 @pytest.mark.parametrize(
     "event",
     [
-        TokenEvent("r", num_cached=3),
+        TokenEvent("r", num_cached=3, device_seconds=0.25),
         TokenEvent("r", (4, 5), (TokenLogprobs(-1.0, ((4, -1.0),)), TokenLogprobs(-2.0)), FinishReason.LENGTH, 3),
         *[refused(Refusal(code, "because", 1.5)) for code in ErrorCode],
         refused(Refusal(ErrorCode.QUEUE_TIMEOUT, "never", None)),

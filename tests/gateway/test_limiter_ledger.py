@@ -81,7 +81,7 @@ class Ledger:
         return sum(scope in one.charges and one.expiry > now // 1000 for one in (*self.held, *self.lost, *self.gone))
 
     async def reserve(self, key: str, adapter: str, tokens: int, least: int | None = None) -> None:
-        request = ReserveRequest("r", "t", key, tokens, adapter, least)
+        request = ReserveRequest("r", "t", key, tokens, adapter, least=least)
         grant = Grant(f"lease-{next(numbers)}", request, "redis")
         decision = await self.limiter.ask(grant)
         now = decision.buckets[0].at

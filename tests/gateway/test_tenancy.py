@@ -13,6 +13,7 @@ import grpc
 import httpx
 import pytest
 from fakes import BASE, KEYS, House, MemoryStore, build_house, key_ring
+from google.protobuf import descriptor_pool
 from grpc_house import as_key, refused
 
 from gateway.accounts.registry import AccountRegistry
@@ -20,7 +21,6 @@ from gateway.core.tenants import hash_key
 from gateway.grpc_api import SERVICES, GrpcServer
 from gateway.openapi_operation import Operation
 from gateway.openapi_operations import OPERATIONS
-from gateway.pb import adapters_pb2, generation_pb2, limits_pb2, tenants_pb2
 from gateway.pb import generation_pb2 as pb
 from gateway.pb.generation_pb2_grpc import GenerationStub
 
@@ -28,7 +28,6 @@ FORBIDDEN, UNKNOWN = "poet", "bard"
 """Another tenant's adapter, and none at all. Of one length."""
 OTHERS = (FORBIDDEN, "acme", "initech", "sk-acme")
 """What a tenant must never be told of, being globex."""
-FILES = (generation_pb2, adapters_pb2, limits_pb2, tenants_pb2)
 VARYING = {"x-request-id", "date"}
 
 
@@ -225,8 +224,7 @@ class Method:
 
 def methods(admin: bool) -> list[Method]:
     """Of all services but health and reflection."""
-    services = [service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()]
-    assert {service.full_name for service in services} == set(SERVICES)
+    services = [descriptor_pool.Default().FindServiceByName(name) for name in SERVICES]
     return [
         Method(
             f"/{service.full_name}/{method.name}",
@@ -245,7 +243,7 @@ async def grpc_channel(root: Path) -> AsyncIterator[tuple[House, grpc.aio.Channe
     accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
     house = await build_house(root)
     await house.adapters.allow("poet", ["acme"])
-    server = GrpcServer(house.gateway, key_ring(), accounts, grace_seconds=0.0)
+    server = GrpcServer(house.gateway, key_ring(), accounts, house.operations, grace_seconds=0.0, usage=house.usage)
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield house, channel
 

@@ -1,0 +1,68 @@
+"""Computes a step: a captured one where it fits, else kernel by kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.config import EngineConfig
+from engine.model.arena import Arena, PageShape
+from engine.model.batch import HostBatch
+from engine.model.decoder import Decoder
+from engine.model.sampling import Sample, SlotSampler
+from engine.model.spec import ModelSpec
+from lora_kernels.backend import Backend
+
+if TYPE_CHECKING:
+    from engine.model.graph_plan import GraphPlan
+    from engine.model.graphs import StepGraphs
+
+
+class Steps:
+    """From gathered rows to tokens.
+
+    Args:
+        graphs: None: every step is launched kernel by kernel.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        arena: Arena,
+        backend: Backend,
+        sampler: SlotSampler,
+        graphs: StepGraphs | None = None,
+    ) -> None:
+        self._decoder = decoder
+        self._arena = arena
+        self._backend = backend
+        self._sampler = sampler
+        self._graphs = graphs
+
+    @torch.inference_mode()
+    def launch(self, batch: HostBatch) -> Sample | None:
+        """Begins a step; on a GPU nobody waits for it. None where no row is sampled from."""
+        if self._graphs is not None and self._graphs.fits(batch):
+            return self._graphs.launch(batch)
+        rows = batch.to_device(self._sampler.last_tokens)
+        logits = self._decoder.forward(rows, self._arena, self._backend)
+        return self._sampler.start(logits, batch.sample_ids) if batch.sample_ids else None
+
+
+def plan_graphs(
+    config: EngineConfig,
+    spec: ModelSpec,
+    shape: PageShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    backend: Backend,
+    max_model_len: int,
+) -> GraphPlan | None:
+    """None where every step is launched kernel by kernel: on a CPU, or because the configuration says so."""
+    if not config.graphs or device.type != "cuda":
+        return None
+    # Imported here: a machine without CUDA may have no triton.
+    from engine.model.graph_plan import make_plan
+
+    return make_plan(config, spec, shape, dtype, backend, max_model_len)

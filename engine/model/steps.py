@@ -10,6 +10,7 @@ from engine.config import EngineConfig
 from engine.model.arena import Arena, PageShape
 from engine.model.batch import HostBatch
 from engine.model.decoder import Decoder
+from engine.model.masks import TokenMasks
 from engine.model.sampling import Sample, SlotSampler
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import Backend
@@ -41,13 +42,17 @@ class Steps:
         self._graphs = graphs
 
     @torch.inference_mode()
-    def launch(self, batch: HostBatch) -> Sample | None:
-        """Begins a step; on a GPU nobody waits for it. None where no row is sampled from."""
-        if self._graphs is not None and self._graphs.fits(batch):
+    def launch(self, batch: HostBatch, masks: TokenMasks | None = None) -> Sample | None:
+        """Begins a step; on a GPU nobody waits for it. None where no row is sampled from.
+
+        Args:
+            masks: what grammars allow; no captured step has a place for them.
+        """
+        if self._graphs is not None and masks is None and self._graphs.fits(batch):
             return self._graphs.launch(batch)
         rows = batch.to_device(self._sampler.last_tokens)
         logits = self._decoder.forward(rows, self._arena, self._backend)
-        return self._sampler.start(logits, batch.sample_ids) if batch.sample_ids else None
+        return self._sampler.start(logits, batch.sample_ids, masks) if batch.sample_ids else None
 
 
 def plan_graphs(

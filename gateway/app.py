@@ -35,6 +35,7 @@ from gateway.config import Config
 from gateway.core.errors import ApiError
 from gateway.grpc_api import GrpcServer
 from gateway.http_api import create_app
+from gateway.http_guard import guarded
 from gateway.latency import LatencyWindow
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
@@ -159,6 +160,7 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             accounts=accounts,
             operations=operations,
             max_body_bytes=config.http.max_body_bytes,
+            metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
             usage=usage,
         )
         http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
@@ -222,7 +224,8 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
         prefix=config.redis.key_prefix,
         retention_days=config.billing.retention_days,
     )
-    return FailoverLimiter(shared, LocalLimiter(config.limits.replicas), config.limits.when_redis_is_away)
+    limits = config.limits
+    return FailoverLimiter(shared, LocalLimiter(limits.replicas, policy=limits.when_redis_is_away))
 
 
 async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor, console: Console) -> None:
@@ -275,7 +278,7 @@ async def _grpc(server: GrpcServer) -> AsyncIterator[int]:
 async def _http(app: ASGIApp, host: str, port: int) -> AsyncIterator[int]:
     """uvicorn on a socket of ours, so that a port in use is our error and port 0 is known at once. Yields the port."""
     listener = _bind(host, port)
-    server = _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=10))
+    server = _Server(guarded(app, timeout_graceful_shutdown=10))
     task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
         yield listener.getsockname()[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -76,7 +76,9 @@ TENANT_GAUGES = {
 class EngineMetrics(Collector):
     """One picture of an engine, collected once."""
 
-    def __init__(self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_mode: str) -> None:
+    def __init__(
+        self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_modes: Collection[str]
+    ) -> None:
         """
         Args:
             stats: None while there is no engine.
@@ -84,13 +86,13 @@ class EngineMetrics(Collector):
         """
         self._stats = stats
         self._names = names
-        self._limiter_mode = limiter_mode
+        self._limiter_modes = limiter_modes
 
     def collect(self) -> Iterable[Metric]:
         yield _gauge("loralane_engine_up", "1 while the engine answers.", float(self._stats is not None))
-        mode = GaugeMetricFamily("loralane_limiter_mode", "1 for the mode in force.", labels=["mode"])
+        mode = GaugeMetricFamily("loralane_limiter_mode", "1 for the modes of limits in force.", labels=["mode"])
         for name in MODES:
-            mode.add_metric([name], float(name == self._limiter_mode))
+            mode.add_metric([name], float(name in self._limiter_modes))
         yield mode
         if self._stats is not None:
             yield from _lane_metrics(self._stats)

@@ -5,7 +5,7 @@ docs/metrics.md lists all of them; a test holds the two together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -86,7 +86,9 @@ class Metrics:
         """What else /metrics tells: collected at every scrape."""
         self._registry.register(collector)
 
-    def render(self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_mode: str) -> bytes:
+    def render(
+        self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_modes: Collection[str]
+    ) -> bytes:
         """The text of /metrics.
 
         Args:
@@ -95,7 +97,7 @@ class Metrics:
         """
         snapshot = CollectorRegistry()
         snapshot.register(self._promises)
-        snapshot.register(EngineMetrics(stats, names, limiter_mode))
+        snapshot.register(EngineMetrics(stats, names, limiter_modes))
         return generate_latest(self._registry) + generate_latest(snapshot)
 
     def _by_lane(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:

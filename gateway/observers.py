@@ -47,9 +47,9 @@ class Arrival:
         )
 
     def identify(self, principal: Principal) -> Principal:
-        """Whoever is turned away from here on has a name."""
+        """Whoever is turned away from here on has a name. Raises ApiError: FORBIDDEN, an administrator."""
         self.record.tenant, self.record.key_id = principal.tenant.name, principal.key_id
-        return principal
+        return principal.as_tenant()
 
 
 @contextmanager

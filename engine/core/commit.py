@@ -148,7 +148,8 @@ def _submit(state: EngineState, request: Request) -> None:
     if refusal is not None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         return
-    seq = Sequence(request, list(request.prompt))
+    realm = "" if state.config.share_prefixes else request.tenant
+    seq = Sequence(request, list(request.prompt), realm=realm)
     seq.lane = state.waiting.order.lane(seq)
     refusal = turn_away(state, seq) or _make_place(state, seq)
     if refusal is not None:

@@ -101,9 +101,9 @@ class RedisLimiter:
                 self._owed.deliver_soon()
             raise
         if not decision.admitted:
-            raise refused(request, decision.buckets)
+            raise refused(replace(request, tokens=decision.tokens), decision.buckets)
         day = decision.buckets[0].at // DAY
-        grant = replace(grant, buckets=decision.buckets, misses=decision.misses, day=day)
+        grant = replace(grant, buckets=decision.buckets, misses=decision.misses, day=day, reserved=decision.tokens)
         self._hold(grant)
         return grant
 
@@ -190,12 +190,13 @@ class RedisLimiter:
         await self._published.ensure(request.tenant)
         terms = [self._slot_ms, self._receipt_ms]
         args: list[Argument] = [grant.lease, request.tokens, *terms, request.key_id, request.adapter]
+        args.append("" if request.least is None else request.least)
         reply = await self._calls.run(self._reserve_script, self.keys(grant), args)
         if reply[0] == UNPUBLISHED:
             await self._published.publish(request.tenant)
             reply = await self._calls.run(self._reserve_script, self.keys(grant), args)
-        admitted, now, misses, values = reply
-        return Decision(admitted == ADMITTED, decode_buckets(values, int(now)), (), _misses(misses))
+        admitted, now, misses, values, tokens = reply
+        return Decision(admitted == ADMITTED, decode_buckets(values, int(now)), (), _misses(misses), int(tokens))
 
     def keys(self, grant: Grant) -> list[str]:
         """Everything that scripts about one reservation touch."""

@@ -25,6 +25,7 @@ from engine.core.commit_adapters import add_adapter, pin_adapter
 from engine.core.config import CoreConfig
 from engine.core.grammars import Stage
 from engine.core.plan import plan_step
+from engine.core.prefix import root_key
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from tests.core.memory import (
     ADAPTERS,
@@ -297,6 +298,23 @@ def test_prefix_hits_are_reported_and_keyed_by_adapter():
     assert next(e for e in again if e.tokens).num_cached == 16
     assert next(e for e in other if e.tokens).num_cached == 0
     assert tokens_of(again, "again") == expected_tokens(request("again", prompt), len(tokens_of(again, "again")))
+
+
+@pytest.mark.parametrize(("shared", "cached"), [(False, 0), (True, 16)])
+def test_what_one_tenant_asked_is_not_found_by_another_unless_they_share(shared, cached):
+    config = CoreConfig(
+        num_pages=60, block_size=4, max_seqs=4, max_model_len=64, token_budget=64, share_prefixes=shared
+    )
+    engine = make_engine(config)
+    for tenant, expected in (("acme", 0), ("acme", 16), ("globex", cached), ("", cached), ("acme", 16)):
+        asked = replace(request(f"{tenant} {expected}", list(range(17))), tenant=tenant)
+        events = run_all(engine, [asked], {})
+        assert next(event for event in events if event.tokens).num_cached == expected
+
+
+def test_no_adapter_and_tenant_read_like_others():
+    pairs = [(None, ""), (None, "a"), ("a", ""), ("a", "b"), ("ab", ""), ("", "ab"), ("1:a", "b"), ("a", "1:b")]
+    assert len({root_key(*pair) for pair in pairs}) == len(pairs)
 
 
 def test_long_prompts_are_chunked_beside_decodes():

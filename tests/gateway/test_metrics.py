@@ -23,7 +23,7 @@ def samples(text):
 
 
 async def scrape(house):
-    async with house.client(None) as client:
+    async with house.client("sk-admin") as client:
         response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     found = samples(response.text)
@@ -175,7 +175,7 @@ async def test_the_tenants_served_most_have_a_label_of_their_own(house):
 
 async def test_every_metric_says_what_it_is(house):
     house.engine.picture = PICTURE
-    async with house.client(None) as client:
+    async with house.client("sk-admin") as client:
         text = (await client.get("/metrics")).text
     families = list(text_string_to_metric_families(text))
     assert [family.name for family in families if not family.documentation] == []

@@ -28,7 +28,7 @@ from rich.progress import track
 
 from benchmarks.workload import write_adapters
 from engine.config import EngineConfig
-from engine.core.commands import FetchAnswer
+from engine.core.commands import Answer
 from engine.core.types import (
     AdapterFetch,
     AdapterId,
@@ -110,7 +110,7 @@ class Bench:
 
     def _read_again(self, fetches: Sequence[AdapterFetch]) -> float:
         """Bytes a second at which adapters come from disk, or the page cache, into host memory."""
-        answers: SimpleQueue[FetchAnswer] = SimpleQueue()
+        answers: SimpleQueue[Answer] = SimpleQueue()
         self.runner.connect(answers.put)
         started = time.perf_counter()
         for fetch in fetches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import (
     ErrorCode,
     FinishReason,
@@ -48,6 +49,7 @@ def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs,
+        grammar=pb.Grammar(**{params.grammar.kind.value: params.grammar.text}) if params.grammar else None,
     )
 
 
@@ -67,7 +69,13 @@ def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        grammar=_grammar_from_pb(message.grammar),
     )
+
+
+def _grammar_from_pb(message: pb.Grammar) -> Grammar | None:
+    kind = message.WhichOneof("text")
+    return None if kind is None else Grammar(GrammarKind(kind), getattr(message, kind))
 
 
 def request_to_pb(request: Request) -> pb.Submit:
@@ -138,6 +146,8 @@ def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
         logprobs=[_logprobs_to_pb(item) for item in event.logprobs],
         finish_reason=_FINISH[event.finish_reason],
         cached_tokens=event.num_cached,
+        wait_seconds=event.wait,
+        adapter_wait_seconds=event.adapter_wait,
         error_code=event.refusal.code.value if event.refusal else "",
         error=event.refusal.message if event.refusal else "",
         retry_after_seconds=event.refusal.retry_after if event.refusal else None,
@@ -152,6 +162,8 @@ def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
         logprobs=tuple(_logprobs_from_pb(item) for item in message.logprobs),
         finish_reason=_FINISH_BACK[message.finish_reason],
         num_cached=message.cached_tokens,
+        wait=message.wait_seconds,
+        adapter_wait=message.adapter_wait_seconds,
         refusal=_refusal_from_pb(message) if message.error_code else None,
         device_seconds=message.device_seconds,
     )

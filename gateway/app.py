@@ -40,8 +40,8 @@ from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.metrics import Metrics
+from gateway.observability import open_observers
 from gateway.operations import Operations
-from gateway.request_log import RequestLog
 from gateway.service import Gateway
 from gateway.settings import ServiceSettings
 from gateway.store import open_store
@@ -113,6 +113,7 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
 
     Raises:
         StartError: something that the configuration names is not there or not usable.
+        ConfigError: it asks for what is not installed.
     """
     config = launch.config
     async with AsyncExitStack() as stack:
@@ -136,7 +137,8 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
         tokenizer = await asyncio.to_thread(Tokenizer.load, launch.model_dir)
         await _wait_for_engine(engine, supervisor, console)
         await _preload(adapters, config, console)
-        metrics, request_log = Metrics(), RequestLog() if config.observability.request_log else None
+        metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane})
+        observers = await stack.enter_async_context(open_observers(config.observability))
         gateway = Gateway(
             engine,
             tokenizer,
@@ -144,7 +146,7 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             limiter,
             base_names=(model_name(config),),
             settings=_settings(config),
-            observers=(metrics, request_log) if request_log else (metrics,),
+            observers=(metrics, *observers),
         )
         stack.push_async_callback(gateway.close)
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
@@ -154,11 +156,9 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             gateway,
             accounts,
             metrics=metrics,
-            request_log=request_log,
             accounts=accounts,
             operations=operations,
             max_body_bytes=config.http.max_body_bytes,
-            tool_parser=config.model.tool_parser,
             usage=usage,
         )
         http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
@@ -204,6 +204,7 @@ def _settings(config: Config) -> ServiceSettings:
         request_timeout=config.http.request_timeout_s,
         first_token_timeout=config.http.first_token_timeout_s,
         lane_capacity={lane: config.lanes.of(lane).max_requests for lane in Lane},
+        tool_parser=config.model.tool_parser,
     )
 
 

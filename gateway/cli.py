@@ -111,7 +111,7 @@ def _run(config: Config, data_dir: Path) -> None:
     folder = _prepare(config.model.source, data_dir)
     try:
         asyncio.run(serve_gateway(Launch(config, folder, data_dir), console))
-    except (StartError, StoreStartError) as error:
+    except (ConfigError, StartError, StoreStartError) as error:
         _fail(str(error))
 
 

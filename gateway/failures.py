@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from engine.client import EngineUnavailable
 from engine.core.types import ErrorCode, FinishReason, TokenEvent
-from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
-from gateway.generation import RequestRecord
+from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
+from gateway.generation import GenerateRequest
+from gateway.request_record import RequestRecord
 
 
 def note(record: RequestRecord, error: BaseException) -> None:
@@ -33,7 +34,7 @@ def engine_failures(record: RequestRecord) -> Iterator[None]:
         raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine stopped; try again") from error
 
 
-def refuse_failed(event: TokenEvent, record: RequestRecord) -> None:
+def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateRequest) -> None:
     """Raises what the engine has to say against a request, with the wait that it knows to be long enough, if any is."""
     if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
         return
@@ -43,6 +44,9 @@ def refuse_failed(event: TokenEvent, record: RequestRecord) -> None:
         raise unavailable(Fault.PREEMPTED, "the engine gave the request up, as when its adapter is unloaded")
     if event.refusal is None:
         raise internal(record.request_id)
+    if event.refusal.code is ErrorCode.INVALID_GRAMMAR:
+        field = request.grammar_field
+        raise invalid_request(f"{field} cannot be followed: {event.refusal.message}", field)
     fault = Fault[event.refusal.code.name]
     if fault is Fault.MODEL_NOT_FOUND:
         raise model_not_found(record.model)

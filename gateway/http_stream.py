@@ -49,8 +49,8 @@ class GenerationResponse:
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.gateway.generate(self.principal, self.request) as generation:
             chunks = [chunk async for chunk in generation]
-        admitted = generation.admitted
-        response = json_response(self._envelope(admitted).whole(chunks), headers=admitted.headers())
+            admitted = generation.admitted
+            response = json_response(self._envelope(admitted).whole(chunks), headers=admitted.headers())
         await response(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:

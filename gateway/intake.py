@@ -11,12 +11,15 @@ from engine.client import EngineApi
 from engine.core.types import AdapterId, Lane, Origin, Request, SamplingParams
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
+from gateway.constraints import Constraints
 from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable
 from gateway.core.routing import Catalog, ModelQuery, resolve
 from gateway.core.tenants import Tenant
-from gateway.generation import Chat, GenerateRequest, PromptInput, RequestRecord
+from gateway.generation import Chat, GenerateRequest, PromptInput
+from gateway.request_record import RequestRecord
 from gateway.settings import ServiceSettings
 from gateway.tokenizer import Tokenizer
+from gateway.tools.dialects import Dialect, choose_dialect
 
 SEED_BITS = 64
 
@@ -111,6 +114,12 @@ class Intake:
         self._adapters = adapters
         self._base_names = base_names
         self._settings = settings
+        self._constraints = Constraints(tokenizer.token_id)
+
+    @property
+    def dialect(self) -> Dialect | None:
+        """In which the model writes calls of tools; None: in none that is read here."""
+        return choose_dialect(self._settings.tool_parser, self._tokenizer.tool_template)
 
     def models(self, tenant: Tenant) -> list[ModelCard]:
         """What a tenant may name, the base first, aliases after all adapters."""
@@ -151,6 +160,7 @@ class Intake:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
         adapter = self.resolve(tenant, request.model)
         self._check(request)
+        request = await self._constraints.settle(request, self.dialect)
         prompts = tuple([await self.encode(prompt) for prompt in request.inputs])
         pairs = zip(request.inputs, prompts, strict=True)
         params = tuple(self._fit(request, prompt, len(ids)) for prompt, ids in pairs)

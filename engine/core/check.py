@@ -14,7 +14,15 @@ from engine.core.types import PageId
 
 def violations(state: EngineState) -> list[str]:
     """Everything that must hold and does not; an empty list is a healthy engine."""
-    return [*_pages(state), *_prefix(state), *_host(state), *_sequences(state), *_adapters(state), *_tiers(state)]
+    return [
+        *_pages(state),
+        *_prefix(state),
+        *_host(state),
+        *_sequences(state),
+        *_adapters(state),
+        *_tiers(state),
+        *_grammars(state),
+    ]
 
 
 def leftovers(state: EngineState) -> list[str]:
@@ -29,6 +37,7 @@ def leftovers(state: EngineState) -> list[str]:
         "users of adapters": len(used),
         "fetches": len(wanted),
         "missing adapters": len(state.tiers.missing),
+        "grammars": len(state.grammars),
     }
     return [f"{count} {what} left" for what, count in found.items() if count]
 
@@ -149,3 +158,12 @@ def _tiers(state: EngineState) -> Iterator[str]:
         yield "an adapter is in host memory, or not wanted there, and still being fetched"
     if set(tiers.closing) != {a.id for a in adapters if a.closing}:
         yield "adapters on their way out are not those that were dropped"
+
+
+def _grammars(state: EngineState) -> Iterator[str]:
+    needed = Counter(grammar for seq in state.sequences.values() if (grammar := seq.request.params.grammar))
+    if needed != state.grammars.live():
+        yield "grammars are counted that no sequence needs, or the other way round"
+    for seq in state.running.values():
+        if state.grammars.blocks(seq.request.params.grammar):
+            yield f"sequence {seq.id} runs before its grammar is ready"

@@ -14,9 +14,12 @@ from engine.core.commands import (
     FetchAnswer,
     FetchCancelled,
     FetchFailed,
+    GrammarFailed,
+    GrammarReady,
     Submit,
 )
 from engine.core.commit_adapters import (
+    adapter_wait,
     add_adapter,
     drop_adapter,
     forget_closed,
@@ -27,12 +30,15 @@ from engine.core.commit_adapters import (
     use_adapter,
 )
 from engine.core.config import goal_of
+from engine.core.endings import finish_reason
+from engine.core.grammars import Grammar
 from engine.core.prefix import page_keys
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import (
     AdapterId,
     Admission,
+    ErrorCode,
     FinishReason,
     Lane,
     PageId,
@@ -65,6 +71,10 @@ def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
                 drop_adapter(state, adapter)
             case AdapterFetched() | FetchFailed() | FetchCancelled():
                 _answer(state, command)
+            case GrammarReady(grammar):
+                state.grammars.take_answer(grammar)
+            case GrammarFailed(grammar, reason):
+                _give_up(state, grammar, reason)
 
 
 def abort_users(state: EngineState, adapter: AdapterId) -> int:
@@ -95,6 +105,9 @@ def commit(state: EngineState, plan: StepPlan) -> None:
         state.prefix.drop(page)
         state.pool.reclaim([page])
     move_adapters(state, plan)
+    state.grammars.forgotten.clear()
+    for grammar in plan.prepared:
+        state.grammars.begin(grammar)
     for admission in plan.admitted:
         _admit(state, admission)
     state.counters.pages_restored += len(plan.restores)
@@ -119,6 +132,10 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
         seq = step.sequences[sample.request_id]
         if state.sequences.get(seq.id) is seq:  # it has not ended since the step was planned
             _append(state, seq, sample, now)
+    for request_id, reason in result.failed:
+        seq = step.sequences[request_id]
+        if state.sequences.get(seq.id) is seq:
+            finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))
     forget_closed(state)
     state.ledger.adapt(state.config.interactive.attainment)
     events = list(state.outbox)
@@ -145,6 +162,7 @@ def _submit(state: EngineState, request: Request) -> None:
     ledger.longest_output = max(ledger.longest_output, request.params.max_tokens)
     state.waiting.add(seq)
     use_adapter(state, seq, live=1)
+    state.grammars.use(request.params.grammar)
     state.counters.prompt_tokens += len(request.prompt)
 
 
@@ -165,6 +183,13 @@ def _answer(state: EngineState, answer: FetchAnswer) -> None:
     for seq in take_answer(state, answer):
         refusal = fetch_failed(state.adapters[answer.adapter], state.now)
         finish_early(state, seq, refusal)
+
+
+def _give_up(state: EngineState, grammar: Grammar, reason: str) -> None:
+    """A grammar will never be ready: nobody runs with it, and whoever waits for it is told why."""
+    if state.grammars.take_answer(grammar):
+        for seq in [seq for seq in state.waiting if seq.request.params.grammar == grammar]:
+            finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))
 
 
 def _note_saves(state: EngineState, plan: StepPlan) -> None:
@@ -214,7 +239,8 @@ def _admit(state: EngineState, admission: Admission) -> None:
     else:
         seq.num_cached = seq.num_computed
         state.counters.cached_tokens += seq.num_cached
-        state.outbox.append(TokenEvent(seq.id, num_cached=seq.num_cached))
+        waits = (max(0.0, state.now - seq.request.arrival), adapter_wait(state, seq))
+        state.outbox.append(TokenEvent(seq.id, num_cached=seq.num_cached, wait=waits[0], adapter_wait=waits[1]))
 
 
 def _stop_waiting(state: EngineState, seq: Sequence) -> None:
@@ -266,17 +292,6 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
         _finish(state, seq, event)
 
 
-def finish_reason(seq: Sequence, eos_token_ids: tuple[int, ...], max_model_len: int) -> FinishReason | None:
-    """Whether the newest token ends the sequence."""
-    params, token = seq.request.params, seq.tokens[-1]
-    stops = token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos)
-    if stops and seq.num_generated >= params.min_tokens:
-        return FinishReason.STOP
-    if seq.num_generated >= params.max_tokens or len(seq.tokens) >= max_model_len:
-        return FinishReason.LENGTH
-    return None
-
-
 def _finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
     """The one way out: frees everything, tells the executor with the next plan and the client with the next events."""
     if seq.id in state.running:
@@ -287,4 +302,5 @@ def _finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
     state.host.demote(seq.page_keys[: seq.num_saved])
     del state.sequences[seq.id]
     use_adapter(state, seq, live=-1)
+    state.grammars.leave(seq.request.params.grammar)
     state.outbox.append(event)

@@ -25,4 +25,5 @@ def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
                 break
     for lane in starting:
         draft.fetch_ahead(lane, policy.order_fetches(state, lane, now))
+        draft.prepare_ahead(lane, policy.order_fetches(state, lane, now))
     return draft.finish()

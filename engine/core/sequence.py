@@ -58,5 +58,8 @@ class Sequence:
 
     @property
     def waits_for_token(self) -> bool:
-        """Nothing can be planned for it before its pending token is known, with which it ends: it may have no more."""
-        return self.num_pending > 0 and self.num_generated + self.num_pending >= self.request.params.max_tokens
+        """Nothing can be planned for it before its pending token is known: it ends with that one, as it may have no
+        more, or the token says what its grammar allows next."""
+        params = self.request.params
+        is_last = self.num_generated + self.num_pending >= params.max_tokens
+        return self.num_pending > 0 and (is_last or params.grammar is not None)

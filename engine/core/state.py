@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from engine.core.adapter_tiers import AdapterTiers
 from engine.core.adapters import Adapter
 from engine.core.config import CoreConfig
+from engine.core.grammars import Grammars
 from engine.core.host_tier import HostTier
 from engine.core.ledger import Ledger
 from engine.core.pages import PagePool
@@ -55,6 +56,7 @@ class EngineState:
     adapters: dict[AdapterId, Adapter] = field(default_factory=dict)
     tiers: AdapterTiers = field(default_factory=AdapterTiers)
     """What they hold, and in which order they give it up."""
+    grammars: Grammars = field(default_factory=Grammars)
     sequences: dict[str, Sequence] = field(default_factory=dict)
     """Every live request, waiting or running."""
     running: dict[str, Sequence] = field(default_factory=dict)
@@ -107,4 +109,5 @@ class EngineState:
         """Something would be lost by not stepping again."""
         expected = any(not step.plan.is_empty for step in self.under_way)
         live = self.running or any(map(self.may_start, Lane))
-        return bool(expected or live or self.released or self.outbox or self.tiers.closing)
+        news = self.released or self.outbox or self.tiers.closing or self.grammars.forgotten
+        return bool(expected or live or news)

@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+from engine.core.grammars import Grammar
 from engine.core.step_time import NOTHING, StepFeatures
 
 AdapterId = str
 """Content hash of an adapter's configuration and weights: its identity everywhere below the gateway."""
-
 PageId = int
-
 HostPageId = int
 """A page of host memory that holds a copy of one of the device's."""
-
 PrefixKey = bytes
 """Digest of an adapter and a run of whole pages of tokens from the start of a sequence (see prefix.py)."""
 
@@ -52,6 +50,7 @@ class ErrorCode(Enum):
     ADAPTER_UNAVAILABLE = "adapter_unavailable"
     CANCELLED = "preempted"
     """By an administrator."""
+    INVALID_GRAMMAR = "invalid_grammar"
 
 
 class Cause(Enum):
@@ -98,6 +97,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """Number of alternatives to report a token; None computes no logprobs."""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +158,8 @@ class Admission:
 
 
 class ScheduledChunk(NamedTuple):
-    """Compute `num_tokens` tokens of a sequence, beginning at position `start`.
-
-    A named tuple because a step has hundreds: making one costs a quarter of what a frozen dataclass does.
-    """
+    """Compute `num_tokens` tokens of a sequence, beginning at position `start`. A named tuple because a step has
+    hundreds: making one costs a quarter of what a frozen dataclass does."""
 
     request_id: str
     start: int
@@ -203,11 +201,11 @@ class PageCopy(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Everything one step does, in the order an executor must do it: save, release, evict, load, drop and fetch,
-    restore, admit, compute.
+    prepare grammars, restore, admit, compute.
 
     The plan already fits: committing it cannot fail. Page ids freed by `released` or `evicted` may be reused by
     `loads`, `restores`, `admitted` and `chunks` of the same plan; what `saves` copies is still there when it begins.
-    Fetches are only begun: they go on beside this step and those after it.
+    Fetches, and preparations of grammars, are only begun: they go on beside this step and those after it.
     """
 
     now: float = 0.0
@@ -238,6 +236,8 @@ class StepPlan:
     fetches: tuple[AdapterFetch, ...] = ()
     cancelled_fetches: tuple[AdapterId, ...] = ()
     """Begun by an earlier plan, and wanted by nobody any more. Answered as if they were not cancelled."""
+    prepared: tuple[Grammar, ...] = ()
+    forgotten: tuple[Grammar, ...] = ()
     restores: tuple[PageCopy, ...] = ()
     admitted: tuple[Admission, ...] = ()
     chunks: tuple[ScheduledChunk, ...] = ()
@@ -249,7 +249,7 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         moves = self.evicted or self.loads or self.saves or self.host_dropped or self.fetches or self.cancelled_fetches
-        return not (self.released or self.chunks or moves)
+        return not (self.released or self.chunks or moves or self.prepared or self.forgotten)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +269,11 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a plan. `sampled` has one entry for every chunk with `samples`."""
+    """What came of a plan. Every chunk with `samples` has an entry in `sampled`, or in `failed`: its request, and why
+    its grammar cannot be followed any further."""
 
     sampled: tuple[SampledToken, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
     load_seconds: tuple[float, ...] = ()
     """What the copy of each of the plan's `loads` took."""
     seconds: float | None = None
@@ -290,3 +292,7 @@ class TokenEvent(NamedTuple):
     """Set when the finish_reason is ERROR."""
     device_seconds: float = 0.0
     """What the request has taken of the device so far."""
+    wait: float = 0.0
+    """With the news of its admission: seconds from its arrival to the step that began it."""
+    adapter_wait: float = 0.0
+    """And how long its adapter was not even in host memory; 0: it was there."""

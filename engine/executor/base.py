@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.core.commands import FetchAnswer
+from engine.core.commands import Answer
 from engine.core.types import AdapterId, StepPlan, StepResult
 
-Report = Callable[[FetchAnswer], None]
-"""Takes answers to fetches, from any thread."""
+Report = Callable[[Answer], None]
+"""Takes answers to fetches and about grammars, from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,13 @@ class Executor(Protocol):
         """A plan may be submitted while the one before it is carried out; else only once its result is collected."""
 
     def connect(self, report: Report) -> None:
-        """Where answers to fetches go, exactly one for each. Called once, before everything else."""
+        """Where answers go: exactly one for each fetch, and one for each grammar that is not forgotten before. Called
+        once, before everything else."""
 
     def submit(self, plan: StepPlan) -> None:
-        """Begins to carry out a plan: saves, releases, evicts, loads, begins fetches, restores, admits and computes, in
-        this order and behind the plan before it, which it does not wait for. A chunk may begin with a token that only
-        that one knows. Here as in `collect`, an exception is a bug and ends the engine."""
+        """Begins to carry out a plan: saves, releases, evicts, loads, begins fetches and preparations, restores, admits
+        and computes, in this order and behind the plan before it, which it does not wait for. A chunk may begin with a
+        token that only that one knows. Here as in `collect`, an exception is a bug and ends the engine."""
 
     def collect(self) -> StepResult:
         """What came of the oldest plan that was submitted and not collected. Waits for it."""

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
-from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled
+from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, GrammarReady
 from engine.core.types import AdapterFetch, AdapterId, Admission, PageId, SampledToken, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.executor.cost import CostModel, LiveSequence, StepWork, measure
@@ -62,6 +62,7 @@ class FakeExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         self.fetch(plan)
+        self.prepare(plan)
         self._submitted.append(plan)
 
     def collect(self) -> StepResult:
@@ -83,6 +84,11 @@ class FakeExecutor:
         """Answers the plan's fetches at once."""
         for fetch in plan.fetches:
             self.report(AdapterFetched(fetch.adapter, 0.0))
+
+    def prepare(self, plan: StepPlan) -> None:
+        """Every grammar is ready at once, and followed by nobody: tokens are digests."""
+        for grammar in plan.prepared:
+            self.report(GrammarReady(grammar))
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
         digest = blake2b(Path(path).name.encode(), digest_size=16).hexdigest()
@@ -205,6 +211,8 @@ class TimedExecutor:
             live[admission.request_id] = LiveSequence(admission.params.seed, adapter, rank)
         for fetch in plan.fetches:
             self._disk.begin(fetch)
+        for grammar in plan.prepared:
+            self._report(GrammarReady(grammar))
         work = measure(plan, live)
         seconds = self._cost.seconds(work) * math.exp(self._gauss(0.0, self._sigma))
         self._observe(plan, work, seconds)
@@ -219,7 +227,7 @@ class TimedExecutor:
             ]
         )
         copies = [self._cost.seconds(StepWork(pages_copied=len(load.pages))) for load in plan.loads]
-        result = StepResult(sampled, tuple(copies), seconds if self.overlaps else None)
+        result = StepResult(sampled, load_seconds=tuple(copies), seconds=seconds if self.overlaps else None)
         self._submitted.append((plan, result))
 
     def collect(self) -> StepResult:

@@ -17,6 +17,8 @@ from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState
 from engine.model.decoder import build_decoder
 from engine.model.fetcher import Fetcher, start_threads
+from engine.model.grammar import GrammarRoom
+from engine.model.grammar_compiler import Compiler
 from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
 from engine.model.lora import TARGETS, target_widths
@@ -96,6 +98,12 @@ class ModelRunner:
         self._loaders = start_threads(config.fetch_threads, "load")
         self._packer = Packer(targets, shape.elements, self.dtype, pins=self.device.type == "cuda", fp8=fp8)
         self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
+        self._grammars = GrammarRoom(
+            Compiler(folder, self.vocab_size, self.eos_token_ids),
+            self.vocab_size,
+            self.eos_token_ids,
+            lambda answer: self._report(answer),
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -118,6 +126,7 @@ class ModelRunner:
         for load in plan.loads:
             self._load(load)
         self._fetch(plan)
+        self._grammars.prepare(plan.forgotten, plan.prepared)
         self._host_pages.restore(self._arena.pages, plan.restores)
         for admission in plan.admitted:
             self._admit(admission)
@@ -129,12 +138,14 @@ class ModelRunner:
         """See `Executor.collect`."""
         step = self._submitted.popleft()
         sampled = step.sampled()
-        for token in sampled:
-            if token.request_id not in step.released:
-                self._batch.append(token.request_id, token.token)
+        kept = [token for token in sampled if token.request_id not in step.released]
+        for token in kept:
+            self._batch.append(token.request_id, token.token)
+        failed = self._grammars.advance(kept)
         seconds = self._clock.seconds(step.begun, step.ended)
         return StepResult(
-            sampled=tuple(sampled),
+            sampled=tuple(token for token in sampled if token.request_id not in failed),
+            failed=tuple(failed.items()),
             load_seconds=self._arena.copies.finish(),
             seconds=seconds if self.overlaps else None,
         )
@@ -175,6 +186,7 @@ class ModelRunner:
     def _release(self, request_id: str) -> None:
         if self._batch.release(request_id):
             self._sampler.remove(request_id)
+            self._grammars.remove(request_id)
         for step in self._submitted:
             step.released.add(request_id)
 
@@ -183,12 +195,14 @@ class ModelRunner:
         self._arena.load_adapter(load.adapter, adapter.layout, adapter.blob, load.pages)
 
     def _admit(self, admission: Admission) -> None:
-        name = admission.request_id
-        self._sampler.add(name, admission.params, admission.tokens, admission.num_prompt)
+        name, known = admission.request_id, (admission.tokens, admission.num_prompt)
+        self._sampler.add(name, self._grammars.add(name, admission.params, *known), *known)
         self._batch.admit(admission, self._arena.slot(admission.adapter), int(self._sampler.slots([name])[0]))
 
     def _compute(self, plan: StepPlan) -> Sample | None:
-        return self._steps.launch(self._batch.gather(plan.chunks))
+        batch = self._batch.gather(plan.chunks)
+        bound = self._grammars.bind(batch.sample_ids)
+        return self._steps.launch(batch, self._grammars.masks if bound else None)
 
 
 def _pick_device(name: str) -> torch.device:

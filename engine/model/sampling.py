@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.core.types import SampledToken, SamplingParams
+from engine.model.masks import TokenMasks
 from engine.model.sampler import Sampler
 
 
@@ -34,11 +35,12 @@ class TokenSampler(Protocol):
     def remove(self, request_id: str) -> None:
         """Forgets a request; one that is not known is an error (KeyError)."""
 
-    def start(self, logits: Tensor, request_ids: Sequence[str]) -> Sample:
+    def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> Sample:
         """Chooses the next token of each request and adds it to its history.
 
         Args:
             logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
+            masks: what rows may become; None: anything. Logprobs know nothing of it.
 
         Raises:
             KeyError: a request is not known.
@@ -81,9 +83,9 @@ class HeldTokens:
         """See `SlotSampler.slots`."""
         return np.array([self._slots[request_id] for request_id in request_ids], dtype=np.int32)
 
-    def start(self, logits: Tensor, request_ids: Sequence[str]) -> Sample:
+    def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> Sample:
         """See `TokenSampler.start`."""
-        sample = self._sampler.start(logits, request_ids)
+        sample = self._sampler.start(logits, request_ids, masks)
         self.last_tokens[torch.from_numpy(self.slots(request_ids))] = sample.ids
         return sample
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from engine.config import EngineConfig
 from engine.model.arena import Arena, PageShape
 from engine.model.batch import HostBatch
 from engine.model.decoder import Decoder
+from engine.model.masks import TokenMasks
 from engine.model.sampling import Sample, SlotSampler
 from engine.model.spec import ModelSpec
 from lora_kernels.backend import Backend
@@ -17,6 +19,8 @@ from lora_kernels.backend import Backend
 if TYPE_CHECKING:
     from engine.model.graph_plan import GraphPlan
     from engine.model.graphs import StepGraphs
+
+Masks = Callable[[Sequence[str]], TokenMasks | None]
 
 
 class Steps:
@@ -41,13 +45,20 @@ class Steps:
         self._graphs = graphs
 
     @torch.inference_mode()
-    def launch(self, batch: HostBatch) -> Sample | None:
-        """Begins a step; on a GPU nobody waits for it. None where no row is sampled from."""
-        if self._graphs is not None and self._graphs.fits(batch):
+    def launch(self, batch: HostBatch, masks: Masks | None = None) -> Sample | None:
+        """Begins a step; on a GPU nobody waits for it. None where no row is sampled from.
+
+        Args:
+            masks: says what grammars allow the rows that are sampled from, asked while a GPU computes their logits; no
+                captured step has a place for it.
+        """
+        if self._graphs is not None and masks is None and self._graphs.fits(batch):
             return self._graphs.launch(batch)
         rows = batch.to_device(self._sampler.last_tokens)
         logits = self._decoder.forward(rows, self._arena, self._backend)
-        return self._sampler.start(logits, batch.sample_ids) if batch.sample_ids else None
+        if not batch.sample_ids:
+            return None
+        return self._sampler.start(logits, batch.sample_ids, masks(batch.sample_ids) if masks else None)
 
 
 def plan_graphs(

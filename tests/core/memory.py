@@ -2,8 +2,9 @@
 
 from hypothesis import strategies as st
 
-from engine.core.commands import AdapterFetched, AddAdapter, FetchCancelled, FetchFailed, Submit
+from engine.core.commands import AdapterFetched, AddAdapter, FetchCancelled, FetchFailed, GrammarReady, Submit
 from engine.core.config import CoreConfig, LaneGoals, Scheduling
+from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
 from engine.core.types import Lane, Request, SamplingParams
 from engine.engine import Engine
@@ -11,6 +12,7 @@ from engine.executor.fake import FakeExecutor, fake_token
 
 ADAPTERS = {"a": 1, "b": 2, "c": 5}
 """Their pages, and their bytes packed."""
+GRAMMARS = [Grammar(GrammarKind.REGEX, text) for text in ("x", "y", "z")]
 
 
 class MemoryExecutor(FakeExecutor):
@@ -29,6 +31,7 @@ class MemoryExecutor(FakeExecutor):
         self.packed = set()
         self.fetching = {}
         """Adapter -> whether it has been called off."""
+        self.preparing, self.prepared = set(), set()
 
     def submit(self, plan):
         for load in plan.loads:
@@ -61,6 +64,24 @@ class MemoryExecutor(FakeExecutor):
             self.begin(fetch.adapter)
         while self.at_once and self.fetching:
             self.answer(next(iter(self.fetching)), AdapterFetched)
+
+    def prepare(self, plan):
+        for grammar in plan.forgotten:
+            assert grammar in self.preparing | self.prepared, "forgotten without need"
+            self.preparing.discard(grammar)
+            self.prepared.discard(grammar)
+        for grammar in plan.prepared:
+            assert grammar not in self.preparing | self.prepared, "prepared twice"
+            self.preparing.add(grammar)
+        for admission in plan.admitted:
+            assert admission.params.grammar in (None, *self.prepared), "admitted before its grammar is ready"
+        while self.at_once and self.preparing:
+            self.tell(next(iter(self.preparing)), GrammarReady)
+
+    def tell(self, grammar, kind):
+        self.preparing.discard(grammar)
+        self.prepared.add(grammar)
+        self.report(kind(grammar) if kind is GrammarReady else kind(grammar, "too large"))
 
     def begin(self, adapter):
         assert adapter not in self.fetching and adapter not in self.packed, "fetched twice"
@@ -138,6 +159,8 @@ configs = st.builds(
     max_fetches=st.integers(1, 3),
     prefetch_window=st.integers(1, 4),
     fetch_backoff_s=st.sampled_from([0.0, 0.01]),
+    max_preparations=st.integers(1, 2),
+    max_grammars=st.sampled_from([1, 100]),
     max_waiting=st.just(1000),
     eos_token_ids=st.just((7,)),
     prefix_caching=st.booleans(),

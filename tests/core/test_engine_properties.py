@@ -11,14 +11,25 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.core.adapters import HostCopy
 from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, AdapterFetched, DropAdapter, FetchCancelled, FetchFailed, Submit
+from engine.core.commands import (
+    Abort,
+    AdapterFetched,
+    DropAdapter,
+    FetchCancelled,
+    FetchFailed,
+    GrammarFailed,
+    GrammarReady,
+    Submit,
+)
 from engine.core.commit_adapters import add_adapter, pin_adapter
 from engine.core.config import CoreConfig
+from engine.core.grammars import Stage
 from engine.core.lane_modes import cancel, set_mode
 from engine.core.plan import plan_step
 from engine.core.types import FinishReason, Lane, LaneMode, Request, SamplingParams
 from tests.core.memory import (
     ADAPTERS,
+    GRAMMARS,
     added,
     configs,
     expected_tokens,
@@ -55,9 +66,10 @@ class CoreMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         tenant=st.sampled_from("xyz"),
         deadline=st.sampled_from([None, 0.01, 0.2, 10.0]),
+        grammar=st.sampled_from([None, None, *GRAMMARS]),
     )
-    def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline):
-        self._submit(prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline)
+    def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar):
+        self._submit(prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar)
 
     @rule(prompt=prompts, count=st.integers(2, 4), lane=st.sampled_from(Lane))
     def submit_siblings(self, prompt, count, lane):
@@ -70,8 +82,8 @@ class CoreMachine(RuleBasedStateMachine):
         for adapter in adapters:
             self._submit(prompt, 6, adapter, lane, 0, True, adapter, None)
 
-    def _submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline):
-        params = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos)
+    def _submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar=None):
+        params = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos, grammar=grammar)
         name = f"r{len(self.requests)}"
         arrival = self.state.now
         deadline = None if deadline is None else arrival + deadline
@@ -133,6 +145,12 @@ class CoreMachine(RuleBasedStateMachine):
             kind = FetchCancelled
         self.executor.answer(adapter, kind)
 
+    @precondition(lambda self: self.executor.preparing)
+    @rule(data=st.data(), kind=st.sampled_from([GrammarReady, GrammarReady, GrammarFailed]))
+    def answer_grammar(self, data, kind):
+        wanted = sorted(self.executor.preparing, key=lambda grammar: grammar.text)
+        self.executor.tell(data.draw(st.sampled_from(wanted)), kind)
+
     @rule(count=st.integers(1, 6))
     def step(self, count):
         for _ in range(count):
@@ -157,11 +175,14 @@ class CoreMachine(RuleBasedStateMachine):
             self._step()
             for adapter, cancelled in list(self.executor.fetching.items()):
                 self.executor.answer(adapter, FetchCancelled if cancelled else AdapterFetched)
+            for grammar in list(self.executor.preparing):
+                self.executor.tell(grammar, GrammarReady)
         else:
             raise AssertionError("it never came to rest")
         assert set(self.ended) == set(self.requests)
         assert leftovers(self.state) == []
         assert self.executor.sequences == {}
+        assert not self.executor.preparing and not self.executor.prepared
         assert not self.executor.fetching and not self.state.tiers.fetching
         assert self.executor.packed == {a.id for a in self.state.adapters.values() if a.host is HostCopy.PRESENT}
         assert self.executor.resident.keys() == {a.id for a in self.state.adapters.values() if a.is_resident}
@@ -182,7 +203,7 @@ class CoreMachine(RuleBasedStateMachine):
         if event is not None and event.finish_reason is FinishReason.LENGTH:
             assert len(tokens) == params.max_tokens
         if event is not None and event.finish_reason is FinishReason.STOP:
-            assert tokens[-1] == 7 and not params.ignore_eos
+            assert tokens[-1] == 7 and (params.grammar or not params.ignore_eos)
 
     @invariant()
     def plans_are_pure_and_fit(self):
@@ -217,6 +238,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert not {load.adapter for load in plan.loads} & set(plan.host_dropped), "a copy is dropped as it is used"
         fetching = len(self.state.tiers.fetching) + len(plan.fetches)
         assert fetching <= self.state.config.max_fetches
+        preparing = self.state.grammars.count(Stage.UNDER_WAY) + len(plan.prepared)
+        assert preparing <= self.state.config.max_preparations
 
 
 def _comparable(state):

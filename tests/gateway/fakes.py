@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
@@ -30,14 +30,15 @@ from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits
 from gateway.core.tenants import ADMIN_TENANT, KeyRing, Principal, Tenant, hash_key, key_id
 from gateway.core.usage import Row, day_of
-from gateway.generation import RequestRecord
 from gateway.http_api import create_app
 from gateway.latency import LatencyWindow
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
 from gateway.metrics import Metrics
+from gateway.observers import Observer
 from gateway.operations import Operations
 from gateway.registry.record import Change, Snapshot
+from gateway.request_record import RequestRecord
 from gateway.service import Gateway, ServiceSettings
 from gateway.tokenizer import Tokenizer
 from gateway.usage.admin import UsageAdmin
@@ -428,8 +429,13 @@ def write_adapter(root: Path, name: str, content: str = "weights") -> Path:
     return folder
 
 
-async def build_house(root: Path, settings: ServiceSettings | None = None, **app_options: Any) -> House:
-    """Serves the base and two adapters, pirate (alias captain) and poet, from folders below `root`."""
+async def build_house(
+    root: Path, settings: ServiceSettings | None = None, observers: Sequence[Observer] = (), **app_options: Any
+) -> House:
+    """Serves the base and two adapters, pirate (alias captain) and poet, from folders below `root`.
+
+    `observers`: told before the house's own.
+    """
     engine, limiter, watcher, metrics = FakeEngine(), CountingLimiter(), Watcher(), Metrics()
     await limiter.configure([ACME, GLOBEX])
     adapters = AdapterRegistry(engine, MemoryStore(), LocalSources([root]), reserved=(BASE,))
@@ -445,7 +451,7 @@ async def build_house(root: Path, settings: ServiceSettings | None = None, **app
         limiter,
         base_names=(BASE, "tiny-alias"),
         settings=settings,
-        observers=(watcher, metrics),
+        observers=(*observers, watcher, metrics),
     )
     usage = UsageAdmin(FakeBooks(limiter), BILLING)
     operations = Operations(engine, LatencyWindow(metrics.collect))

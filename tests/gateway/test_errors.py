@@ -55,9 +55,10 @@ def test_the_table_has_no_other_rows():
 
 
 def test_the_table_knows_whatever_an_engine_refuses_for():
-    for code in ErrorCode:
+    table = [code for code in ErrorCode if code is not ErrorCode.INVALID_GRAMMAR]  # an INVALID_REQUEST with a field
+    for code in table:
         assert Fault[code.name].row.code in (code.value, None)
-    full = {code for code in ErrorCode if Fault[code.name].row.http_status == 503}
+    full = {code for code in table if Fault[code.name].row.http_status == 503}
     assert full == {
         ErrorCode.LANE_QUEUE_FULL,
         ErrorCode.QUEUE_TIMEOUT,

@@ -1,5 +1,7 @@
 """Memory that is taken before it is used: all of the pool, unless that is more than there is."""
 
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 
@@ -7,22 +9,13 @@ from engine.model import memory
 from engine.model.memory import CPU, PIECE, populate, zeros
 
 
-@pytest.mark.parametrize(("size", "free", "provided"), [(3 * PIECE, 3 * PIECE, 1), (3 * PIECE, 2 * PIECE, 0), (1, 9, 0)])
+SIZES = [(3 * PIECE, 4 * PIECE, 1), (3 * PIECE, 2 * PIECE, 0), (9, 99, 0)]
+
+
+@pytest.mark.parametrize(("size", "free", "provided"), SIZES)
 def test_a_pool_is_provided_where_there_is_memory_for_all_of_it(monkeypatch, size, free, provided):
-    asked = []
-    monkeypatch.setattr(memory, "_provide", asked.append)
+    threads = MagicMock()
+    monkeypatch.setattr(memory, "Thread", threads)
     monkeypatch.setattr(memory, "free_host_bytes", lambda: free)
-    started = []
-    monkeypatch.setattr(memory, "Thread", lambda **options: started.append(options) or Started(options))
     populate(zeros(size, torch.uint8, CPU))
-    assert len(asked) == len(started) == provided
-
-
-class Started:
-    """A thread that has done its work when it has been started."""
-
-    def __init__(self, options):
-        self.options = options
-
-    def start(self):
-        self.options["target"](*self.options["args"])
+    assert threads.return_value.start.call_count == provided

@@ -8,7 +8,6 @@ import torch
 from engine.model import memory
 from engine.model.memory import CPU, PIECE, populate, zeros
 
-
 SIZES = [(3 * PIECE, 4 * PIECE, 1), (3 * PIECE, 2 * PIECE, 0), (9, 99, 0)]
 
 

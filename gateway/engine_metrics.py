@@ -10,8 +10,9 @@ from itertools import product
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.core.types import Lane
+from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
+from engine.wire import lane_mode_from_pb
 from gateway.core.lanes import lane_name
 
 MAX_TENANTS = 20
@@ -116,6 +117,10 @@ def _lane_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
     for lane, (goal, field) in product(stats.lanes, ATTAINMENT.items()):
         in_time.add_metric([_lane(lane), goal], getattr(lane, field))
     yield in_time
+    mode = GaugeMetricFamily("loralane_lane_mode", "1 for what an operator lets a lane do.", labels=["lane", "mode"])
+    for lane, known in product(stats.lanes, LaneMode):
+        mode.add_metric([_lane(lane), known.value], float(lane_mode_from_pb(lane.mode) is known))
+    yield mode
     busy = CounterMetricFamily("loralane_lane_device_seconds", "Time of steps spent on a lane.", labels=["lane"])
     for lane in stats.lanes:
         busy.add_metric([_lane(lane)], lane.device_seconds)

@@ -123,7 +123,7 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     """Takes up what came of the oldest step under way and returns all news since the last call."""
     step = state.under_way.popleft()
     state.now, state.absorbed = now, step.plan
-    wants_batch = bool(state.waiting.groups(Lane.BATCH)) or any(s.lane is Lane.BATCH for s in state.running.values())
+    wants_batch = state.may_start(Lane.BATCH) or any(s.lane is Lane.BATCH for s in state.running.values())
     began = step.plan.now if result.seconds is None else now - result.seconds
     state.ledger.settle(step, state.adapters, began, now, wants_batch)
     update_need(state, now)

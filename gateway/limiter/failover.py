@@ -129,7 +129,7 @@ class FailoverLimiter:
 
     @property
     def undelivered_tokens(self) -> int:
-        """Used by requests that were admitted without Redis, and not counted in it yet."""
+        """Used, and not known to be counted in Redis yet."""
         return self._shared.undelivered_tokens
 
     @property

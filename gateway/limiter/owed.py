@@ -51,6 +51,12 @@ class Owed:
         self._delivery: asyncio.Task[None] | None = None
         self._retrying: asyncio.Task[None] | None = None
 
+    @property
+    def undelivered_tokens(self) -> int:
+        """Used, and not known to be counted. Of a settlement that waits, renewals may have counted some before."""
+        settlements = sum(correction.counts.tokens for correction in self._corrections)
+        return settlements + sum(counts.tokens for _, _, counts in self.spool.rows())
+
     async def pay(self, correction: Correction) -> None:
         """Now, or as soon as Redis answers."""
         if not self._calls.allowed():

@@ -159,8 +159,8 @@ class RedisLimiter:
 
     @property
     def undelivered_tokens(self) -> int:
-        """Used by requests that were admitted without Redis, and not counted in it yet."""
-        return sum(counts.tokens for _, _, counts in self._owed.spool.rows())
+        """See `Owed.undelivered_tokens`."""
+        return self._owed.undelivered_tokens
 
     @property
     def lost_tokens(self) -> int:

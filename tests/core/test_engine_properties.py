@@ -24,9 +24,10 @@ from engine.core.commands import (
 from engine.core.commit_adapters import add_adapter, pin_adapter
 from engine.core.config import CoreConfig
 from engine.core.grammars import Stage
+from engine.core.lane_modes import cancel, set_mode
 from engine.core.plan import plan_step
 from engine.core.prefix import root_key
-from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from engine.core.types import FinishReason, Lane, LaneMode, Request, SamplingParams
 from tests.core.memory import (
     ADAPTERS,
     GRAMMARS,
@@ -103,6 +104,19 @@ class CoreMachine(RuleBasedStateMachine):
         for name in self.requests.keys() - self.ended.keys():
             self.engine.inbox.put(Abort(name))
 
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def cancel(self, data):
+        """As an administrator does: between two steps, of which one may be under way."""
+        names = data.draw(st.lists(st.sampled_from(sorted(self.requests)), max_size=4))
+        alive = self.engine.inspect(lambda state: len({*names} & state.sequences.keys()))
+        assert self.engine.inspect(lambda state: cancel(state, names)) == alive
+
+    @rule(lane=st.sampled_from(Lane), mode=st.sampled_from(LaneMode))
+    def set_mode(self, lane, mode):
+        with suppress(ValueError):  # one queue for all lanes
+            self.engine.inspect(lambda state: set_mode(state, lane, mode))
+
     @rule(adapter=st.sampled_from(sorted(ADAPTERS)), really=st.integers(0, 3))
     def drop_adapter(self, adapter, really):
         """Now and then: most of the time there should be something to do."""
@@ -154,6 +168,8 @@ class CoreMachine(RuleBasedStateMachine):
     @rule()
     def drain(self):
         """Everything ends, and leaves nothing behind."""
+        for lane in Lane:
+            self.set_mode(lane=lane, mode=LaneMode.OPEN)
         for _ in range(3000):
             if not (self.state.has_work or self.engine.inbox._commands or self.executor.fetching):
                 break
@@ -209,6 +225,8 @@ class CoreMachine(RuleBasedStateMachine):
 
     def _check_lanes(self, plan):
         lanes = {name: request.lane for name, request in self.requests.items()}
+        modes = {self.state.modes[lanes[admission.request_id]] for admission in plan.admitted}
+        assert LaneMode.PAUSED not in modes, "a start in a paused lane"
         survivors = [s for s in self.state.running if s not in plan.preempted]
         knows_lanes = self.state.config.scheduling.policy == "lanes"
         if knows_lanes and any(lanes[v] is Lane.INTERACTIVE for v in plan.preempted):

@@ -11,10 +11,16 @@ import grpc
 from engine.core.commands import Abort, Submit
 from engine.core.types import TokenEvent
 from engine.engine import Engine
+from engine.executor.base import HostAdapter
+from engine.holders import Holders
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.snapshot import snapshot
-from engine.wire import event_to_pb, request_from_pb
+from engine.wire import GATEWAY, event_to_pb, request_from_pb
+
+
+MAX_EVENTS = 1024
+"""Of one message: what a gateway that is behind may get at once."""
 
 
 class GatewaySession:
@@ -25,6 +31,17 @@ class GatewaySession:
         """None ends the stream."""
         self.ended = False
 
+    def messages(self) -> Iterator[pb.StepEvents]:
+        """One a step; to a gateway that is behind, those of several steps in one."""
+        while (message := self.outbox.get()) is not None:
+            while len(message.events) < MAX_EVENTS and not self.outbox.empty():
+                later = self.outbox.get()
+                if later is None:
+                    yield message
+                    return
+                message.events.extend(later.events)
+            yield message
+
 
 class EngineService(pb_grpc.EngineServicer):
     """Thread-safe. `deliver` is called by the step loop, everything else by gRPC's threads."""
@@ -34,6 +51,7 @@ class EngineService(pb_grpc.EngineServicer):
         self._info = info
         self._lock = threading.Lock()
         self._owner: dict[str, GatewaySession] = {}
+        self._holders = Holders()
 
     def deliver(self, events: list[TokenEvent]) -> None:
         """Sends each session its events of one step in one message."""
@@ -56,9 +74,10 @@ class EngineService(pb_grpc.EngineServicer):
         reader = threading.Thread(target=self._read, args=(session, request_iterator), daemon=True)
         reader.start()
         try:
-            yield from iter(session.outbox.get, None)
+            yield from session.messages()
         finally:
             self._abandon(session)
+            self._holders.leave(_gateway(context))
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.EngineInfo:  # noqa: N802
         return self._info
@@ -68,7 +87,7 @@ class EngineService(pb_grpc.EngineServicer):
     ) -> pb.AdapterInfo:
         started = self._engine.clock()
         try:
-            host = self._engine.load_adapter(request.path)
+            host = self._load(request.path, _gateway(context))
         except TimeoutError:
             context.abort(grpc.StatusCode.UNAVAILABLE, "no step has ended for a while, so the adapter was not taken up")
         except (ValueError, OSError) as error:
@@ -85,6 +104,8 @@ class EngineService(pb_grpc.EngineServicer):
     def UnloadAdapter(  # noqa: N802
         self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext
     ) -> pb.UnloadAdapterResponse:
+        if not self._holders.let_go(request.adapter, _gateway(context)):
+            return pb.UnloadAdapterResponse()
         return pb.UnloadAdapterResponse(aborted=self._engine.unload_adapter(request.adapter, request.drain_seconds))
 
     def PinAdapter(  # noqa: N802
@@ -100,6 +121,14 @@ class EngineService(pb_grpc.EngineServicer):
         engine = self._engine
         ask = engine.inspect if request.check else engine.look
         return ask(lambda state: snapshot(state, engine.step_seconds, engine.clock(), check=request.check))
+
+    def _load(self, path: str, gateway: str) -> HostAdapter:
+        """Raises ValueError, OSError, TimeoutError."""
+        while True:
+            began = self._holders.now()
+            host = self._engine.load_adapter(path)
+            if self._holders.hold(host.id, gateway, began):
+                return host
 
     def _read(self, session: GatewaySession, commands: Iterator[pb.Command]) -> None:
         try:
@@ -129,3 +158,7 @@ class EngineService(pb_grpc.EngineServicer):
                 del self._owner[request_id]
         for request_id in orphans:
             self._engine.inbox.put(Abort(request_id))
+
+
+def _gateway(context: grpc.ServicerContext) -> str:
+    return str(dict(context.invocation_metadata()).get(GATEWAY, ""))

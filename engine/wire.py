@@ -14,6 +14,9 @@ from engine.core.types import (
 )
 from engine.pb import engine_pb2 as pb
 
+GATEWAY = "loralane-gateway"
+"""Metadata that tell gateways of one engine apart: an id of the session."""
+
 _FINISH: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_NONE,
     FinishReason.STOP: pb.FINISH_REASON_STOP,

@@ -110,6 +110,8 @@ class GenerationChunk:
     """Set on the last chunk of every answer."""
     usage: Usage | None = None
     """Of the whole request; set on its very last chunk."""
+    more: bool = False
+    """Another chunk of this answer is here already: what is written may be written with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +222,18 @@ class Answer:
         self._min_tokens = min_tokens
         self._num_tokens = 0
 
-    def absorb(self, event: TokenEvent) -> GenerationChunk:
-        """The chunk's finish_reason is set when a stop string or the event ends the answer."""
+    def absorb(self, event: TokenEvent, more: bool = False) -> GenerationChunk:
+        """The chunk's finish_reason is set when a stop string or the event ends the answer.
+
+        `more`: events that come after this one are here already.
+        """
         # An engine's STOP means that the last token is an EOS or a stop token: it counts, but has no text.
         visible = event.tokens[:-1] if event.finish_reason is FinishReason.STOP else event.tokens
         text, num_used, stopped = self._push(visible)
         if stopped:
             return self._chunk(event, text, num_used, "stop")
         if event.finish_reason is None:
-            return self._chunk(event, text, len(event.tokens), None)
+            return GenerationChunk(self._index, text, event.tokens, event.logprobs, more=more)
         tail, stopped = self._match(self._detokenizer.flush())
         tail = tail if stopped else tail + self._matcher.flush()
         silent = event.finish_reason is FinishReason.STOP

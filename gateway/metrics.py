@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
@@ -23,11 +25,15 @@ WAIT_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60
 class Metrics:
     """An `Observer`, and the text of /metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Path | None = None) -> None:
+        """`shared`: where the processes of one `serve` count together (prometheus_client's multiprocess mode, which the
+        library was imported in); each then tells what all of them have counted. None: this process counts alone."""
         self._registry = CollectorRegistry()
+        self._shared = shared
         self._tenants: set[str] = set()
         self._ttft = self._by_lane("time_to_first_token_seconds", "Arrival to first token.", WAIT_SECONDS)
         self._itl = self._by_lane("inter_token_latency_seconds", "Between two tokens of an answer.", TOKEN_SECONDS)
+        self._itl_of = {lane: self._itl.labels(lane_name(lane)) for lane in Lane}
         self._tpot = self._by_lane("time_per_output_token_seconds", "Mean per request, after the first.", TOKEN_SECONDS)
         self._queue = self._by_lane("queue_time_seconds", "Submitted to first worked on.", WAIT_SECONDS)
         self._duration = self._by_lane("request_duration_seconds", "Arrival to end.", WAIT_SECONDS)
@@ -39,7 +45,7 @@ class Metrics:
         )
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
-        self._itl.labels(lane_name(lane)).observe(seconds)
+        self._itl_of[lane].observe(seconds)
 
     def finished(self, record: RequestRecord) -> None:
         lane = lane_name(record.lane)
@@ -65,7 +71,14 @@ class Metrics:
         """
         snapshot = CollectorRegistry()
         snapshot.register(EngineMetrics(stats, names, limiter_mode))
-        return generate_latest(self._registry) + generate_latest(snapshot)
+        return generate_latest(self._counted()) + generate_latest(snapshot)
+
+    def _counted(self) -> CollectorRegistry:
+        if self._shared is None:
+            return self._registry
+        together = CollectorRegistry()
+        MultiProcessCollector(together, path=str(self._shared))
+        return together
 
     def _by_lane(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"loralane_{name}", help, ["lane"], buckets=buckets, registry=self._registry)

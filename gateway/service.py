@@ -230,15 +230,16 @@ class Gateway:
         record.submitted = record.submitted or now
         wanted = job.engine_request(record.id, index, now - record.started)
         with engine_failures(record):
-            async with aclosing(self.engine.generate(wanted)) as events:
-                async for event in events:
-                    refuse_failed(event, record)
-                    chunk = answer.absorb(event)
-                    record.note_cached(prompt_index, event.num_cached)
-                    last_token = self._clocked(record, chunk, last_token)
-                    yield chunk
-                    if chunk.finish_reason is not None:
-                        return
+            async with aclosing(self.engine.generate(wanted)) as arrivals:
+                async for events in arrivals:
+                    for left, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
+                        refuse_failed(event, record)
+                        chunk = answer.absorb(event, more=left > 0)
+                        record.note_cached(prompt_index, event.num_cached)
+                        last_token = self._clocked(record, chunk, last_token)
+                        yield chunk
+                        if chunk.finish_reason is not None:
+                            return
         raise internal(record.request_id)
 
     def _clocked(self, record: RequestRecord, chunk: GenerationChunk, last_token: float | None) -> float | None:

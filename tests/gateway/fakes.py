@@ -106,7 +106,7 @@ class FakeEngine:
     def open(self) -> int:
         return len(self.requests) - len(self.ends)
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(self, request: Request) -> AsyncGenerator[list[TokenEvent], None]:
         self.requests.append(request)
         end = "aborted"
         try:
@@ -118,7 +118,7 @@ class FakeEngine:
                     raise EngineUnavailable("gone")
                 if event.finish_reason is not None:
                     end = "finished"
-                yield event
+                yield [event]
                 await asyncio.sleep(self.pause)
                 if number == 1 and self.go_on is not None:
                     await self.go_on.wait()

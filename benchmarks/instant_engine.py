@@ -82,7 +82,8 @@ class InstantEngine:
         events = []
         for request_id, left in tuple(self._left.items()):
             self._left[request_id] = left - 1
-            events.append(TokenEvent(request_id, (TOKENS[left % len(TOKENS)],), (), None if left > 1 else FinishReason.LENGTH))
+            finish = None if left > 1 else FinishReason.LENGTH
+            events.append(TokenEvent(request_id, (TOKENS[left % len(TOKENS)],), (), finish))
             if left == 1:
                 del self._left[request_id]
         return events

@@ -18,7 +18,6 @@ from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.snapshot import snapshot
 from engine.wire import GATEWAY, event_to_pb, request_from_pb
 
-
 MAX_EVENTS = 1024
 """Of one message: what a gateway that is behind may get at once."""
 

@@ -120,12 +120,15 @@ def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
 
 
 def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
+    tokens, logprobs, finish, cached = message.token_ids, message.logprobs, message.finish_reason, message.cached_tokens
+    if not (logprobs or finish or cached):  # as most are, and there is one a token
+        return TokenEvent(message.request_id, tuple(tokens))
     return TokenEvent(
         request_id=message.request_id,
-        tokens=tuple(message.token_ids),
-        logprobs=tuple(_logprobs_from_pb(item) for item in message.logprobs),
-        finish_reason=_FINISH_BACK[message.finish_reason],
-        num_cached=message.cached_tokens,
+        tokens=tuple(tokens),
+        logprobs=tuple(_logprobs_from_pb(item) for item in logprobs),
+        finish_reason=_FINISH_BACK[finish],
+        num_cached=cached,
         refusal=_refusal_from_pb(message) if message.error_code else None,
     )
 

@@ -40,15 +40,17 @@ class GenerationResponse:
     ping_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with Presence(receive):
-            await (self._stream(send) if self.stream else self._whole(scope, receive, send))
+        async with Presence(receive) as client:
+            await (self._stream(send) if self.stream else self._whole(client, scope, receive, send))
 
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _whole(self, client: Presence, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer goes out first, then it is settled: the next request to come here is weighed after that."""
         async with self.gateway.generate(self.principal, self.request) as generation:
             chunks = [chunk async for chunk in generation]
-        admitted = generation.admitted
-        response = json_response(self._envelope(admitted).whole(chunks), headers=admitted.headers())
-        await response(scope, receive, send)
+            admitted = generation.admitted
+            response = json_response(self._envelope(admitted).whole(chunks), headers=admitted.headers())
+            client.may_leave()
+            await response(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
         events = EventStream(send)
@@ -144,16 +146,21 @@ class Presence:
         self._receive = receive
         self._is_gone = False
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> Presence:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._watcher = asyncio.create_task(self._until_gone())
         self._watcher.add_done_callback(self._leave)
+        return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+    def may_leave(self) -> None:
+        """It has all it came for, or is about to."""
         self._watcher.remove_done_callback(self._leave)
         self._watcher.cancel()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        self.may_leave()
         # Cancelled from elsewhere as well, it ends as one who was cancelled.
         return self._is_gone and self._task.uncancel() == 0 and kind is asyncio.CancelledError
 

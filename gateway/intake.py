@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from engine.client import EngineApi
 from engine.core.types import AdapterId, Lane, Request, SamplingParams
@@ -123,8 +124,7 @@ class Intake:
     def fingerprint(self, adapter: AdapterRecord | None) -> str:
         """Changes whenever the same request may be answered otherwise: with the base, its numerics, the adapter."""
         info = self._engine.info
-        base = hashlib.sha256(f"{info.model_hash} {info.dtype} {info.backend}".encode()).hexdigest()[:10]
-        return f"fp_{base}" + (f"_{adapter.version[:10]}" if adapter else "")
+        return _base_print(info.model_hash, info.dtype, info.backend) + (f"_{adapter.version[:10]}" if adapter else "")
 
     async def encode(self, prompt: PromptInput) -> tuple[int, ...]:
         """Raises ApiError: INVALID_REQUEST, nothing to begin from, or ids that are no tokens of this model."""
@@ -188,3 +188,8 @@ class Intake:
         if request.sampling.min_tokens > max_tokens:
             raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
         return replace(request.sampling, max_tokens=max_tokens)
+
+
+@lru_cache(maxsize=4)
+def _base_print(model_hash: str, dtype: str, backend: str) -> str:
+    return "fp_" + hashlib.sha256(f"{model_hash} {dtype} {backend}".encode()).hexdigest()[:10]

@@ -77,9 +77,7 @@ def share_of(config: Config, processes: int) -> Config:
         replace(interactive, max_requests=ceil(interactive.max_requests / processes)),
         replace(batch, max_requests=ceil(batch.max_requests / processes)),
     )
-    return replace(
-        config, lanes=lanes, limits=replace(config.limits, replicas=config.limits.replicas * processes)
-    )
+    return replace(config, lanes=lanes, limits=replace(config.limits, replicas=config.limits.replicas * processes))
 
 
 def _engine_socket(data_dir: Path) -> Path:

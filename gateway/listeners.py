@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager, contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.launch import StartError
 from gateway.grpc_api import GrpcServer
+from gateway.launch import StartError
 
 BACKLOG = 2048
 
@@ -28,7 +28,10 @@ async def http_port(app: ASGIApp, host: str, port: int, *, shared: bool = False)
     """
     listener = bound(host, port, shared=shared)
     listener.listen(BACKLOG)
-    server = _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=10))
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, proxy_headers=False, lifespan="off", timeout_graceful_shutdown=10
+    )
+    server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
         yield listener.getsockname()[1]

@@ -33,10 +33,12 @@ class Metrics:
         self._tenants: set[str] = set()
         self._ttft = self._by_lane("time_to_first_token_seconds", "Arrival to first token.", WAIT_SECONDS)
         self._itl = self._by_lane("inter_token_latency_seconds", "Between two tokens of an answer.", TOKEN_SECONDS)
-        self._itl_of = {lane: self._itl.labels(lane_name(lane)) for lane in Lane}
         self._tpot = self._by_lane("time_per_output_token_seconds", "Mean per request, after the first.", TOKEN_SECONDS)
         self._queue = self._by_lane("queue_time_seconds", "Submitted to first worked on.", WAIT_SECONDS)
         self._duration = self._by_lane("request_duration_seconds", "Arrival to end.", WAIT_SECONDS)
+        histograms = (self._ttft, self._tpot, self._queue, self._duration)
+        self._spans = {lane: [each.labels(lane_name(lane)) for each in histograms] for lane in Lane}
+        self._gaps = {lane: self._itl.labels(lane_name(lane)) for lane in Lane}
         self._requests = self._counter("requests", "Requests by how they ended.", ["lane", "finish", "code"])
         self._tokens = self._counter("tokens", "Tokens that were charged.", ["tenant", "lane", "direction"])
         self._decisions = self._counter("limiter_decisions", "Reservations asked for.", ["decision"])
@@ -45,19 +47,14 @@ class Metrics:
         )
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
-        self._itl_of[lane].observe(seconds)
+        self._gaps[lane].observe(seconds)
 
     def finished(self, record: RequestRecord) -> None:
         lane = lane_name(record.lane)
-        spans = (
-            (self._ttft, record.ttft_seconds),
-            (self._tpot, record.tpot_seconds),
-            (self._queue, record.queue_seconds),
-            (self._duration, record.duration_seconds),
-        )
-        for histogram, seconds in spans:
+        spans = (record.ttft_seconds, record.tpot_seconds, record.queue_seconds, record.duration_seconds)
+        for histogram, seconds in zip(self._spans[record.lane], spans, strict=True):
             if seconds is not None:
-                histogram.labels(lane).observe(seconds)
+                histogram.observe(seconds)
         self._requests.labels(lane, record.finish, record.error_code).inc()
         self._count_tokens(record, lane)
         self._count_decision(record)

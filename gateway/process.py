@@ -42,8 +42,8 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
 
 
 def settle_memory() -> None:
-    """What is there by now stays, so no collection needs to look at it again: libraries and tokenizer are half a million
-    objects, and looking through them took a third of the time of a gateway under load."""
+    """What is there by now stays, so no collection needs to look at it again: there are half a million objects of
+    libraries and tokenizer, and looking through them took a third of the time of a gateway under load."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, 20, 20)

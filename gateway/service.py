@@ -30,6 +30,7 @@ from gateway.generation import (
     Observer,
     RequestRecord,
     merge,
+    united,
 )
 from gateway.intake import Intake, Job
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
@@ -215,6 +216,7 @@ class Gateway:
                     timer.first_token_came()
                 unfinished -= chunk.finish_reason is not None
                 if chunk.finish_reason is not None and not unfinished:
+                    timer.answered()
                     record.end(chunk.finish_reason, 200)
                     yield replace(chunk, usage=record.usage)
                 else:
@@ -232,6 +234,7 @@ class Gateway:
         with engine_failures(record):
             async with aclosing(self.engine.generate(wanted)) as arrivals:
                 async for events in arrivals:
+                    events = [united(events)] if job.request.whole and len(events) > 1 else events
                     for left, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
                         refuse_failed(event, record)
                         chunk = answer.absorb(event, more=left > 0)

@@ -15,8 +15,8 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import NoScriptError, RedisError
 
-from gateway.limiter.batch import Batches
 from gateway.limiter.breaker import Breaker
+from gateway.limiter.line import Line
 
 Argument = str | int | bytes
 SLICES = 5
@@ -78,7 +78,7 @@ class RedisCalls:
         """`timeout`: seconds of one call. `answered`: told of every call that succeeds."""
         self._client: Any = client
         # A cluster's pipelines refuse scripts.
-        self._call = client.execute_command if isinstance(client, RedisCluster) else Batches(client).call
+        self._call = client.execute_command if isinstance(client, RedisCluster) else Line(client).call
         self._prefix = prefix
         self._timeout = timeout
         self._breaker = breaker

@@ -2,9 +2,9 @@
 
     python -m benchmarks.gateway [--litellm-python PATH] [--cores 0,1,2,3] [--rounds 3] [--seconds 5] [--json FILE]
 
-One gateway process on one core, with authentication and limits in a Valkey, over an engine that takes no time; LiteLLM's
-proxy with one worker on the same core, with neither, over an upstream that takes no time. Engine or upstream, Valkey and
-client have a core each. The two take turns, round after round.
+One gateway process on one core, with authentication and limits in a Valkey, over an engine that takes no time;
+LiteLLM's proxy with one worker on the same core, with neither, over an upstream that takes no time. Engine or upstream,
+Valkey and client have a core each. The two take turns, round after round.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def medians(figures: Sequence[Figures]) -> Figures:
 
 
 def table(outcomes: Mapping[str, Figures]) -> Table:
-    ours, *others = outcomes.values()
+    others = list(outcomes.values())[1:]
     found = Table(title="One gateway process on one core")
     for column in ("", "", *outcomes, *(("ratio", "goal") if others else ())):
         found.add_column(column, justify="right" if column else "left")

@@ -62,8 +62,10 @@ def build_real(config: EngineConfig) -> tuple[CoreConfig, Executor, pb.EngineInf
 def build_fake(config: EngineConfig) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
     """No model: tokens are digests (see executor/fake.py). For tests of everything around a model."""
     core = core_config(config, config.num_pages or 4096, 4096, config.max_model_len or 2048, ())
+    executor = FakeExecutor()
     info = pb.EngineInfo(model=config.model, model_hash="fake", device="none", dtype="none", backend="fake")
-    return core, FakeExecutor(), info
+    info.vocab_size = executor.vocab_size
+    return core, executor, info
 
 
 def core_config(

@@ -41,8 +41,7 @@ class Job:
     lane: Lane
     prompts: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
-    """One for each prompt."""
-    seed: int
+    """One for each prompt, with the seed of its first answer."""
 
     @property
     def version(self) -> AdapterId | None:
@@ -74,11 +73,12 @@ class Job:
         all there is to say; a deadline orders batch work.
         """
         prompt_index, number = divmod(index, self.request.n)
+        params = self.params[prompt_index]
         deadline = self.request.deadline
         return Request(
             id=f"{record_id}-{index}",
             prompt=self.prompts[prompt_index],
-            params=replace(self.params[prompt_index], seed=(self.seed + number) % 2**SEED_BITS),
+            params=params if not number else replace(params, seed=(params.seed + number) % 2**SEED_BITS),
             adapter=self.version,
             lane=self.lane,
             priority=self.request.priority,
@@ -148,10 +148,10 @@ class Intake:
         self._check(request)
         prompts = tuple([await self.encode(prompt) for prompt in request.inputs])
         pairs = zip(request.inputs, prompts, strict=True)
-        params = tuple(self._fit(request, prompt, len(ids)) for prompt, ids in pairs)
-        seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed
+        seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS
+        params = tuple(self._fit(request, prompt, len(ids), seed) for prompt, ids in pairs)
         picked = None if adapter is None else self._adapters.pick(adapter.name)
-        return Job(request, tenant, picked, lane, prompts, params, seed)
+        return Job(request, tenant, picked, lane, prompts, params)
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError: INVALID_REQUEST."""
@@ -177,7 +177,7 @@ class Intake:
         self.check_ids(sampling.stop_token_ids, "stop_token_ids")
         self.check_ids([token_id for token_id, _ in sampling.logit_bias], "logit_bias")
 
-    def _fit(self, request: GenerateRequest, prompt: PromptInput, prompt_tokens: int) -> SamplingParams:
+    def _fit(self, request: GenerateRequest, prompt: PromptInput, prompt_tokens: int, seed: int) -> SamplingParams:
         """Sampling for one prompt, its output bounded by what the context has room for."""
         context = self._engine.info.max_model_len
         default = request.default_max_tokens or self._settings.default_max_tokens
@@ -187,7 +187,7 @@ class Intake:
             raise context_length_exceeded(prompt_tokens + max_tokens, context, param)
         if request.sampling.min_tokens > max_tokens:
             raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
-        return replace(request.sampling, max_tokens=max_tokens)
+        return replace(request.sampling, max_tokens=max_tokens, seed=seed)
 
 
 @lru_cache(maxsize=4)

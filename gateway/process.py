@@ -37,8 +37,11 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     from uvloop import new_event_loop
 
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(work)
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(work)
+    finally:
+        gc.unfreeze()  # or libraries would find their objects alive at the very end, and complain
 
 
 def settle_memory() -> None:

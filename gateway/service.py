@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
+from secrets import token_hex
 from types import MappingProxyType
 
 import structlog
@@ -114,7 +114,7 @@ class Gateway:
     def _tracked(self, principal: Principal, request: GenerateRequest) -> Iterator[RequestRecord]:
         """In the live table while it runs; to the observers when it has ended, however it did."""
         record = RequestRecord(
-            id=uuid.uuid4().hex,
+            id=token_hex(16),
             request_id=request.request_id,
             tenant=principal.tenant.name,
             key_id=principal.key_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from gateway.core.budget import Allowance, Bucket, Refusal, explain, tightest
@@ -34,7 +35,12 @@ class ReserveRequest:
     @property
     def scopes(self) -> tuple[Scope, Scope, Scope]:
         """Whose limits it must fit: tenant's, key's, adapter's."""
-        return Scope(self.tenant), Scope(self.tenant, key=self.key_id), Scope(self.tenant, adapter=self.adapter)
+        return _scopes(self.tenant, self.key_id, self.adapter)
+
+
+@lru_cache(maxsize=4096)
+def _scopes(tenant: str, key_id: str, adapter: str) -> tuple[Scope, Scope, Scope]:
+    return Scope(tenant), Scope(tenant, key=key_id), Scope(tenant, adapter=adapter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class Line:
     async def call(self, *command: str | int | bytes) -> Any:
         """The reply. Raises RedisError, OSError. Cancelled while it is the next to be answered, it breaks the line: who
         gives up on a call takes the server for hung, and those behind it try again on another."""
-        message = pack_command(command)
+        message: bytes = pack_command(command)  # type: ignore[arg-type]  # its stub means one argument
         for _ in range(TRIES - 1):
             try:
                 return await self._exchange(message)

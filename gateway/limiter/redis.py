@@ -21,7 +21,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from redis.asyncio import Redis
@@ -81,6 +82,7 @@ class RedisLimiter:
         self._reserve_script = Script.load("bucket.lua", "reserve.lua")
         self._settle_script = Script.load("bucket.lua", "settle.lua")
         self._renew_script = Script.load("renew.lua")
+        self._lasting_keys = lru_cache(maxsize=4096)(self._keys_of)
         self._held: dict[str, Grant] = {}
         self._renewal: asyncio.Task[None] | None = None
         self._owed: deque[Correction] = deque(maxlen=MAX_OWED)
@@ -108,7 +110,7 @@ class RedisLimiter:
         if not decision.admitted:
             raise refused(request, decision.buckets)
         self._hold(grant)
-        return replace(grant, buckets=decision.buckets, misses=decision.misses)
+        return Grant(grant.lease, request, "redis", decision.buckets, decision.misses)
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
         await self._correct(Correction(grant, 1, actual_tokens))
@@ -194,13 +196,12 @@ class RedisLimiter:
         """Everything that scripts about one reservation touch."""
         tenant = grant.request.tenant
         own = [self._calls.key(kind, tenant, grant.lease) for kind in ("lease", "void")]
+        return own + self._lasting_keys(tenant, grant.request.scopes)
+
+    def _keys_of(self, tenant: str, scopes: Sequence[Scope]) -> list[str]:
         shared = [self._calls.key(kind, tenant) for kind in ("limits", "scopes")]
-        scopes = [
-            self._calls.key(kind, tenant, scope.name)
-            for scope in grant.request.scopes
-            for kind in ("bucket", "running")
-        ]
-        return own + shared + scopes
+        names = [(kind, scope.name) for scope in scopes for kind in ("bucket", "running")]
+        return shared + [self._calls.key(kind, tenant, name) for kind, name in names]
 
     async def send(self, correction: Correction) -> int:
         """The time at which it was made, in microseconds. Sending one twice does no harm: the first counts."""

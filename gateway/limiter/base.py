@@ -97,7 +97,8 @@ class Limiter(Protocol):
     def mode(self) -> Mode: ...
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """Charges one request and `tokens` tokens to every scope, or charges nothing.
+        """Charges one request and `tokens` tokens to every scope, or charges nothing. Cancelled, it leaves nothing
+        charged in the end.
 
         Raises:
             ApiError: RATE_LIMIT_EXCEEDED with the true wait, INSUFFICIENT_QUOTA when no wait can help,

@@ -77,8 +77,9 @@ class RedisCalls:
     ) -> None:
         """`timeout`: seconds of one call. `answered`: told of every call that succeeds."""
         self._client: Any = client
-        # A cluster's pipelines refuse scripts.
-        self._call = client.execute_command if isinstance(client, RedisCluster) else Line(client).call
+        # A cluster has many connections, and its client knows which is whose.
+        self._line = None if isinstance(client, RedisCluster) else Line(client)
+        self._call = self._line.call if self._line else client.execute_command
         self._prefix = prefix
         self._timeout = timeout
         self._breaker = breaker
@@ -111,6 +112,8 @@ class RedisCalls:
                 except NoScriptError:
                     reply = await self._call("EVAL", script.text, len(keys), *keys, *args)
         except (RedisError, OSError) as error:
+            if self._line is not None and isinstance(error, TimeoutError):
+                self._line.hang_up()
             raise self._failed(error) from error
         self._succeeded()
         return reply

@@ -30,8 +30,7 @@ class Line:
         self._reading: asyncio.Task[None] | None = None
 
     async def call(self, *command: str | int | bytes) -> Any:
-        """The reply. Raises RedisError, OSError. Cancelled while it is the next to be answered, it breaks the line: who
-        gives up on a call takes the server for hung, and those behind it try again on another."""
+        """The reply. Raises RedisError, OSError."""
         message: bytes = pack_command(command)  # type: ignore[arg-type]  # its stub means one argument
         for _ in range(TRIES - 1):
             try:
@@ -45,12 +44,12 @@ class Line:
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(reply)
         await connection.send_packed_command(message, check_health=False)
-        try:
-            return await reply
-        except asyncio.CancelledError:
-            if self._waiting and self._waiting[0] is reply and self._reading is not None:
-                self._reading.cancel()
-            raise
+        return await reply
+
+    def hang_up(self) -> None:
+        """For who gets no answer in time: a connection may be dead without a word. Calls of others are repeated."""
+        if self._reading is not None:
+            self._reading.cancel()
 
     async def _open(self) -> Any:
         async with self._opening:

@@ -253,7 +253,11 @@ class CountingLimiter(LocalLimiter):
         grant = await super().reserve(request)
         self.reserved.append(request)
         self.ends[grant.lease] = []
-        await asyncio.sleep(self.delay)
+        try:
+            await asyncio.sleep(self.delay)
+        except asyncio.CancelledError:
+            await asyncio.shield(self.refund(grant))
+            raise
         return grant
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:

@@ -28,7 +28,7 @@ from rich.progress import track
 
 from benchmarks.workload import write_adapters
 from engine.config import EngineConfig
-from engine.core.commands import FetchAnswer
+from engine.core.commands import Answer
 from engine.core.types import (
     AdapterFetch,
     AdapterId,
@@ -88,7 +88,7 @@ class Bench:
                 self.ranks[host.id] = rank
                 fetches.append(AdapterFetch(host.id, str(folder), host.num_bytes))
                 load = AdapterLoad(host.id, self._pages(host.num_pages))
-                self.runner.execute(StepPlan(loads=(load,)))
+                self._carry_out(StepPlan(loads=(load,)))
         self.first_free = self.next_page
         self.disk_bytes_per_s = self._read_again(fetches)
 
@@ -96,13 +96,13 @@ class Bench:
         """The rows as one step, `repeats` times; the same positions are computed again each time."""
         self.next_page = self.first_free
         admitted = tuple(self._admission(f"r{index}", row) for index, row in enumerate(rows))
-        self.runner.execute(StepPlan(admitted=admitted))
+        self._carry_out(StepPlan(admitted=admitted))
         plan = StepPlan(
             saves=tuple(PageCopy(self.first_free + i, i) for i in range(copies)), chunks=tuple(_chunks(rows))
         )
-        self.runner.execute(plan)
+        self._carry_out(plan)
         seconds = tuple(self._time(plan) for _ in range(repeats))
-        self.runner.execute(StepPlan(released=tuple(admission.request_id for admission in admitted)))
+        self._carry_out(StepPlan(released=tuple(admission.request_id for admission in admitted)))
         live = {
             f"r{i}": LiveSequence(0, row.adapter, self.ranks.get(row.adapter or "", 0)) for i, row in enumerate(rows)
         }
@@ -110,18 +110,22 @@ class Bench:
 
     def _read_again(self, fetches: Sequence[AdapterFetch]) -> float:
         """Bytes a second at which adapters come from disk, or the page cache, into host memory."""
-        answers: SimpleQueue[FetchAnswer] = SimpleQueue()
+        answers: SimpleQueue[Answer] = SimpleQueue()
         self.runner.connect(answers.put)
         started = time.perf_counter()
         for fetch in fetches:
-            self.runner.execute(StepPlan(host_dropped=(fetch.adapter,), fetches=(fetch,)))
+            self._carry_out(StepPlan(host_dropped=(fetch.adapter,), fetches=(fetch,)))
             answers.get()
         return sum(fetch.num_bytes for fetch in fetches) / (time.perf_counter() - started)
 
     def _time(self, plan: StepPlan) -> float:
         started = time.perf_counter()
-        self.runner.execute(plan)
+        self._carry_out(plan)
         return time.perf_counter() - started
+
+    def _carry_out(self, plan: StepPlan) -> None:
+        self.runner.submit(plan)
+        self.runner.collect()
 
     def _pages(self, count: int) -> tuple[PageId, ...]:
         self.next_page += count

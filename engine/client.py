@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 import grpc
 import structlog
 from google.protobuf.message import Message
 
-from engine.core.types import AdapterId, Request, TokenEvent
+from engine.core.types import AdapterId, Lane, LaneMode, Request, TokenEvent
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
-from engine.wire import GATEWAY, event_from_pb, request_to_pb
+from engine.wire import GATEWAY, LANE_MODES, LANES, event_from_pb, request_to_pb
 
 log = structlog.get_logger("engine.client")
 
@@ -36,6 +36,10 @@ class EngineUnavailable(Exception):
 
 class AdapterRejected(Exception):
     """The engine refused an adapter; the message says why in words an operator can act on."""
+
+
+class LaneRejected(Exception):
+    """The engine's policy has no such lane to stop."""
 
 
 class EngineApi(Protocol):
@@ -76,6 +80,19 @@ class EngineApi(Protocol):
         Raises:
             EngineUnavailable: also where no step ended in time.
         """
+
+    async def live_requests(self, limit: int) -> pb.RequestsResponse:
+        """Live requests of every gateway, at most `limit` of them in full. Raises EngineUnavailable."""
+
+    async def cancel(self, request_ids: Iterable[str]) -> int:
+        """Ends requests of any gateway, by the ids they were submitted with; returns how many were still alive.
+
+        Raises:
+            EngineUnavailable.
+        """
+
+    async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
+        """For all gateways, until the engine starts anew. Raises LaneRejected, EngineUnavailable."""
 
 
 class Arrivals:
@@ -201,6 +218,28 @@ class EngineClient:
         try:
             return await self._ask(self._stub.Stats, pb.StatsRequest(check=check), STATS_SECONDS)
         except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def live_requests(self, limit: int) -> pb.RequestsResponse:
+        try:
+            return await self._ask(self._stub.Requests, pb.RequestsRequest(limit=limit), STATS_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def cancel(self, request_ids: Iterable[str]) -> int:
+        request = pb.CancelRequest(request_ids=request_ids)
+        try:
+            return (await self._ask(self._stub.Cancel, request, STATS_SECONDS)).cancelled
+        except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
+        request = pb.SetLaneRequest(lane=LANES[lane], mode=LANE_MODES[mode])
+        try:
+            await self._ask(self._stub.SetLane, request, STATS_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise LaneRejected(error.details() or "") from error
             raise EngineUnavailable(error.details() or "") from error
 
     def _ask(self, call: Callable[..., Awaitable[Any]], request: Message, seconds: float) -> Awaitable[Any]:

@@ -37,6 +37,10 @@ class EngineConfig:
     """auto: adapters are stored in dtype. fp8: in e4m3 with a scale for each rank, in half the pages; on a GPU only."""
     kv_dtype: str = "auto"
     """auto: the KV cache is in dtype. fp8: in e4m3, twice as many tokens to a page pool; GPUs of 8.9 and above only."""
+    graphs: bool = True
+    """On a GPU, steps of decodes alone are captured as CUDA graphs when the engine starts."""
+    overlap: bool = True
+    """On a GPU, each step is planned while the one before it is computed."""
     memory_gb: float = 0.0
     """Size of the page pool in GiB; 0: a quarter of free memory, at most 4, on the CPU, and 90 % of it on a GPU."""
     num_pages: int = 0

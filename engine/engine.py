@@ -129,12 +129,16 @@ class Engine:
         executor.connect(self.inbox.put)
 
     def step(self) -> list[TokenEvent]:
-        """One iteration over all running sequences; returns what became of every request it moved."""
+        """One iteration over all running sequences; returns what became of every request it moved or, where the
+        executor overlaps and computes this step behind another, of every request that the other moved."""
         with self._changing:
             apply_commands(self.state, self.inbox.drain())
             plan = plan_step(self.state, self.policy, self.clock())
             commit(self.state, plan)
-        result = self.executor.execute(plan)
+        self.executor.submit(plan)
+        if self.executor.overlaps and len(self.state.under_way) == 1 and not plan.is_empty:
+            return []  # the next step is planned while this one is computed
+        result = self.executor.collect()
         with self._changing:
             return absorb(self.state, result, self.clock())
 
@@ -162,8 +166,9 @@ class Engine:
 
     @property
     def _is_stuck(self) -> bool:
-        """The last step had nothing to do, though requests wait: for a batch to be gathered, or for a fetch."""
-        return bool(self.state.counters.steps) and self.state.in_flight.is_empty
+        """There was nothing to do, though requests wait: for a batch to be gathered, or for a fetch."""
+        state = self.state
+        return bool(state.counters.steps) and state.in_flight.is_empty and state.absorbed.is_empty
 
     @contextmanager
     def _answering(self) -> Iterator[None]:

@@ -103,8 +103,7 @@ def serve(config: EngineConfig, address: str, *, fake: bool, until_stdin_closes:
         log.info("step_time_known", steps=engine.state.ledger.model.num_steps)
     service = EngineService(engine, info)
     server = _listen(service, address)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: engine.stop())
+    _stop_with_signals(engine)
     if until_stdin_closes:
         threading.Thread(target=_stop_with_stdin, args=(engine,), daemon=True).start()
     if store is not None:
@@ -154,6 +153,22 @@ def _listen(service: EngineService, address: str) -> grpc.Server:
     server.add_insecure_port(address)
     server.start()
     return server
+
+
+def _stop_with_signals(engine: Engine) -> None:
+    """By SIGTERM or SIGINT, at once: Python calls a handler when the main thread next comes round to it, and an idle
+    engine's is asleep, for good if another thread was given the signal. What the system writes into a pipe is read."""
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+    def wait() -> None:
+        os.read(told, 1)
+        engine.stop()
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _stop_with_stdin(engine: Engine) -> None:

@@ -9,14 +9,16 @@ from collections.abc import Iterator
 import grpc
 
 from engine.core.commands import Abort, Submit
-from engine.core.types import TokenEvent
+from engine.core.lane_modes import cancel, set_mode
+from engine.core.types import Lane, TokenEvent
 from engine.engine import Engine
 from engine.executor.base import HostAdapter
 from engine.holders import Holders
+from engine.live import live_requests
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.snapshot import snapshot
-from engine.wire import GATEWAY, event_to_pb, request_from_pb
+from engine.wire import GATEWAY, event_to_pb, lane_mode_from_pb, request_from_pb
 
 MAX_EVENTS = 1024
 """Of one message: what a gateway that is behind may get at once."""
@@ -120,6 +122,24 @@ class EngineService(pb_grpc.EngineServicer):
         engine = self._engine
         ask = engine.inspect if request.check else engine.look
         return ask(lambda state: snapshot(state, engine.step_seconds, engine.clock(), check=request.check))
+
+    def Requests(  # noqa: N802
+        self, request: pb.RequestsRequest, context: grpc.ServicerContext
+    ) -> pb.RequestsResponse:
+        engine = self._engine
+        return engine.look(lambda state: live_requests(state, engine.clock(), request.limit))
+
+    def Cancel(self, request: pb.CancelRequest, context: grpc.ServicerContext) -> pb.CancelResponse:  # noqa: N802
+        count = self._engine.inspect(lambda state: cancel(state, request.request_ids))
+        return pb.CancelResponse(cancelled=count)
+
+    def SetLane(self, request: pb.SetLaneRequest, context: grpc.ServicerContext) -> pb.SetLaneResponse:  # noqa: N802
+        lane, mode = Lane(request.lane), lane_mode_from_pb(request.mode)
+        try:
+            self._engine.inspect(lambda state: set_mode(state, lane, mode))
+        except ValueError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return pb.SetLaneResponse()
 
     def _load(self, path: str, gateway: str) -> HostAdapter:
         """Raises ValueError, OSError, TimeoutError."""

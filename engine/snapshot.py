@@ -12,10 +12,8 @@ from engine.core.adapters import Adapter, HostCopy
 from engine.core.check import leftovers, violations
 from engine.core.report import LaneReport, TenantReport, lane_reports, tenant_reports
 from engine.core.state import EngineState
-from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
-
-LANES = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
+from engine.wire import LANE_MODES, LANES
 
 HOST_STATES = {
     HostCopy.ABSENT: "disk",
@@ -65,6 +63,8 @@ def _lane(report: LaneReport) -> pb.LaneStats:
         device_seconds=report.device_seconds,
         vtc_gap_seconds=report.gap,
         vtc_bound_seconds=report.bound,
+        mode=LANE_MODES[report.mode],
+        preemptions=report.preemptions,
     )
 
 

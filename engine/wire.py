@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import (
     ErrorCode,
     FinishReason,
     Lane,
+    LaneMode,
+    Origin,
     Refusal,
     Request,
     SamplingParams,
@@ -24,7 +27,12 @@ _FINISH: dict[FinishReason | None, pb.FinishReason] = {
     FinishReason.ABORT: pb.FINISH_REASON_ABORT,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
 }
-_LANE = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
+LANES = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
+LANE_MODES = {
+    LaneMode.OPEN: pb.LANE_MODE_OPEN,
+    LaneMode.PAUSED: pb.LANE_MODE_PAUSED,
+    LaneMode.DRAINING: pb.LANE_MODE_DRAINING,
+}
 _FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
 
 
@@ -44,6 +52,7 @@ def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs,
+        grammar=pb.Grammar(**{params.grammar.kind.value: params.grammar.text}) if params.grammar else None,
     )
 
 
@@ -63,7 +72,13 @@ def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        grammar=_grammar_from_pb(message.grammar),
     )
+
+
+def _grammar_from_pb(message: pb.Grammar) -> Grammar | None:
+    kind = message.WhichOneof("text")
+    return None if kind is None else Grammar(GrammarKind(kind), getattr(message, kind))
 
 
 def request_to_pb(request: Request) -> pb.Submit:
@@ -77,14 +92,34 @@ def request_to_pb(request: Request) -> pb.Submit:
         prompt=request.prompt,
         params=params_to_pb(request.params),
         adapter=request.adapter or "",
-        lane=_LANE[request.lane],
+        lane=LANES[request.lane],
         priority=request.priority,
         tenant=request.tenant,
         weight=request.weight,
         deadline_seconds=None if request.deadline is None else request.deadline - request.arrival,
         ttft_seconds=request.ttft,
         itl_seconds=request.itl,
+        origin=origin_to_pb(request.origin),
     )
+
+
+def origin_to_pb(origin: Origin) -> pb.Origin:
+    return pb.Origin(
+        id=origin.id,
+        request_id=origin.request_id,
+        key=origin.key,
+        model=origin.model,
+        adapter=origin.adapter,
+        reserved_tokens=origin.reserved_tokens,
+    )
+
+
+def _origin_from_pb(message: pb.Origin) -> Origin:
+    return Origin(message.id, message.request_id, message.key, message.model, message.adapter, message.reserved_tokens)
+
+
+def lane_mode_from_pb(mode: pb.LaneMode) -> LaneMode:
+    return next(known for known, number in LANE_MODES.items() if number == mode)
 
 
 def request_from_pb(message: pb.Submit, arrival: float) -> Request:
@@ -103,6 +138,7 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
         deadline=None if deadline is None else arrival + deadline,
         ttft=_optional(message, "ttft_seconds"),
         itl=_optional(message, "itl_seconds"),
+        origin=_origin_from_pb(message.origin),
     )
 
 
@@ -113,23 +149,29 @@ def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
         logprobs=[_logprobs_to_pb(item) for item in event.logprobs],
         finish_reason=_FINISH[event.finish_reason],
         cached_tokens=event.num_cached,
+        wait_seconds=event.wait,
+        adapter_wait_seconds=event.adapter_wait,
         error_code=event.refusal.code.value if event.refusal else "",
         error=event.refusal.message if event.refusal else "",
         retry_after_seconds=event.refusal.retry_after if event.refusal else None,
+        device_seconds=event.device_seconds,
     )
 
 
 def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
     tokens, logprobs, finish, cached = message.token_ids, message.logprobs, message.finish_reason, message.cached_tokens
-    if not (logprobs or finish or cached):  # as most are, and there is one a token
-        return TokenEvent(message.request_id, tuple(tokens))
+    if tokens and not (logprobs or finish or cached or message.wait_seconds):  # as most are, and there is one a token
+        return TokenEvent(message.request_id, tuple(tokens), device_seconds=message.device_seconds)
     return TokenEvent(
         request_id=message.request_id,
         tokens=tuple(tokens),
         logprobs=tuple(_logprobs_from_pb(item) for item in logprobs),
         finish_reason=_FINISH_BACK[finish],
         num_cached=cached,
+        wait=message.wait_seconds,
+        adapter_wait=message.adapter_wait_seconds,
         refusal=_refusal_from_pb(message) if message.error_code else None,
+        device_seconds=message.device_seconds,
     )
 
 

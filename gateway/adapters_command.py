@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
 from gateway.adapters_table import TIERS, SortKey, adapter_facts, adapter_json, adapter_table, chosen
+from gateway.admin_command import DEMO_KEY, LOCAL, AdminKey, AsJson, GrpcTarget, console, fail, until_interrupted
 from gateway.outputs import print_wide
 
 if TYPE_CHECKING:
-    from gateway.admin_client import AdminClient
+    from gateway.adapters_client import AdaptersClient
 
 app = typer.Typer(help="See and change which adapters a running gateway serves.", no_args_is_help=True)
-console = Console(stderr=True)
-
-LOCAL = "127.0.0.1:50051"
-DEMO_KEY = "sk-demo-admin"
-
-GrpcTarget = Annotated[str, typer.Option("--target", help="gRPC address of the gateway.")]
-AdminKey = Annotated[str, typer.Option("--key", envvar="LORALANE_ADMIN_KEY", help="Admin key.")]
 Name = Annotated[str, typer.Argument(help="Name of the adapter.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of the HTTP API.")]
 
 
 @app.command("ls")
@@ -151,28 +143,8 @@ def allow(
     console.print(f"[green]{name}[/green] is for {', '.join(allowed) or 'every tenant that may name it'}")
 
 
-@contextmanager
-def _admin(target: str, key: str) -> Iterator[AdminClient]:
-    """An admin client whose errors are told in a line."""
-    from grpc import RpcError
+def _admin(target: str, key: str) -> AbstractContextManager[AdaptersClient]:
+    from gateway.adapters_client import AdaptersClient
+    from gateway.admin_client import told
 
-    from gateway.admin_client import AdminClient
-
-    try:
-        with AdminClient(target, key) as client:
-            yield client
-    except RpcError as error:
-        fail(f"{target}: {error.details()}")
-
-
-@contextmanager
-def until_interrupted() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        return
-
-
-def fail(message: str) -> NoReturn:
-    console.print(f"[red]error:[/red] {message}", highlight=False)
-    raise typer.Exit(1)
+    return told(AdaptersClient(target, key), target)

@@ -1,10 +1,10 @@
-"""Response bodies about tenants, keys and limits, as the API's document describes them."""
+"""Response bodies about tenants, keys, limits and usage, as the API's document describes them."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType, field
 
 Lane = Literal["interactive", "batch"]
 
@@ -91,7 +91,53 @@ class LimitUse(Struct):
 
 class ScopeUse(LimitScope, kw_only=True):
     limits: list[LimitUse]
+    refused_at: float | None
+    """When a request was last refused, in Unix seconds, if that is still remembered."""
+    refused_by: list[str]
+    """Limits of this scope that it did not fit."""
+
+
+class TenantUse(ScopeUse, kw_only=True):
+    running: int
+    waiting: int
+    reserved_tokens: int
+    """That its live requests may yet use."""
 
 
 class LimitUses(Struct):
     usage: list[ScopeUse]
+
+
+class UsageFigures(Struct, kw_only=True):
+    """Money is decimal text: null where the configuration has no prices, or no `device_hour`."""
+
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    """Of prompt_tokens, found in the prefix cache."""
+    completion_tokens: int
+    device_seconds: float
+    amount: str | None
+    """What the tokens are sold for."""
+    cost: str | None
+    """What the device time costs."""
+    cost_per_million_tokens: str | None
+
+
+class UsageLine(UsageFigures, kw_only=True):
+    """With those of the first five that `group_by` names."""
+
+    tenant: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+    adapter: str | UnsetType = UNSET
+    lane: Lane | UnsetType = UNSET
+    day: str | UnsetType = UNSET
+
+
+class UsageReport(Struct):
+    since: str = field(name="from")
+    until: str = field(name="to")
+    group_by: list[str]
+    currency: str
+    usage: list[UsageLine]
+    total: UsageFigures

@@ -1,14 +1,15 @@
-"""AdapterAdmin from a terminal: a thin synchronous client."""
+"""What the clients of a gateway's admin services share: one channel, one key, errors told in a line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
+from typing import Self, TypeVar
 
 import grpc
 
-from gateway.pb import adapters_pb2 as pb
-from gateway.pb import adapters_pb2_grpc as pb_grpc
+from gateway.admin_command import fail
 
 
 class AdminClient:
@@ -16,10 +17,9 @@ class AdminClient:
 
     def __init__(self, target: str, key: str) -> None:
         self._channel = grpc.insecure_channel(target, options=[("grpc.max_receive_message_length", -1)])
-        self._stub = pb_grpc.AdapterAdminStub(self._channel)
         self._metadata = (("authorization", f"Bearer {key}"),)
 
-    def __enter__(self) -> AdminClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -27,26 +27,15 @@ class AdminClient:
     ) -> None:
         self._channel.close()
 
-    def list(self) -> Sequence[pb.Adapter]:
-        return self._stub.List(pb.ListAdaptersRequest(), metadata=self._metadata).adapters
 
-    def load(self, name: str, path: str, *, replace: bool, tenants: Sequence[str] = ()) -> pb.Adapter:
-        request = pb.LoadAdapterRequest(name=name, path=path, replace=replace, tenants=tenants)
-        return self._stub.Load(request, metadata=self._metadata)
+Client = TypeVar("Client", bound=AdminClient)
 
-    def reload(self, name: str) -> pb.ReloadAdapterResponse:
-        return self._stub.Reload(pb.ReloadAdapterRequest(name=name), metadata=self._metadata)
 
-    def unload(self, name: str, drain_seconds: float) -> int:
-        request = pb.UnloadAdapterRequest(name=name, drain_seconds=drain_seconds)
-        return self._stub.Unload(request, metadata=self._metadata).aborted
-
-    def pin(self, name: str, *, pinned: bool) -> pb.Adapter:
-        return self._stub.Pin(pb.PinAdapterRequest(name=name, pinned=pinned), metadata=self._metadata)
-
-    def alias(self, name: str, alias: str, *, remove: bool) -> pb.Adapter:
-        request = pb.AliasAdapterRequest(name=name, alias=alias, remove=remove)
-        return self._stub.Alias(request, metadata=self._metadata)
-
-    def allow(self, name: str, tenants: Sequence[str]) -> pb.Adapter:
-        return self._stub.Allow(pb.AllowTenantsRequest(name=name, tenants=tenants), metadata=self._metadata)
+@contextmanager
+def told(client: Client, target: str) -> Iterator[Client]:
+    """A client whose errors end the command with a line."""
+    try:
+        with client:
+            yield client
+    except grpc.RpcError as error:
+        fail(f"{target}: {error.details()}")

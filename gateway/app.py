@@ -26,19 +26,24 @@ from gateway.config import Config
 from gateway.core.errors import ApiError
 from gateway.grpc_api import GrpcServer
 from gateway.http_api import create_app
+from gateway.latency import LatencyWindow
 from gateway.launch import Ground, Launch, StartError, grounded, model_name
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.listeners import grpc_port, http_port
 from gateway.metrics import Metrics
+from gateway.observability import open_observers
+from gateway.operations import Operations
 from gateway.process import settle_memory, told_to_stop
-from gateway.request_log import RequestLog
 from gateway.service import Gateway
 from gateway.settings import ServiceSettings
 from gateway.store import connected
 from gateway.supervisor import EngineSupervisor
 from gateway.tokenizer import Tokenizer
+from gateway.usage.admin import UsageAdmin
+from gateway.usage.books import RedisUsageBooks
+from gateway.usage.metrics import UsageMetrics
 
 ENGINE_START_SECONDS = 600.0
 """Reading tens of gigabytes of weights takes minutes."""
@@ -87,6 +92,7 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
 
     Raises:
         StartError: something that the configuration names is not there or not usable.
+        ConfigError: it asks for what is not installed.
     """
     async with (
         grounded(launch) as (ground, supervisor),
@@ -119,6 +125,7 @@ async def built(
     async with AsyncExitStack() as stack:
         redis = await stack.enter_async_context(connected(ground.store, cluster=config.redis.cluster))
         limiter = _limiter(config, redis)
+        stack.push_async_callback(limiter.close)
         seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
         registered = account_store(redis, config.redis.key_prefix)
         accounts = await stack.enter_async_context(open_accounts(registered, config.admins(), limiter.know, seeds))
@@ -128,8 +135,8 @@ async def built(
         tokenizer = await asyncio.to_thread(Tokenizer.load, launch.model_dir)
         await _wait_for_engine(engine, supervisor, console)
         await _preload(adapters, config, console)
-        metrics = Metrics(ground.metrics)
-        request_log = RequestLog() if config.observability.request_log else None
+        metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, ground.metrics)
+        observers = await stack.enter_async_context(open_observers(config.observability))
         gateway = Gateway(
             engine,
             tokenizer,
@@ -137,21 +144,32 @@ async def built(
             limiter,
             base_names=(model_name(config),),
             settings=_settings(config),
-            observers=(metrics, request_log) if request_log else (metrics,),
+            observers=(metrics, *observers),
         )
         stack.push_async_callback(gateway.close)
+        usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
+        metrics.register(UsageMetrics(limiter))
+        operations = Operations(engine, LatencyWindow(metrics.collect))
         app = create_app(
             gateway,
             accounts,
             metrics=metrics,
-            request_log=request_log,
             accounts=accounts,
+            operations=operations,
             max_body_bytes=config.http.max_body_bytes,
-            tool_parser=config.model.tool_parser,
+            usage=usage,
+        )
+        grpc = GrpcServer(
+            gateway,
+            accounts,
+            accounts,
+            operations,
+            host=config.grpc.host,
+            port=config.grpc.port,
+            shared=ground.metrics is not None,
+            usage=usage,
         )
         settle_memory()
-        shared = ground.metrics is not None
-        grpc = GrpcServer(gateway, accounts, accounts, host=config.grpc.host, port=config.grpc.port, shared=shared)
         yield Built(config, gateway, engine, limiter, app, grpc)
 
 
@@ -181,6 +199,7 @@ def _settings(config: Config) -> ServiceSettings:
         request_timeout=config.http.request_timeout_s,
         first_token_timeout=config.http.first_token_timeout_s,
         lane_capacity={lane: config.lanes.of(lane).max_requests for lane in Lane},
+        tool_parser=config.model.tool_parser,
     )
 
 
@@ -190,6 +209,7 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
         timeout=config.redis.timeout_ms / 1000,
         lease_seconds=config.limits.lease_seconds,
         prefix=config.redis.key_prefix,
+        retention_days=config.billing.retention_days,
     )
     return FailoverLimiter(shared, LocalLimiter(config.limits.replicas), config.limits.when_redis_is_away)
 

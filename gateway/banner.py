@@ -43,6 +43,7 @@ class Banner:
             "tenants": ", ".join(sorted(self._config.tenants)),
             "HTTP": f"http://{self._http}",
             "gRPC": self._grpc,
+            "console": f"http://{self._http}/console",
         }
         for name, value in rows.items():
             table.add_row(Text(name, style="dim"), value)

@@ -20,15 +20,20 @@ from gateway.bench.command import app as bench_app
 from gateway.config import Config, load_config
 from gateway.config_file import ConfigError
 from gateway.limits_command import app as limits_app
+from gateway.operations_command import lanes as lanes_app
+from gateway.operations_command import requests as requests_app
 from gateway.simulate_command import simulate
 from gateway.tenants_command import keys as keys_app
 from gateway.tenants_command import tenants as tenants_app
+from gateway.usage_command import usage
 
 app = typer.Typer(
     help="A multi-LoRA, priority-lane serving gateway.", no_args_is_help=True, rich_markup_mode="markdown"
 )
 app.add_typer(adapters_app, name="adapters")
 app.add_typer(limits_app, name="limits")
+app.add_typer(lanes_app, name="lanes")
+app.add_typer(requests_app, name="requests")
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(keys_app, name="keys")
 app.add_typer(bench_app, name="bench")
@@ -112,7 +117,7 @@ def _run(config: Config, data_dir: Path) -> None:
     folder = _prepare(config.model.source, data_dir)
     try:
         run_loop(serve_gateways(Launch(config, folder, data_dir), console))
-    except (StartError, StoreStartError) as error:
+    except (ConfigError, StartError, StoreStartError) as error:
         _fail(str(error))
 
 
@@ -176,6 +181,7 @@ def _fail(message: str) -> NoReturn:
 
 
 app.command()(simulate)
+app.command()(usage)
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from gateway.config_sections import (
     RedisConfig,
     TenantConfig,
 )
+from gateway.core.billing import BillingConfig
 from gateway.core.limits import Limits
 from gateway.core.tenants import ADMIN_TENANT, KeyRing, Principal, Tenant, hash_key, key_id
 
@@ -57,6 +58,7 @@ class Config:
     lanes: LanesConfig = field(default_factory=LanesConfig)
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    billing: BillingConfig = field(default_factory=BillingConfig)
     redis: RedisConfig = field(default_factory=RedisConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -113,6 +113,10 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
     """`value` as `kind`. Numbers and booleans may be written as text, as they are when they come from a reference."""
     if is_dataclass(kind) and isinstance(kind, type):
         return build(kind, value, where, base)
+    if get_origin(kind) is tuple and is_dataclass(get_args(kind)[0]):
+        if not isinstance(value, list):
+            raise ConfigError(f"{where}: must be a list")
+        return tuple(convert(item, get_args(kind)[0], f"{where}[{index}]", base) for index, item in enumerate(value))
 
     def special(wanted: type, item: Any) -> Any:
         if issubclass(wanted, Path) and isinstance(item, str):

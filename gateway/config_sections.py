@@ -204,6 +204,21 @@ class AdminConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TracesConfig:
+    endpoint: str = ""
+    """Base URL of an OTLP/HTTP collector, such as http://127.0.0.1:4318; empty: no traces. Needs the extra `otel`."""
+    ratio: float = 1.0
+    """Share of requests that are traced, of those whose caller has not decided by `traceparent`."""
+
+    def __post_init__(self) -> None:
+        if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"endpoint must begin with http:// or https://, not {self.endpoint!r}")
+        if not 0 <= self.ratio <= 1:
+            raise ValueError(f"ratio must be between 0 and 1, not {self.ratio}")
+
+
+@dataclass(frozen=True, slots=True)
 class ObservabilityConfig:
     request_log: bool = True
     """One JSON line a request on standard output."""
+    traces: TracesConfig = TracesConfig()

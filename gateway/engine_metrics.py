@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -16,6 +17,8 @@ from gateway.core.lanes import lane_name
 MAX_TENANTS = 20
 """Tenants of an engine with a label of their own, those it gave most device time; the rest share `other`."""
 
+GOAL = ("lane", "goal")
+"""Labels of what is said of a lane's goals; the goals are ttft and itl."""
 MODES = ("redis", "degraded", "closed", "open")
 
 PAGES = {
@@ -33,6 +36,7 @@ COUNTERS = {
     "step_predicted_seconds_total": "What the step-time model expected of the steps it knew.",
     "step_actual_seconds_total": "What the same steps took.",
     "recomputed_tokens": "Computed again after a preemption.",
+    "prompt_tokens": "Tokens of prompts that were taken in.",
     "cached_tokens": "Prompt tokens found in the prefix cache.",
     "generated_tokens": "Tokens sampled.",
     "adapter_loads": "Adapters copied to the device.",
@@ -58,11 +62,10 @@ LANE_GAUGES = {
     "requests_running": ("Running in the engine.", "running"),
     "requests_waiting": ("Waiting in the engine.", "waiting"),
     "oldest_wait_seconds": ("Age of the oldest request that waits.", "oldest_wait_seconds"),
-    "slo_ttft_attainment": ("Share of recent first tokens in time; 1 without any.", "slo_ttft_attainment"),
-    "slo_itl_attainment": ("Share of recent later tokens in time; 1 without any.", "slo_itl_attainment"),
     "vtc_gap_seconds": ("Between the most and the least served tenant that wait.", "vtc_gap_seconds"),
     "vtc_bound_seconds": ("What fair scheduling proves that gap to stay below.", "vtc_bound_seconds"),
 }
+ATTAINMENT = {"ttft": "slo_ttft_attainment", "itl": "slo_itl_attainment"}
 TENANT_GAUGES = {
     "tenant_requests_running": ("Running in the engine.", "running"),
     "tenant_requests_waiting": ("Waiting in the engine.", "waiting"),
@@ -105,6 +108,12 @@ def _lane_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
         for lane in stats.lanes:
             gauge.add_metric([_lane(lane)], getattr(lane, field))
         yield gauge
+    in_time = GaugeMetricFamily(
+        "loralane_slo_attainment", "Share of recent tokens in time, first and later ones; 1 without any.", labels=GOAL
+    )
+    for lane, (goal, field) in product(stats.lanes, ATTAINMENT.items()):
+        in_time.add_metric([_lane(lane), goal], getattr(lane, field))
+    yield in_time
     busy = CounterMetricFamily("loralane_lane_device_seconds", "Time of steps spent on a lane.", labels=["lane"])
     for lane in stats.lanes:
         busy.add_metric([_lane(lane)], lane.device_seconds)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine.client import EngineUnavailable
-from engine.core.types import FinishReason, TokenEvent
-from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
-from gateway.generation import RequestRecord
+from engine.core.types import ErrorCode, FinishReason, TokenEvent
+from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
+from gateway.generation import GenerateRequest
+from gateway.request_record import RequestRecord
 
 
 def note(record: RequestRecord, error: BaseException) -> None:
@@ -33,15 +34,19 @@ def engine_failures(record: RequestRecord) -> Iterator[None]:
         raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine stopped; try again") from error
 
 
-def refuse_failed(event: TokenEvent, record: RequestRecord) -> None:
+def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateRequest) -> None:
     """Raises what the engine has to say against a request, with the wait that it knows to be long enough, if any is."""
     if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
         return
-    record.refund = True
+    cancelled = event.refusal is not None and event.refusal.code is ErrorCode.CANCELLED
+    record.refund = not cancelled  # what an administrator cancels was used all the same, as when a caller leaves
     if event.finish_reason is FinishReason.ABORT:
         raise unavailable(Fault.PREEMPTED, "the engine gave the request up, as when its adapter is unloaded")
     if event.refusal is None:
         raise internal(record.request_id)
+    if event.refusal.code is ErrorCode.INVALID_GRAMMAR:
+        field = request.grammar_field
+        raise invalid_request(f"{field} cannot be followed: {event.refusal.message}", field)
     fault = Fault[event.refusal.code.name]
     if fault is Fault.MODEL_NOT_FOUND:
         raise model_not_found(record.model)

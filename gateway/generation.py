@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
+from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.tokenizer import Detokenizer, Message, StopMatcher, ToolSchema
+from gateway.tools.rule import FREE, ToolRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Chat:
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...] = ()
     """That the model may call."""
+    rule: ToolRule = FREE
 
 
 PromptInput = Chat | str | tuple[int, ...]
@@ -40,6 +41,8 @@ class GenerateRequest:
     """The caller's or the protocol's; need not be unique."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """Its max_tokens and seed are set by the gateway from the two fields below."""
+    grammar_field: str | None = None
+    """What the caller calls the grammar in `sampling`, if there is one."""
     max_tokens: int | None = None
     """None: as many as the context leaves room for, up to `default_max_tokens`."""
     seed: int | None = None
@@ -62,6 +65,12 @@ class GenerateRequest:
     """Seconds to the first token it asks for; None: the lane's goal."""
     itl: float | None = None
     """Seconds between tokens it asks for; None: the lane's goal."""
+    ingress: Ingress = UNKNOWN
+
+    @property
+    def offering(self) -> Chat | None:
+        """The chat that offers tools; None: none are offered."""
+        return next((prompt for prompt in self.inputs if isinstance(prompt, Chat) and prompt.tools), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,93 +137,6 @@ class Generation:
         return self.chunks
 
 
-@dataclass(slots=True)
-class RequestRecord:
-    """The story of one request, written while it lives; times in seconds on the gateway's monotonic clock."""
-
-    id: str
-    request_id: str
-    tenant: str
-    key_id: str
-    model: str
-    lane_asked: Lane | None
-    lane: Lane
-    started: float
-    adapter: str | None = None
-    adapter_version: str = ""
-    prompt_tokens: int = 0
-    reserved_tokens: int = 0
-    completion_tokens: int = 0
-    cached: dict[int, int] = field(default_factory=dict)
-    """Tokens of each prompt that were found in the prefix cache."""
-    submitted: float | None = None
-    """Handed to the engine."""
-    admitted: float | None = None
-    """The engine began to work on it."""
-    first_token: float | None = None
-    last_token: float | None = None
-    ended: float | None = None
-    finish: str = ""
-    """stop, length, cancelled, or error."""
-    status: int = 200
-    """As HTTP would answer; 499 when the caller left."""
-    error_code: str = ""
-    error_metadata: Mapping[str, str] = field(default_factory=dict)
-    shadowed: tuple[tuple[str, str], ...] = ()
-    """Limits in shadow that would have refused it: kind of scope, and name."""
-    refund: bool = False
-    """The engine failed or refused it: the caller pays nothing."""
-
-    @property
-    def usage(self) -> Usage:
-        return Usage(self.prompt_tokens, self.completion_tokens, sum(self.cached.values()))
-
-    @property
-    def used_tokens(self) -> int:
-        """What to charge: nothing before the engine has it, then the prompt and all that was generated."""
-        return 0 if self.submitted is None else self.prompt_tokens + self.completion_tokens
-
-    @property
-    def queue_seconds(self) -> float | None:
-        """From the engine having it to the engine working on it."""
-        return _span(self.submitted, self.admitted)
-
-    @property
-    def ttft_seconds(self) -> float | None:
-        return _span(self.started, self.first_token)
-
-    @property
-    def tpot_seconds(self) -> float | None:
-        """Mean time of a token after the first; None for fewer than two."""
-        span = _span(self.first_token, self.last_token)
-        return None if span is None or self.completion_tokens < 2 else span / (self.completion_tokens - 1)
-
-    @property
-    def duration_seconds(self) -> float | None:
-        return _span(self.started, self.ended)
-
-    def note_cached(self, prompt: int, tokens: int) -> None:
-        """What an answer to a prompt found cached. The first answer to run finds least, and leaves it to the others."""
-        self.cached[prompt] = min(tokens, self.cached.get(prompt, tokens))
-
-    def end(self, finish: str, status: int, error_code: str = "") -> None:
-        self.finish, self.status, self.error_code = finish, status, error_code
-
-
-def _span(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else end - start
-
-
-class Observer(Protocol):
-    """Watches requests go by: metrics and the request log."""
-
-    def inter_token(self, lane: Lane, seconds: float) -> None:
-        """Time between two events with tokens of one answer."""
-
-    def finished(self, record: RequestRecord) -> None:
-        """Called exactly once for each request, however it ended."""
-
-
 class Answer:
     """Turns the engine's events for one answer into chunks: detokenises, matches stop strings, hides the stop token."""
 
@@ -276,38 +198,7 @@ def united(events: Sequence[TokenEvent]) -> TokenEvent:
         tokens=tuple(chain.from_iterable(event.tokens for event in events)),
         logprobs=tuple(chain.from_iterable(event.logprobs for event in events)),
         num_cached=min(event.num_cached for event in events),
+        device_seconds=max(event.device_seconds for event in events),
+        wait=events[0].wait,
+        adapter_wait=events[0].adapter_wait,
     )
-
-
-T = TypeVar("T")
-
-
-async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Items of all streams as they come. Closing it closes every stream; the first error of any ends it."""
-    queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
-    pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
-    try:
-        running = len(pumps)
-        while running:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item[0]
-    finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
-async def _pump(stream: AsyncGenerator[T, None], queue: asyncio.Queue[tuple[T] | BaseException | None]) -> None:
-    end: BaseException | None = None
-    try:
-        async with aclosing(stream):
-            async for item in stream:
-                queue.put_nowait((item,))
-    except Exception as error:
-        end = error
-    queue.put_nowait(end)

@@ -17,7 +17,10 @@ from gateway.grpc_admin import AdapterAdminService
 from gateway.grpc_generation import GenerationService
 from gateway.grpc_health import EngineHealth
 from gateway.grpc_limits import LimitAdminService
+from gateway.grpc_operations import LaneAdminService, RequestAdminService
+from gateway.grpc_usage import UsageAdminService
 from gateway.limiter.admin import LimitAdmin
+from gateway.operations import Operations
 from gateway.pb import (
     adapters_pb2,
     adapters_pb2_grpc,
@@ -25,16 +28,24 @@ from gateway.pb import (
     generation_pb2_grpc,
     limits_pb2,
     limits_pb2_grpc,
+    operations_pb2,
+    operations_pb2_grpc,
     tenants_pb2,
     tenants_pb2_grpc,
+    usage_pb2,
+    usage_pb2_grpc,
 )
 from gateway.service import Gateway
+from gateway.usage.admin import UsageAdmin
 
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,
     adapters_pb2.DESCRIPTOR.services_by_name["AdapterAdmin"].full_name,
     limits_pb2.DESCRIPTOR.services_by_name["LimitAdmin"].full_name,
     tenants_pb2.DESCRIPTOR.services_by_name["TenantAdmin"].full_name,
+    usage_pb2.DESCRIPTOR.services_by_name["UsageAdmin"].full_name,
+    operations_pb2.DESCRIPTOR.services_by_name["LaneAdmin"].full_name,
+    operations_pb2.DESCRIPTOR.services_by_name["RequestAdmin"].full_name,
 )
 
 KEEPALIVE = (
@@ -55,20 +66,24 @@ class GrpcServer:
         gateway: Gateway,
         keys: Authenticator,
         accounts: AccountRegistry | None = None,
+        operations: Operations | None = None,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
         shared: bool = False,
         max_message_bytes: int = 8 * 2**20,
         grace_seconds: float = 10.0,
+        usage: UsageAdmin | None = None,
     ) -> None:
         """
         Args:
             accounts: None leaves tenants and keys to the configuration.
+            operations: None leaves lanes and live requests alone.
             port: 0 takes any free one.
             shared: other processes of ours listen on it too, and the kernel deals connections out.
             max_message_bytes: of one request; gRPC itself refuses a larger one with RESOURCE_EXHAUSTED.
             grace_seconds: how long running calls may go on when the server stops.
+            usage: None where nothing counts it.
         """
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._grace_seconds = grace_seconds
@@ -82,6 +97,11 @@ class GrpcServer:
         if accounts is not None:
             tenants = TenantAdminService(AccountAdmin(accounts, gateway.limiter.drop), keys)
             tenants_pb2_grpc.add_TenantAdminServicer_to_server(tenants, self._server)
+        if usage is not None:
+            usage_pb2_grpc.add_UsageAdminServicer_to_server(UsageAdminService(usage, keys), self._server)
+        if operations is not None:
+            operations_pb2_grpc.add_LaneAdminServicer_to_server(LaneAdminService(operations, keys), self._server)
+            operations_pb2_grpc.add_RequestAdminServicer_to_server(RequestAdminService(operations, keys), self._server)
         add_HealthServicer_to_server(self._health, self._server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)

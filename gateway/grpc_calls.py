@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from gateway.core.errors import ApiError, forbidden, internal, invalid_request
 from gateway.core.request_id import request_id_from
 from gateway.core.tenants import Authenticator, Principal
+from gateway.core.trace_context import Ingress, trace_context_from
 from gateway.grpc_errors import status_of
 
 log = structlog.get_logger("grpc")
@@ -34,7 +35,8 @@ T = TypeVar("T")
 class Call:
     """One RPC being answered.
 
-    Only `authorization` and `x-request-id` of a caller's metadata are read: who somebody is follows from the key alone.
+    Only `authorization`, `x-request-id` and `traceparent` of a caller's metadata are read: who somebody is follows from
+    the key alone.
     """
 
     def __init__(self, context: grpc.aio.ServicerContext) -> None:
@@ -49,6 +51,10 @@ class Call:
         """The key a caller shows; None: there is none."""
         scheme, _, token = self._metadata.get("authorization", "").partition(" ")
         return token.strip() if scheme.lower() == "bearer" else None
+
+    def ingress(self, method: str) -> Ingress:
+        """`method`: with its service, as /package.Service/Method."""
+        return Ingress(method, trace_context_from(self._metadata.get("traceparent", "")))
 
     @property
     def time_remaining(self) -> float | None:
@@ -85,16 +91,14 @@ class Call:
         raise AssertionError("abort_with_status raises")
 
 
-async def answer(
-    context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[Call, Principal], Awaitable[T]]
-) -> T:
-    """Does an authenticated caller's work and returns its result.
+async def respond(context: grpc.aio.ServicerContext, work: Callable[[Call], Awaitable[T]]) -> T:
+    """Does a caller's work and returns its result.
 
     An ApiError becomes its status. Anything else is a bug of ours: logged, and INTERNAL without a word about it.
     """
     call = Call(context)
     try:
-        result = await work(call, keys.authenticate(call.token))
+        result = await work(call)
         await call.open()
     except ApiError as error:
         refusal = error
@@ -104,6 +108,17 @@ async def answer(
     else:
         return result
     return await call.refuse(refusal)
+
+
+async def answer(
+    context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[Call, Principal], Awaitable[T]]
+) -> T:
+    """As `respond`, for callers with a key."""
+
+    async def authenticated(call: Call) -> T:
+        return await work(call, keys.authenticate(call.token))
+
+    return await respond(context, authenticated)
 
 
 async def administer(context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[Call], Awaitable[T]]) -> T:

@@ -19,7 +19,7 @@ MAX_MESSAGE = 300
 """Characters. Messages quote what callers sent, and peers drop calls whose trailing metadata outgrow 8 KiB."""
 
 FIELDS = {
-    "messages": "chat.messages",
+    **{name: f"chat.{name}" for name in ("messages", "tools", "tool_choice")},
     "lora_name": "name",
     "lora_path": "path",
     **{name: f"sampling.{name}" for name in generation_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
@@ -55,9 +55,10 @@ def _details(error: ApiError, message: str, request_id: str) -> list[Message]:
 
 
 def field_path(param: str) -> str:
-    """Where the blamed field is in the request: messages[0].role -> chat.messages[0].role."""
+    """Where the blamed field is in the request: messages[0].role -> chat.messages[0].role. Functions are no messages of
+    their own here."""
     first, rest = re.fullmatch(r"(\w*)(.*)", param, re.DOTALL).groups()  # type: ignore[union-attr]
-    return FIELDS.get(first, first) + rest
+    return FIELDS.get(first, first) + rest.replace(".function", "")
 
 
 def _duration(seconds: float) -> Duration:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import grpc
@@ -11,11 +12,25 @@ import grpc
 from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import Authenticator, Principal
 from gateway.generation import Generation
-from gateway.grpc_calls import Call, answer
-from gateway.grpc_wire import chunk_to_pb, generate_request, model_query, prompt_input, response_to_pb, usage_metadata
+from gateway.grpc_calls import Call, answer, respond
+from gateway.grpc_wire import (
+    Read,
+    chunk_to_pb,
+    generate_request,
+    model_query,
+    prompt_input,
+    response_to_pb,
+    usage_metadata,
+)
+from gateway.openai_tools import as_text, call_reader
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import generation_pb2_grpc as pb_grpc
 from gateway.service import Gateway
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Generation"]
+GENERATE, GENERATE_STREAM = (
+    f"/{SERVICE.full_name}/{SERVICE.methods_by_name[name].name}" for name in ("Generate", "GenerateStream")
+)
 
 
 class GenerationService(pb_grpc.GenerationServicer):
@@ -29,33 +44,34 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def Generate(  # noqa: N802
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> pb.GenerateResponse:
-        return await answer(context, self._keys, partial(self._generate, request))
+        return await respond(context, partial(self._generate, request))
 
     async def GenerateStream(  # noqa: N802
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         # Not an async generator: gRPC would leave a cancelled one to the garbage collector, and the engine running.
-        await answer(context, self._keys, partial(self._stream, request))
+        await respond(context, partial(self._stream, request))
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.TokenizeResponse:
         return await answer(context, self._keys, partial(self._tokenize, request))
 
-    async def _generate(self, request: pb.GenerateRequest, call: Call, principal: Principal) -> pb.GenerateResponse:
-        async with self._admitted(request, call, principal) as generation:
+    async def _generate(self, request: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
+        async with self._admitted(request, call, GENERATE) as (generation, read):
             chunks = [chunk async for chunk in generation]
-        if usage := chunks[-1].usage:
-            call.set_trailing(usage_metadata(usage))
-        return response_to_pb(generation.admitted, chunks, self._token_text)
+            if usage := chunks[-1].usage:
+                call.set_trailing(usage_metadata(usage))
+            return response_to_pb(generation.admitted, chunks, read, self._token_text)
 
-    async def _stream(self, request: pb.GenerateRequest, call: Call, principal: Principal) -> None:
-        async with self._admitted(request, call, principal) as generation:
+    async def _stream(self, request: pb.GenerateRequest, call: Call) -> None:
+        async with self._admitted(request, call, GENERATE_STREAM) as (generation, read):
             async for chunk in generation:
+                told = read(chunk)
                 if chunk.usage:
                     call.set_trailing(usage_metadata(chunk.usage))
-                if chunk.text or chunk.token_ids or chunk.finish_reason:
-                    await call.send(chunk_to_pb(generation.admitted, chunk, self._token_text))
+                if told.text or chunk.token_ids or chunk.finish_reason:
+                    await call.send(chunk_to_pb(generation.admitted, chunk, told, self._token_text))
 
     async def _tokenize(self, request: pb.TokenizeRequest, call: Call, principal: Principal) -> pb.TokenizeResponse:
         """A context length is known only from an engine that was there."""
@@ -68,10 +84,15 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     @asynccontextmanager
     async def _admitted(
-        self, request: pb.GenerateRequest, call: Call, principal: Principal
-    ) -> AsyncIterator[Generation]:
-        """Initial metadata go out with admission, not before: until then a status can still be the whole answer."""
-        wanted = generate_request(request, call.request_id, call.time_remaining)
+        self, request: pb.GenerateRequest, call: Call, method: str
+    ) -> AsyncIterator[tuple[Generation, Read]]:
+        """And what reads its answers. Initial metadata go out with admission, not before: until then a status can still
+        be the whole answer."""
+        with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
+            principal = arrival.identify(self._keys.authenticate(call.token))
+            wanted = generate_request(request, call.request_id, call.time_remaining)
+            wanted = replace(wanted, ingress=arrival.ingress)
+            calls = call_reader(wanted, self._gateway.intake.dialect)
         async with self._gateway.generate(principal, wanted) as generation:
             await call.open(generation.admitted.headers())
-            yield generation
+            yield generation, calls.read if calls else as_text

@@ -105,6 +105,8 @@ def _usage_to_pb(usage: Sequence[ScopeUsage]) -> pb.LimitUsageResponse:
             pb.ScopeUsage(
                 scope=pb.LimitScope(**asdict(used.scope)),
                 limits=[pb.LimitUsage(**asdict(limit)) for limit in used.limits],
+                refused_at=used.refused_at,
+                refused_by=used.refused_by,
             )
             for used in usage
         ]

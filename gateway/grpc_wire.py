@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 from typing import Any, get_type_hints
 
 import msgspec
 
+from engine.core.grammars import Grammar
 from engine.core.types import Lane, SamplingParams, TokenLogprobs
 from gateway.adapters.status import STATUS_FIELDS, AdapterStatus
-from gateway.core.errors import invalid_request, unsupported_parameter
+from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
-from gateway.generation import Admitted, Chat, Finish, GenerateRequest, GenerationChunk, PromptInput, Usage
+from gateway.generation import Admitted, Chat, GenerateRequest, GenerationChunk, PromptInput, Usage
+from gateway.joined import join_answers
 from gateway.openai_convert import chat_messages
-from gateway.openai_messages import ChatMessage
-from gateway.openai_schema import CompletionRequest, Slo
+from gateway.openai_messages import (
+    AssistantCall,
+    CalledFunction,
+    ChatMessage,
+    Function,
+    FunctionName,
+    Tool,
+    ToolChoice,
+)
+from gateway.openai_schema import CompletionRequest, Slo, StructuredOutputs
+from gateway.openai_tools import Told, offered_tools, tool_rule
 from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
+from gateway.structured import Constraint, by_kind
 
 RANGES: Mapping[str, Any] = get_type_hints(CompletionRequest, include_extras=True)
 """What HTTP accepts for a field of this name, as msgspec reads it."""
@@ -27,6 +38,8 @@ NOT_SAMPLING = frozenset({"max_tokens", "seed", "stop"})
 """Fields of the message SamplingParams that are the gateway's business, not the sampler's."""
 
 TokenText = Callable[[int], str]
+Read = Callable[[GenerationChunk], Told]
+"""Tells calls from text."""
 
 _LANE_ASKED: Mapping[int, Lane | None] = {
     pb.LANE_UNSPECIFIED: None,
@@ -34,10 +47,17 @@ _LANE_ASKED: Mapping[int, Lane | None] = {
     pb.LANE_BATCH: Lane.BATCH,
 }
 _LANE: Mapping[Lane, pb.Lane] = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
-_FINISH: Mapping[Finish | None, pb.FinishReason] = {
+_TOOL_MODE: Mapping[int, str] = {
+    pb.ToolChoice.MODE_UNSPECIFIED: "auto",
+    pb.ToolChoice.MODE_AUTO: "auto",
+    pb.ToolChoice.MODE_NONE: "none",
+    pb.ToolChoice.MODE_REQUIRED: "required",
+}
+_FINISH: Mapping[str | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_UNSPECIFIED,
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
+    "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
 }
 
 
@@ -45,15 +65,18 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
     """`deadline`: seconds this caller will wait. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     given = {field.name: _plain(value) for field, value in message.sampling.ListFields()}
     _check_ranges(given, RANGES)
-    slo = _slo(message.slo)
+    slo, asked = _slo(message.slo), _asked(message.structured_outputs)
+    _check_ranges(count := {"n": message.n} if message.HasField("n") else {}, RANGES)
     return GenerateRequest(
         model=model_query(message.model),
         inputs=(prompt_input(message),),
         request_id=request_id,
-        sampling=_sampling(given),
+        sampling=_sampling(given, asked.grammar),
+        grammar_field=asked.field,
         max_tokens=given.get("max_tokens"),
         seed=given.get("seed"),
         stop=tuple(given.get("stop", ())),
+        n=count.get("n", 1),
         lane=_lane(message.lane),
         priority=message.priority,
         deadline=deadline,
@@ -73,7 +96,7 @@ def prompt_input(message: pb.GenerateRequest | pb.TokenizeRequest) -> PromptInpu
     """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     match message.WhichOneof("input"):
         case "chat":
-            return Chat(chat_messages(list(map(_message, message.chat.messages, count()))))
+            return _chat(message.chat)
         case "prompt":
             return message.prompt
         case "prompt_ids" if isinstance(message, pb.GenerateRequest):
@@ -82,13 +105,17 @@ def prompt_input(message: pb.GenerateRequest | pb.TokenizeRequest) -> PromptInpu
     raise invalid_request(f"one of {', '.join(names)} is required", "input")
 
 
-def chunk_to_pb(admitted: Admitted, chunk: GenerationChunk, token_text: TokenText) -> pb.GenerateChunk:
-    return pb.GenerateChunk(**_fields(admitted, (chunk,), token_text))
+def chunk_to_pb(admitted: Admitted, chunk: GenerationChunk, told: Told, token_text: TokenText) -> pb.GenerateChunk:
+    choice = _choice(chunk, told, token_text)
+    return pb.GenerateChunk(choice=choice, usage=_usage(chunk.usage), **_head(admitted))
 
 
-def response_to_pb(admitted: Admitted, chunks: Sequence[GenerationChunk], token_text: TokenText) -> pb.GenerateResponse:
-    """`chunks`: all of an answer, in order."""
-    return pb.GenerateResponse(**_fields(admitted, chunks, token_text))
+def response_to_pb(
+    admitted: Admitted, chunks: Sequence[GenerationChunk], read: Read, token_text: TokenText
+) -> pb.GenerateResponse:
+    """`chunks`: all of all answers, each answer's in order."""
+    choices = [_choice(answer, read(answer), token_text) for answer in join_answers(chunks)]
+    return pb.GenerateResponse(choices=choices, usage=_usage(chunks[-1].usage), **_head(admitted))
 
 
 def usage_metadata(usage: Usage) -> dict[str, str]:
@@ -105,10 +132,34 @@ def adapter_to_pb(status: AdapterStatus) -> adapters_pb2.Adapter:
     return adapters_pb2.Adapter(**{name: getattr(status, name) for name in STATUS_FIELDS})
 
 
-def _message(message: pb.ChatMessage, index: int) -> ChatMessage:
-    if message.role == "tool":  # whose answer to a call has no field here for the call
-        raise unsupported_parameter(f"messages[{index}].role", "cannot be 'tool' over gRPC")
-    return ChatMessage(message.role, message.content)
+def _chat(message: pb.Chat) -> Chat:
+    """In OpenAI's words first, whose meaning is known."""
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(message.tools)]
+    choice = _tool_choice(message.tool_choice)
+    parallel = message.parallel_tool_calls if message.HasField("parallel_tool_calls") else None
+    rule = tool_rule(tools, choice, parallel)
+    return Chat(chat_messages(list(map(_message, message.messages))), offered_tools(tools, choice), rule)
+
+
+def _message(message: pb.ChatMessage) -> ChatMessage:
+    calls = [AssistantCall(CalledFunction(call.name, call.arguments), call.id) for call in message.tool_calls]
+    return ChatMessage(message.role, message.content, calls, message.tool_call_id or None, message.name or None)
+
+
+def _tool(tool: pb.Tool, place: str) -> Tool:
+    try:
+        parameters = msgspec.json.decode(tool.parameters or "null", type=dict[str, Any] | None)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid_request(f"{place}.parameters: {error}", f"{place}.parameters") from error
+    return Tool("function", Function(tool.name, tool.description, parameters, tool.strict))
+
+
+def _tool_choice(message: pb.ToolChoice) -> str | ToolChoice | None:
+    if message.WhichOneof("choice") == "name":
+        return ToolChoice("function", FunctionName(message.name))
+    if message.mode not in _TOOL_MODE:
+        raise invalid_request(f"mode {message.mode} is none of {', '.join(pb.ToolChoice.Mode.keys())}", "tool_choice")
+    return _TOOL_MODE[message.mode]
 
 
 def _plain(value: Any) -> Any:
@@ -131,11 +182,19 @@ def _slo(message: pb.Slo) -> Slo:
     return Slo(**given)
 
 
-def _sampling(given: Mapping[str, Any]) -> SamplingParams:
+def _asked(message: pb.StructuredOutputs) -> Constraint:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return Constraint()
+    value = list(message.choice.choice) if kind == "choice" else getattr(message, kind)
+    return by_kind(msgspec.convert({kind: value}, StructuredOutputs))
+
+
+def _sampling(given: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:
     values = {name: value for name, value in given.items() if name not in NOT_SAMPLING}
     values["logit_bias"] = tuple(given.get("logit_bias", {}).items())
     values["stop_token_ids"] = tuple(given.get("stop_token_ids", ()))
-    return SamplingParams(**values)
+    return SamplingParams(**values, grammar=grammar)
 
 
 def _lane(number: int) -> Lane | None:
@@ -144,19 +203,35 @@ def _lane(number: int) -> Lane | None:
     return _LANE_ASKED[number]
 
 
-def _fields(admitted: Admitted, chunks: Sequence[GenerationChunk], token_text: TokenText) -> dict[str, Any]:
+def _head(admitted: Admitted) -> dict[str, Any]:
     """Fields that a response and a chunk of a stream have in common."""
     return {
         "id": admitted.id,
         "model": admitted.model,
-        "text": "".join(chunk.text for chunk in chunks),
-        "token_ids": [token_id for chunk in chunks for token_id in chunk.token_ids],
-        "logprobs": [entry for chunk in chunks for entry in _logprobs(chunk, token_text)],
-        "finish_reason": _FINISH[chunks[-1].finish_reason],
-        "usage": _usage(chunks[-1].usage),
         "lane": _LANE[admitted.lane],
         "system_fingerprint": admitted.fingerprint,
     }
+
+
+def _choice(chunk: GenerationChunk, told: Told, token_text: TokenText) -> pb.Choice:
+    return pb.Choice(
+        index=chunk.index,
+        text=told.text,
+        token_ids=chunk.token_ids,
+        logprobs=_logprobs(chunk, token_text),
+        finish_reason=_FINISH[told.finish_reason],
+        tool_calls=map(_tool_call, told.calls),
+    )
+
+
+def _tool_call(call: Mapping[str, Any]) -> pb.ToolCall:
+    function = call["function"]
+    return pb.ToolCall(
+        index=call["index"],
+        id=call.get("id", ""),
+        name=function.get("name", ""),
+        arguments=function["arguments"],
+    )
 
 
 def _logprobs(chunk: GenerationChunk, token_text: TokenText) -> list[pb.TokenLogprob]:

@@ -142,4 +142,4 @@ def _given(body: Struct) -> dict[str, Any]:
 
 
 def _shown_once(new: NewKey) -> Response:
-    return json_response({**key_json(new.account), "key": new.secret}, 201, {"cache-control": "no-store"})
+    return json_response({**key_json(new.account), "key": new.secret}, 201)

@@ -16,7 +16,9 @@ from gateway.core.tenants import Principal
 from gateway.http_accounts import AccountsApi
 from gateway.http_edge import read_body
 from gateway.http_limits import LIMITS, LimitsApi
+from gateway.http_operations import OperationsApi
 from gateway.http_stream import json_response
+from gateway.http_usage import USAGE, UsageApi
 from gateway.limiter.admin import LimitAdmin
 from gateway.openai_schema import (
     AliasRequest,
@@ -27,7 +29,9 @@ from gateway.openai_schema import (
     UnloadAdapterRequest,
     parse,
 )
+from gateway.operations import Operations
 from gateway.service import Gateway
+from gateway.usage.admin import UsageAdmin
 
 MAX_DRAIN_SECONDS = 86_400.0
 ADAPTERS = "/admin/v1/adapters"
@@ -47,14 +51,19 @@ class AdminApi:
         authenticate: Callable[[Request], Principal],
         max_body_bytes: int,
         accounts: AccountRegistry | None = None,
+        usage: UsageAdmin | None = None,
+        operations: Operations | None = None,
     ) -> None:
-        """`accounts`: None leaves tenants and keys to the configuration."""
+        """None leaves `accounts` to the configuration, `usage` uncounted, and lanes and live requests alone."""
         self._gateway = gateway
         self._adapters = gateway.adapters
         self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
-        self._limits = LimitsApi(LimitAdmin(gateway.limiter), max_body_bytes)
+        limits = LimitAdmin(gateway.limiter)
+        self._limits = LimitsApi(limits, max_body_bytes)
         self._accounts = accounts
+        self._usage = usage
+        self._live = OperationsApi(operations, limits, gateway.adapters) if operations else None
 
     def routes(self) -> list[Route]:
         table: list[tuple[str, str, Handler]] = [
@@ -78,6 +87,10 @@ class AdminApi:
         if self._accounts is not None:
             admin = AccountAdmin(self._accounts, self._gateway.limiter.drop)
             table += AccountsApi(admin, self._max_body_bytes).table()
+        if self._usage is not None:
+            table.append(("GET", USAGE, UsageApi(self._usage).usage))
+        if self._live is not None:
+            table += self._live.table()
         return [Route(path, self._for_admins(handler), methods=[method]) for method, path, handler in table]
 
     async def load_as_vllm(self, request: Request) -> Response:
@@ -151,11 +164,15 @@ class AdminApi:
             if not self._authenticate(request).is_admin:
                 raise forbidden("this needs an administrator's key")
             try:
-                return await handler(request)
+                response = await handler(request)
             except ApiError as error:
                 if request.url.path.startswith(ADAPTERS):
                     error.param = NATIVE_FIELDS.get(error.param, error.param)
                 raise
+            if self._live is not None and request.method != "GET":
+                self._live.forget()
+            response.headers["cache-control"] = "no-store"
+            return response
 
         return guarded
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from importlib.metadata import version
 
 from starlette.applications import Starlette
@@ -16,15 +16,18 @@ from starlette.routing import Route
 
 from engine.client import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
-from gateway.core.errors import ApiError, invalid_request, unsupported_parameter
+from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal
-from gateway.generation import Chat, GenerateRequest
+from gateway.core.trace_context import Ingress, trace_context_from
+from gateway.generation import GenerateRequest
 from gateway.http_admin import AdminApi
+from gateway.http_console import ConsoleFiles
 from gateway.http_edge import Edge, on_api_error, on_http_exception, read_body, request_id
 from gateway.http_stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
 from gateway.metrics import CONTENT_TYPE, Metrics
+from gateway.observers import Arrival
 from gateway.openai_convert import chat_messages, chat_request, completion_request
 from gateway.openai_render import ChatStyle, CompletionStyle, Json, Style
 from gateway.openai_schema import (
@@ -36,11 +39,11 @@ from gateway.openai_schema import (
     TokenizeRequest,
     parse,
 )
-from gateway.openai_tools import ToolCalls, offered_tools
+from gateway.openai_tools import call_reader, offered_tools
 from gateway.openapi import document
-from gateway.request_log import RequestLog
+from gateway.operations import Operations
 from gateway.service import Gateway
-from gateway.tools.dialects import ToolParserName, choose_dialect
+from gateway.usage.admin import UsageAdmin
 
 MAX_BODY_BYTES = 8 * 2**20
 PING_SECONDS = 10.0
@@ -51,17 +54,16 @@ def create_app(
     keys: Authenticator,
     *,
     metrics: Metrics,
-    request_log: RequestLog | None = None,
     accounts: AccountRegistry | None = None,
+    operations: Operations | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
-    tool_parser: ToolParserName = "auto",
+    usage: UsageAdmin | None = None,
 ) -> Starlette:
-    """The ASGI application.
-
-    `request_log` is told of requests that never reach the gateway; without `accounts` nobody administers tenants.
+    """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, and without
+    `operations` nobody touches lanes and live requests.
     """
-    api = HttpApi(gateway, keys, metrics, request_log, max_body_bytes, ping_seconds, accounts, tool_parser)
+    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, operations, usage)
     return Starlette(
         routes=api.routes(),
         middleware=[Middleware(Edge)],
@@ -77,22 +79,20 @@ class HttpApi:
         gateway: Gateway,
         keys: Authenticator,
         metrics: Metrics,
-        request_log: RequestLog | None,
         max_body_bytes: int,
         ping_seconds: float,
         accounts: AccountRegistry | None,
-        tool_parser: ToolParserName,
+        operations: Operations | None,
+        usage: UsageAdmin | None,
     ) -> None:
         self._gateway = gateway
         self._keys = keys
         self._metrics = metrics
-        self._request_log = request_log
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
-        self._dialect = choose_dialect(tool_parser, gateway.tokenizer.tool_template)
         self._started = int(time.time())
         self._document = document()
-        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts)
+        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations)
 
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]
@@ -104,6 +104,7 @@ class HttpApi:
             Route("/tokenize", self.tokenize, methods=post),
             Route("/detokenize", self.detokenize, methods=post),
             *self._admin.routes(),
+            *ConsoleFiles().routes(),
             Route("/health", self.health, methods=get),
             Route("/ready", self.ready, methods=get),
             Route("/version", self.version, methods=get),
@@ -112,17 +113,19 @@ class HttpApi:
         ]
 
     async def chat(self, request: Request) -> GenerationResponse:
-        with self._refusals(request):
-            principal, body = await self._read(request, ChatRequest)
-            generate = chat_request(body, request_id(request))
-            tools = self._tool_calls(body, generate)
+        with self._arriving(request) as arrival:
+            principal = arrival.identify(self._authenticate(request))
+            body = await self._parsed(request, ChatRequest)
+            generate = replace(chat_request(body, request_id(request)), ingress=arrival.ingress)
+            tools = call_reader(generate, self._gateway.intake.dialect)
         style = ChatStyle(self._gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools)
         return self._generation(principal, body, generate, style)
 
     async def completions(self, request: Request) -> GenerationResponse:
-        with self._refusals(request):
-            principal, body = await self._read(request, CompletionRequest)
-            generate = completion_request(body, request_id(request))
+        with self._arriving(request) as arrival:
+            principal = arrival.identify(self._authenticate(request))
+            body = await self._parsed(request, CompletionRequest)
+            generate = replace(completion_request(body, request_id(request)), ingress=arrival.ingress)
         style = CompletionStyle(
             self._gateway.tokenizer,
             token_ids=bool(body.return_token_ids),
@@ -204,17 +207,6 @@ class HttpApi:
             ping_seconds=self._ping_seconds,
         )
 
-    def _tool_calls(self, body: ChatRequest, generate: GenerateRequest) -> ToolCalls | None:
-        """What will read the calls in the answers; None: no tools are offered."""
-        tools = [tool for prompt in generate.inputs if isinstance(prompt, Chat) for tool in prompt.tools]
-        if not tools:
-            return None
-        if self._dialect is None:
-            raise unsupported_parameter(
-                "tools", "cannot be used: calls are not read from this model (model.tool_parser)"
-            )
-        return ToolCalls(self._dialect, tools, parallel=body.parallel_tool_calls is not False)
-
     def _prompt_texts(self, generate: GenerateRequest) -> list[str]:
         """One for each answer."""
         decode = self._gateway.tokenizer.decode
@@ -242,19 +234,15 @@ class HttpApi:
 
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Principal, Body]:
         """Who asks, and what. A stranger's body is not even read."""
-        principal = self._authenticate(request)
-        return principal, parse(await read_body(request, self._max_body_bytes), kind)
+        return self._authenticate(request), await self._parsed(request, kind)
+
+    async def _parsed(self, request: Request, kind: type[Body]) -> Body:
+        return parse(await read_body(request, self._max_body_bytes), kind)
 
     def _authenticate(self, request: Request) -> Principal:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         return self._keys.authenticate(token.strip() if scheme.lower() == "bearer" else None)
 
-    @contextmanager
-    def _refusals(self, request: Request) -> Iterator[None]:
-        """Logs requests for generation that never become one."""
-        try:
-            yield
-        except ApiError as error:
-            if self._request_log is not None:
-                self._request_log.refused(request_id(request), request.url.path, error)
-            raise
+    def _arriving(self, request: Request) -> AbstractContextManager[Arrival]:
+        trace = trace_context_from(request.headers.get("traceparent", ""))
+        return self._gateway.arriving(request_id(request), Ingress(request.url.path, trace))

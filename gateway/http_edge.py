@@ -24,6 +24,10 @@ from gateway.openai_absent import instead_of
 log = structlog.get_logger("http")
 
 
+class ClientGone(OSError):
+    """Whoever was sending a request hung up before its end."""
+
+
 class Edge:
     """Middleware: gives every request an id and every response that id; turns what nobody expected into a 500."""
 
@@ -49,7 +53,7 @@ class Edge:
         try:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
-            if isinstance(error, ClientDisconnect) or (started and isinstance(error, OSError)):
+            if isinstance(error, ClientGone) or (started and isinstance(error, OSError)):
                 log.info("client_gone", request_id=request_id, reason=str(error))
                 return
             log.exception("internal_error", request_id=request_id, path=scope["path"])
@@ -62,15 +66,18 @@ def request_id(request: Request) -> str:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Raises ApiError: REQUEST_TOO_LARGE, as soon as that is known."""
+    """Raises ApiError: REQUEST_TOO_LARGE, as soon as that is known; ClientGone."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > max_bytes:
+                raise _too_large(max_bytes)
+    except ClientDisconnect as error:
+        raise ClientGone("the client hung up before its request was whole") from error
     return bytes(body)
 
 

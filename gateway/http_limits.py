@@ -15,6 +15,7 @@ from gateway.http_edge import read_body
 from gateway.http_stream import json_response
 from gateway.limiter.admin import LimitAdmin, scope_of
 from gateway.limiter.base import LimitEntry
+from gateway.limiter.usage import ScopeUsage
 from gateway.openai_schema import parse
 
 LIMITS = "/admin/v1/limits"
@@ -68,11 +69,16 @@ class LimitsApi:
 
     async def usage(self, request: Request) -> Response:
         scopes = await self._limits.usage(request.query_params.get("tenant", ""))
-        return json_response({"usage": [{**asdict(used.scope), "limits": used.limits} for used in scopes]})
+        return json_response({"usage": [use_json(used) for used in scopes]})
 
 
 def _scope(body: ScopeBody) -> Scope:
     return scope_of(body.tenant, body.key, body.adapter)
+
+
+def use_json(used: ScopeUsage) -> dict[str, Any]:
+    last = {"refused_at": used.refused_at, "refused_by": used.refused_by}
+    return {**asdict(used.scope), "limits": used.limits, **last}
 
 
 def entry_json(entry: LimitEntry) -> dict[str, Any]:

@@ -9,15 +9,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from engine.client import EngineApi
-from engine.core.types import AdapterId, Lane, Request, SamplingParams
+from engine.core.types import AdapterId, Lane, Origin, Request, SamplingParams
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
+from gateway.constraints import Constraints
 from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable
 from gateway.core.routing import Catalog, ModelQuery, resolve
 from gateway.core.tenants import Tenant
 from gateway.generation import Chat, GenerateRequest, PromptInput
+from gateway.request_record import RequestRecord
 from gateway.settings import ServiceSettings
 from gateway.tokenizer import Tokenizer
+from gateway.tools.dialects import Dialect, choose_dialect
 
 SEED_BITS = 64
 
@@ -66,17 +69,17 @@ class Job:
         """Ids that an answer's text goes on from; none after a chat, where it begins by itself."""
         return () if isinstance(self.request.inputs[prompt_index], Chat) else self.prompts[prompt_index]
 
-    def engine_request(self, record_id: str, index: int, waited: float) -> Request:
-        """For answer `index`; its id is unique, its clock begins when it is submitted.
+    def engine_request(self, record: RequestRecord, index: int, now: float) -> Request:
+        """For answer `index`; its id is unique, its clock begins when it is submitted, `now` on the record's clock.
 
-        `waited`: seconds since the caller asked, which are gone from its deadline. In the interactive lane goals say
-        all there is to say; a deadline orders batch work.
+        What has passed since the caller asked is gone from its deadline. In the interactive lane goals say all there is
+        to say; a deadline orders batch work.
         """
         prompt_index, number = divmod(index, self.request.n)
         params = self.params[prompt_index]
         deadline = self.request.deadline
         return Request(
-            id=f"{record_id}-{index}",
+            id=f"{record.id}-{index}",
             prompt=self.prompts[prompt_index],
             params=params if not number else replace(params, seed=(params.seed + number) % 2**SEED_BITS),
             adapter=self.version,
@@ -84,10 +87,15 @@ class Job:
             priority=self.request.priority,
             tenant=self.tenant.name,
             weight=self.tenant.weight,
-            deadline=None if deadline is None or self.lane is not Lane.BATCH else deadline - waited,
+            deadline=None if deadline is None or self.lane is not Lane.BATCH else deadline - (now - record.started),
             ttft=self.request.ttft,
             itl=self.request.itl,
+            origin=self._origin(record),
         )
+
+    def _origin(self, record: RequestRecord) -> Origin:
+        adapter, part = record.adapter or "", record.reserved_tokens // self.num_answers
+        return Origin(record.id, record.request_id, record.key_id, record.model, adapter, part)
 
 
 class Intake:
@@ -107,6 +115,12 @@ class Intake:
         self._adapters = adapters
         self._base_names = base_names
         self._settings = settings
+        self._constraints = Constraints(tokenizer.token_id)
+
+    @property
+    def dialect(self) -> Dialect | None:
+        """In which the model writes calls of tools; None: in none that is read here."""
+        return choose_dialect(self._settings.tool_parser, self._tokenizer.tool_template)
 
     def models(self, tenant: Tenant) -> list[ModelCard]:
         """What a tenant may name, the base first, aliases after all adapters."""
@@ -146,6 +160,7 @@ class Intake:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
         adapter = self.resolve(tenant, request.model)
         self._check(request)
+        request = await self._constraints.settle(request, self.dialect)
         prompts = tuple([await self.encode(prompt) for prompt in request.inputs])
         pairs = zip(request.inputs, prompts, strict=True)
         seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 
-import grpc
-
+from gateway.admin_client import AdminClient
 from gateway.pb import limits_pb2 as pb
 from gateway.pb import limits_pb2_grpc as pb_grpc
 
 
-class LimitsClient:
-    """A context manager around one channel. Calls raise grpc.RpcError."""
-
+class LimitsClient(AdminClient):
     def __init__(self, target: str, key: str) -> None:
-        self._channel = grpc.insecure_channel(target, options=[("grpc.max_receive_message_length", -1)])
+        super().__init__(target, key)
         self._stub = pb_grpc.LimitAdminStub(self._channel)
-        self._metadata = (("authorization", f"Bearer {key}"),)
-
-    def __enter__(self) -> LimitsClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._channel.close()
 
     def get(self, tenant: str) -> Sequence[pb.LimitEntry]:
         return self._stub.Get(pb.GetLimitsRequest(tenant=tenant), metadata=self._metadata).entries

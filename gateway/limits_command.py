@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from google.protobuf.message import Message
 from rich.console import Console
 from rich.live import Live
 
-from gateway.adapters_command import DEMO_KEY, LOCAL, AdminKey, GrpcTarget, fail, until_interrupted
+from gateway.admin_command import DEMO_KEY, LOCAL, AdminKey, AsJson, GrpcTarget, show_messages, until_interrupted
 from gateway.core.limits import LIMIT_NAMES
 from gateway.limits_table import limits_table, usage_table
 from gateway.outputs import message_json, print_wide
@@ -30,7 +28,6 @@ Tenants = Annotated[str, typer.Argument(help="Name of a tenant; without it, all 
 KeyId = Annotated[str, typer.Option("--key-id", help="Of one key, by its id; *: of each without its own.")]
 Adapter = Annotated[str, typer.Option("--adapter", help="Of one adapter or the base; *: of each without its own.")]
 Value = Annotated[str | None, typer.Option(metavar="NUMBER", help="A number, or none to lift it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -38,10 +35,7 @@ def get(tenant: Tenants = "", as_json: AsJson = False, target: GrpcTarget = LOCA
     """What is set for tenants, their keys and adapters; limits in shadow are in brackets."""
     with _admin(target, key) as client:
         entries = client.get(tenant)
-    if as_json:
-        _print_json(entries)
-    else:
-        print_wide(limits_table(entries))
+    show_messages(limits_table(entries), entries, as_json)
 
 
 @app.command("set")
@@ -68,10 +62,7 @@ def set_limits(
     names = None if shadow is None else [name.replace("-", "_") for name in shadow if name != NONE]
     with _admin(target, key) as client:
         entry = client.set(pb.LimitScope(tenant=tenant, key=key_id, adapter=adapter), values, names)
-    if as_json:
-        _print_json([entry])
-    else:
-        print_wide(limits_table([entry]))
+    show_messages(limits_table([entry]), [entry], as_json)
 
 
 @app.command()
@@ -95,10 +86,7 @@ def usage(tenant: Tenants = "", as_json: AsJson = False, target: GrpcTarget = LO
     """How much of each limit is used, and how often each did not fit a request today."""
     with _admin(target, key) as client:
         scopes = client.usage(tenant)
-    if as_json:
-        _print_json(scopes)
-    else:
-        print_wide(usage_table(scopes))
+    show_messages(usage_table(scopes), scopes, as_json)
 
 
 @app.command()
@@ -126,19 +114,8 @@ def _number(text: str) -> int | None:
         raise typer.BadParameter(f"{text!r} is no number, and not {NONE!r}") from error
 
 
-def _print_json(messages: Iterable[Message]) -> None:
-    print(json.dumps([message_json(message) for message in messages], indent=2))
-
-
-@contextmanager
-def _admin(target: str, key: str) -> Iterator[LimitsClient]:
-    """A client whose errors are told in a line."""
-    from grpc import RpcError
-
+def _admin(target: str, key: str) -> AbstractContextManager[LimitsClient]:
+    from gateway.admin_client import told
     from gateway.limits_client import LimitsClient
 
-    try:
-        with LimitsClient(target, key) as client:
-            yield client
-    except RpcError as error:
-        fail(f"{target}: {error.details()}")
+    return told(LimitsClient(target, key), target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from rich.table import Table
 
@@ -30,11 +31,13 @@ def usage_table(scopes: Iterable[pb.ScopeUsage]) -> Table:
     table = Table(box=None)
     for title in ("tenant", "scope", "limit"):
         table.add_column(title, no_wrap=True)
-    for title in ("used", "of", "left", "free in", "refused today"):
+    for title in ("used", "of", "left", "free in", "refused today", "last refused"):
         table.add_column(title, justify="right", no_wrap=True)
     for scope in scopes:
         for limit in scope.limits:
-            table.add_row(scope.scope.tenant, scope_text(scope.scope), *_usage_cells(limit))
+            table.add_row(
+                scope.scope.tenant, scope_text(scope.scope), *_usage_cells(limit), _refused(scope, limit.name)
+            )
     return table
 
 
@@ -48,6 +51,13 @@ def _limit(limits: pb.Limits, name: str) -> str:
     if not limits.HasField(name):
         return "-"
     return f"({getattr(limits, name):,})" if name in limits.shadow else f"{getattr(limits, name):,}"
+
+
+def _refused(scope: pb.ScopeUsage, name: str) -> str:
+    """When, if this limit was one of those that last refused a request."""
+    if name not in scope.refused_by:
+        return "-"
+    return datetime.fromtimestamp(scope.refused_at).astimezone().strftime("%H:%M:%S")
 
 
 def _usage_cells(usage: pb.LimitUsage) -> Iterable[str]:

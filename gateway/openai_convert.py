@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.core.grammars import Grammar
 from engine.core.types import SamplingParams
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.lanes import asked_lane
@@ -11,7 +12,8 @@ from gateway.core.routing import ModelQuery
 from gateway.generation import Chat, GenerateRequest, PromptInput
 from gateway.openai_messages import ROLES, ChatMessage, ContentPart
 from gateway.openai_schema import ChatRequest, CompletionRequest, Sampled, Slo
-from gateway.openai_tools import offered_tools, template_call
+from gateway.openai_tools import offered_tools, template_call, tool_rule
+from gateway.structured import constraint
 from gateway.tokenizer import Message
 
 COMPLETION_TOKENS = 16
@@ -25,12 +27,18 @@ def chat_request(body: ChatRequest, request_id: str) -> GenerateRequest:
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
     return _request(
         body,
-        inputs=(Chat(chat_messages(body.messages), offered_tools(body.tools or (), body.tool_choice)),),
+        inputs=(_chat(body),),
         request_id=request_id,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         max_tokens=limits[0] if limits else None,
         reserve_tokens=max(limits, default=0),
     )
+
+
+def _chat(body: ChatRequest) -> Chat:
+    tools = offered_tools(body.tools or (), body.tool_choice)
+    rule = tool_rule(body.tools or (), body.tool_choice, body.parallel_tool_calls)
+    return Chat(chat_messages(body.messages), tools, rule)
 
 
 def completion_request(body: CompletionRequest, request_id: str) -> GenerateRequest:
@@ -124,12 +132,13 @@ def _request(
         raise invalid_request("stream_options needs stream to be true", "stream_options")
     if body.best_of not in (None, body.n or 1):
         raise unsupported_parameter("best_of")
-    slo = body.slo or Slo()
+    slo, asked = body.slo or Slo(), constraint(body)
     return GenerateRequest(
         model=ModelQuery(body.model, body.adapter_id, body.lora_path),
         inputs=inputs,
         request_id=request_id,
-        sampling=_sampling(body, logprobs),
+        sampling=_sampling(body, logprobs, asked.grammar),
+        grammar_field=asked.field,
         max_tokens=max_tokens,
         reserve_tokens=reserve_tokens,
         default_max_tokens=default_max_tokens,
@@ -144,7 +153,7 @@ def _request(
     )
 
 
-def _sampling(body: Sampled, logprobs: int | None) -> SamplingParams:
+def _sampling(body: Sampled, logprobs: int | None, grammar: Grammar | None) -> SamplingParams:
     def given(name: str, default: float) -> Any:
         value = getattr(body, name)
         return default if value is None else value
@@ -162,4 +171,5 @@ def _sampling(body: Sampled, logprobs: int | None) -> SamplingParams:
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
+        grammar=grammar,
     )

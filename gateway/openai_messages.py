@@ -9,8 +9,7 @@ from msgspec import Meta, Struct
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Role = Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
-Choice = Annotated[str, Meta(extra_json_schema={"enum": ["none", "auto"]})]
-"""A named tool, and `required`, are refused by name."""
+Choice = Annotated[str, Meta(extra_json_schema={"enum": ["none", "auto", "required"]})]
 
 
 class ContentPart(Struct):

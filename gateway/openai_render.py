@@ -9,8 +9,9 @@ import msgspec
 
 from gateway.core.lanes import TIER_OF_LANE
 from gateway.generation import Admitted, GenerationChunk, Usage
+from gateway.joined import join_answers
 from gateway.openai_logprobs import ChatLogprobs, CompletionLogprobs
-from gateway.openai_tools import Told, ToolCalls
+from gateway.openai_tools import Told, ToolCalls, as_text
 from gateway.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -66,7 +67,7 @@ class ChatStyle:
         return self._choice(chunk, "message", message, told)
 
     def _told(self, chunk: GenerationChunk) -> Told:
-        return self._tools.read(chunk) if self._tools else Told(chunk.text, [], chunk.finish_reason)
+        return self._tools.read(chunk) if self._tools else as_text(chunk)
 
     def _choice(self, chunk: GenerationChunk, name: str, content: Json, told: Told) -> Json:
         logprobs = self._logprobs.of(chunk)
@@ -139,27 +140,12 @@ class Envelope:
 
     def whole(self, chunks: Sequence[GenerationChunk]) -> Json:
         """The complete response, from all chunks of all answers."""
-        answers: dict[int, list[GenerationChunk]] = {}
-        for chunk in chunks:
-            answers.setdefault(chunk.index, []).append(chunk)
-        choices = [self._style.whole(join(answers[index])) for index in sorted(answers)]
+        choices = [self._style.whole(answer) for answer in join_answers(chunks)]
         usage = chunks[-1].usage
         return self._head | {"choices": choices, "usage": usage_body(usage) if usage else None}
 
     def _chunk(self, choice: Json) -> bytes:
         return self._before + encode_json(choice) + self._after
-
-
-def join(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
-    """All chunks of one answer as one."""
-    return GenerationChunk(
-        index=chunks[0].index,
-        text="".join(chunk.text for chunk in chunks),
-        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
-        logprobs=tuple(values for chunk in chunks for values in chunk.logprobs),
-        silent=chunks[-1].silent,
-        finish_reason=chunks[-1].finish_reason,
-    )
 
 
 def usage_body(usage: Usage) -> Json:

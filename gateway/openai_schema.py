@@ -41,18 +41,13 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "documents": NOTHING,
     "function_call": (None, "none"),
     "functions": NOTHING,
-    "guided_choice": NOTHING,
-    "guided_grammar": NOTHING,
-    "guided_json": NOTHING,
-    "guided_regex": NOTHING,
+    "guided_whitespace_pattern": NOTHING,
     "include_stop_str_in_output": NOTHING,
     "length_penalty": (None, 1, 1.0),
     "modalities": (None, [], ["text"]),
     "prediction": NOTHING,
     "prompt_logprobs": NOTHING,
-    "response_format": (None, {"type": "text"}),
     "skip_special_tokens": (None, True),
-    "structured_outputs": NOTHING,
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": NOTHING,
@@ -86,6 +81,35 @@ class Slo(Struct):
         return None if self.itl_ms is None else self.itl_ms / 1000
 
 
+class JsonSchema(Struct, kw_only=True):
+    """A named schema. Answers follow it whether or not it asks for that by `strict`."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """OpenAI's."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Struct, kw_only=True):
+    """vLLM's; exactly one kind."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+
+
 class Sampled(Struct, kw_only=True):
     """Fields that chats and completions share."""
 
@@ -114,6 +138,12 @@ class Sampled(Struct, kw_only=True):
     service_tier: Tier | None = None
     priority: Int32 | None = None
     slo: Slo | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     @property
     def include_usage(self) -> bool:

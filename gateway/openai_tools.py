@@ -10,17 +10,20 @@ from typing import Any
 
 import msgspec
 
+from gateway.core.depth import check_depth
 from gateway.core.errors import invalid_request, unsupported_parameter
-from gateway.generation import GenerationChunk
+from gateway.generation import GenerateRequest, GenerationChunk
 from gateway.openai_messages import AssistantCall, Tool, ToolChoice
 from gateway.tokenizer import ToolSchema
 from gateway.tools.calls import Call
 from gateway.tools.dialects import Dialect
 from gateway.tools.parser import ToolParser
+from gateway.tools.rule import ToolRule
 
 Json = dict[str, Any]
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def offered_tools(tools: Sequence[Tool], choice: str | ToolChoice | None = None) -> tuple[Json, ...]:
@@ -28,10 +31,31 @@ def offered_tools(tools: Sequence[Tool], choice: str | ToolChoice | None = None)
     names = [_check(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if len(set(names)) < len(names):
         raise invalid_request("two tools have one name", "tools")
-    if choice == "none":
-        return ()
     _check_choice(choice, names)
-    return tuple(_shown(tool) for tool in tools)
+    return () if choice == "none" else tuple(_shown(tool) for tool in tools)
+
+
+def tool_rule(tools: Sequence[Tool], choice: str | ToolChoice | None, parallel: bool | None) -> ToolRule:
+    """How tools that were offered may be called."""
+    functions = [tool.function for tool in tools if tool.function]
+    return ToolRule(
+        required=choice == "required",
+        named=choice.function.name if isinstance(choice, ToolChoice) and choice.function else None,
+        strict=frozenset(function.name for function in functions if function.strict),
+        parallel=parallel is not False,
+    )
+
+
+def call_reader(request: GenerateRequest, dialect: Dialect | None) -> ToolCalls | None:
+    """What reads the calls in the answers to a request; None: it offers no tools. Raises ApiError."""
+    chat = request.offering
+    return None if chat is None else ToolCalls(_spoken(dialect), chat.tools, parallel=chat.rule.several)
+
+
+def _spoken(dialect: Dialect | None) -> Dialect:
+    if dialect is None:
+        raise unsupported_parameter("tools", "cannot be used: calls are not read from this model (model.tool_parser)")
+    return dialect
 
 
 def template_call(call: AssistantCall, place: str) -> Json:
@@ -42,6 +66,7 @@ def template_call(call: AssistantCall, place: str) -> Json:
         raise invalid_request(f"arguments are not valid JSON: {error}", f"{place}.function.arguments") from error
     if not isinstance(arguments, dict):
         raise invalid_request("arguments must be a JSON object", f"{place}.function.arguments")
+    check_depth(arguments, f"{place}.function.arguments")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
@@ -51,27 +76,34 @@ def _check(tool: Tool, place: str) -> str:
         raise unsupported_parameter(f"{place}.type", f"{tool.type!r} is not supported; tools are functions")
     if not NAME.fullmatch(tool.function.name):
         raise invalid_request("a tool's name has 1 to 64 letters, digits, '_', '.' and '-'", f"{place}.function.name")
-    if tool.function.strict:
-        raise unsupported_parameter(f"{place}.function.strict", "is not supported: arguments are not constrained")
+    check_depth(tool.function.parameters, f"{place}.function.parameters")
     return tool.function.name
 
 
 def _check_choice(choice: str | ToolChoice | None, names: Sequence[str]) -> None:
-    if choice in (None, "auto"):
+    if choice in (None, "auto", "none"):
         return
     if isinstance(choice, str) and choice != "required":
         raise invalid_request("tool_choice must be none, auto, required or name a tool", "tool_choice")
     if not names:
         raise invalid_request("tool_choice needs tools", "tool_choice")
-    if isinstance(choice, ToolChoice) and choice.function is not None and choice.function.name not in names:
+    if isinstance(choice, ToolChoice):
+        _check_named(choice, names)
+
+
+def _check_named(choice: ToolChoice, names: Sequence[str]) -> None:
+    if choice.type != "function":
+        raise unsupported_parameter("tool_choice.type", f"{choice.type!r} is not supported; a choice is a function")
+    if choice.function is None:
+        raise invalid_request("tool_choice.function is required", "tool_choice.function")
+    if choice.function.name not in names:
         raise invalid_request(f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice")
-    raise unsupported_parameter("tool_choice", "other than none and auto is not supported")
 
 
 def _shown(tool: Tool) -> Json:
     assert tool.function is not None
     function = {"name": tool.function.name, "description": tool.function.description or ""}
-    parameters = tool.function.parameters or {"type": "object", "properties": {}}
+    parameters = tool.function.parameters or NO_PARAMETERS
     return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
@@ -83,6 +115,11 @@ class Told:
     calls: list[Json]
     """Each call once, with all the chunk has of it."""
     finish_reason: str | None
+
+
+def as_text(chunk: GenerationChunk) -> Told:
+    """Where no tools are offered, nothing is a call."""
+    return Told(chunk.text, [], chunk.finish_reason)
 
 
 class ToolCalls:

@@ -106,7 +106,8 @@ def _content(operation: Operation) -> Json:
     if isinstance(operation.answer, str):
         return {operation.answer: {"schema": {"type": "string"}}}
     if operation.events is None:
-        return _json(operation.answer)
+        text = {operation.text: {"schema": {"type": "string"}}} if operation.text else {}
+        return {**_json(operation.answer), **text}
     return {**_json(operation.answer), EVENTS: {EVENT_DATA: _reference(operation.events)}}
 
 

@@ -1,4 +1,4 @@
-"""The operations on tenants, keys and limits: only administrators reach them."""
+"""The operations on tenants, keys, limits and usage: only administrators reach them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 from gateway import admin_answers as answers
 from gateway import http_accounts as accounts
 from gateway import http_limits as limits
+from gateway import http_usage as usage
 from gateway.core.errors import Fault
 from gateway.openapi_operation import Operation, admin
+from gateway.usage.report import DEFAULT_GROUPS, DIMENSIONS, LANES
 
 CHANGES = frozenset(
     {
@@ -22,6 +24,20 @@ CHANGES = frozenset(
     }
 )
 OF_TENANT = {"tenant": {"type": "string"}}
+DAY = {"type": "string", "format": "date"}
+USAGE_QUERY = {
+    **OF_TENANT,
+    "key": {"type": "string", "description": "Id of a key."},
+    "adapter": {"type": "string", "description": "A pattern of names, as in support-*."},
+    "lane": {"enum": list(LANES)},
+    "from": {**DAY, "description": "First day, in UTC; the first of the month of the last unless it is given."},
+    "to": {**DAY, "description": "Last day, included; today unless it is given."},
+    "group_by": {
+        "type": "string",
+        "description": f"Some of {','.join(DIMENSIONS)}, or none; {','.join(DEFAULT_GROUPS)} unless it is given.",
+    },
+    "format": {"enum": list(usage.FORMATS)},
+}
 
 
 def _tenant(method: str, action: str, summary: str, answer: Any = answers.Tenant, **more: Any) -> Operation:
@@ -41,6 +57,15 @@ ACCOUNT_OPERATIONS: tuple[Operation, ...] = (
     _limits("PATCH", "", "Change limits of a scope.", answers.LimitEntry, body=limits.SetBody),
     _limits("POST", "/reset", "Back to the configuration.", answers.ScopeLimits, body=limits.ResetBody),
     _limits("GET", "/usage", "How much is used.", answers.LimitUses, query=OF_TENANT),
+    admin(
+        "GET",
+        usage.USAGE,
+        "What was used, and what it is worth.",
+        answers.UsageReport,
+        frozenset({Fault.INVALID_REQUEST, Fault.LIMITER_UNAVAILABLE}),
+        query=USAGE_QUERY,
+        text=usage.CSV,
+    ),
     admin("GET", accounts.TENANTS, "All tenants.", answers.Tenants, CHANGES),
     admin(
         "POST", accounts.TENANTS, "Create a tenant.", answers.Tenant, CHANGES, body=accounts.NewTenantBody, status=201

@@ -40,6 +40,8 @@ class Operation:
     """Parameters and their schemas."""
     status: int = 200
     """Of the answer."""
+    text: str = ""
+    """Media type of the same as text, where a request can ask for it."""
 
     @property
     def all_faults(self) -> frozenset[Fault]:

@@ -9,6 +9,7 @@ from gateway import openai_schema as bodies
 from gateway.adapters.status import AdapterStatus
 from gateway.core.errors import Fault
 from gateway.openapi_accounts import ACCOUNT_OPERATIONS
+from gateway.openapi_live import LIVE_OPERATIONS
 from gateway.openapi_operation import TEXT, Operation, admin
 
 MODEL = frozenset({Fault.MODEL_NOT_FOUND})
@@ -20,6 +21,7 @@ GENERATION = MODEL | {
     Fault.LANE_QUEUE_FULL,
     Fault.QUEUE_TIMEOUT,
     Fault.PREEMPTED,
+    Fault.CANCELLED,
     Fault.ADAPTER_UNAVAILABLE,
     Fault.LIMITER_UNAVAILABLE,
     Fault.ENGINE_UNAVAILABLE,
@@ -92,6 +94,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "GET", "/admin/v1/check", "The engine's integrity.", answers.Violations, frozenset({Fault.ENGINE_UNAVAILABLE})
     ),
     *ACCOUNT_OPERATIONS,
+    *LIVE_OPERATIONS,
     Operation("GET", "/health", "The process is alive.", "anyone", answers.Health),
     Operation(
         "GET",

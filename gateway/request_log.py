@@ -8,9 +8,11 @@ from typing import Any, TextIO
 import structlog
 
 from engine.core.types import Lane
-from gateway.core.errors import ApiError
 from gateway.core.lanes import lane_name
-from gateway.generation import RequestRecord
+from gateway.request_record import RequestRecord
+
+LONGEST_NAME = 200
+"""Characters."""
 
 
 class RequestLog:
@@ -30,26 +32,27 @@ class RequestLog:
     def finished(self, record: RequestRecord) -> None:
         self._log.msg("request", **describe(record))
 
-    def refused(self, request_id: str, where: str, error: ApiError) -> None:
-        """For requests turned away before anybody knew what they want: a bad key, a bad body."""
-        self._log.msg("refused", request_id=request_id, where=where, status=error.http_status, error=error.code)
-
 
 def describe(record: RequestRecord) -> dict[str, Any]:
+    """Every field is always there; null is what is not known, or was never reached."""
     return {
         "id": record.id,
         "request_id": record.request_id,
-        "tenant": record.tenant,
-        "key": record.key_id,
-        "model": record.model,
+        "trace_id": record.trace_id or None,
+        "route": record.ingress.route or None,
+        "tenant": record.tenant or None,
+        "key": record.key_id or None,
+        "model": clipped(record.model) or None,
         "adapter": record.adapter,
         "adapter_version": record.adapter_version or None,
-        "lane_asked": None if record.lane_asked is None else lane_name(record.lane_asked),
-        "lane": lane_name(record.lane),
+        "lane_asked": _lane(record.lane_asked),
+        "lane": _lane(record.lane),
+        "limiter_ms": _ms(record.reserve_seconds),
         "queue_ms": _ms(record.queue_seconds),
         "ttft_ms": _ms(record.ttft_seconds),
         "tpot_ms": _ms(record.tpot_seconds),
         "duration_ms": _ms(record.duration_seconds),
+        "device_ms": _ms(record.device_seconds),
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.usage.cached,
         "completion_tokens": record.completion_tokens,
@@ -58,9 +61,18 @@ def describe(record: RequestRecord) -> dict[str, Any]:
         "finish": record.finish,
         "status": record.status,
         "error": record.error_code or None,
-        **({"refused_by": dict(record.error_metadata)} if record.error_metadata else {}),
-        **({"shadowed": [f"{scope}:{limit}" for scope, limit in record.shadowed]} if record.shadowed else {}),
+        "refused_by": dict(record.error_metadata) or None,
+        "shadowed": [f"{scope}:{limit}" for scope, limit in record.shadowed] or None,
     }
+
+
+def clipped(name: str) -> str:
+    """A name as a caller gave it, no longer than any that is served: it may be a whole letter."""
+    return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "..."
+
+
+def _lane(lane: Lane | None) -> str | None:
+    return None if lane is None else lane_name(lane)
 
 
 def _ms(seconds: float | None) -> float | None:

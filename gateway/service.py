@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from secrets import token_hex
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import Fault, internal, unavailable
 from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal
+from gateway.core.trace_context import Ingress
 from gateway.deadlines import Timer, deadline
 from gateway.failures import engine_failures, note, refuse_failed
 from gateway.generation import (
@@ -27,13 +28,13 @@ from gateway.generation import (
     GenerateRequest,
     Generation,
     GenerationChunk,
-    Observer,
-    RequestRecord,
-    merge,
     united,
 )
 from gateway.intake import Intake, Job
+from gateway.joined import merge
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
+from gateway.observers import Arrival, Observer, arriving, tell
+from gateway.request_record import RequestRecord
 from gateway.settings import ServiceSettings
 from gateway.tokenizer import Tokenizer
 
@@ -83,6 +84,10 @@ class Gateway:
         """Requests on their way and settlements not done yet: 0 when nothing runs."""
         return len(self._live) + len(self._background)
 
+    def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[Arrival]:
+        """Around all that comes before `generate`: observers are told of a request that does not get that far."""
+        return arriving(request_id, ingress, self._observers, self._clock)
+
     @asynccontextmanager
     async def generate(self, principal: Principal, request: GenerateRequest) -> AsyncIterator[Generation]:
         """Entered once the engine has begun to work on the request; leaving early, in whatever way, aborts it.
@@ -94,9 +99,10 @@ class Gateway:
             ApiError: on entry everything that can go wrong with a generation; later ENGINE_UNAVAILABLE, PREEMPTED,
                 DEADLINE_EXCEEDED, INTERNAL.
         """
-        with self._tracked(principal, request) as record:
-            async with deadline(self._settings, record.lane, request.deadline) as timer:
-                job = await self._understand(principal, request, record)
+        lane = principal.tenant.effective_lane(request.lane)
+        with self._tracked(principal, request, lane) as record:
+            async with deadline(self._settings, lane, request.deadline) as timer:
+                job = await self._understand(principal, request, lane, record)
                 with self.adapters.using(job.version):
                     async with (
                         self._reserved(job, record) as grant,
@@ -111,7 +117,7 @@ class Gateway:
             await asyncio.wait(self._background)
 
     @contextmanager
-    def _tracked(self, principal: Principal, request: GenerateRequest) -> Iterator[RequestRecord]:
+    def _tracked(self, principal: Principal, request: GenerateRequest, lane: Lane) -> Iterator[RequestRecord]:
         """In the live table while it runs; to the observers when it has ended, however it did."""
         record = RequestRecord(
             id=token_hex(16),
@@ -120,13 +126,15 @@ class Gateway:
             key_id=principal.key_id,
             model=request.model.model,
             lane_asked=request.lane,
-            lane=principal.tenant.effective_lane(request.lane),
+            lane=lane,
             started=self._clock(),
+            ingress=request.ingress,
+            trace_id=request.ingress.trace_id,
         )
         self._live[record.id] = record
-        self._in_lane[record.lane] += 1
+        self._in_lane[lane] += 1
         try:
-            self._check_capacity(record.lane)
+            self._check_capacity(lane)
             yield record
             if not record.finish:
                 record.end("cancelled", 499)
@@ -136,9 +144,8 @@ class Gateway:
         finally:
             record.ended = self._clock()
             del self._live[record.id]
-            self._in_lane[record.lane] -= 1
-            for observer in self._observers:
-                observer.finished(record)
+            self._in_lane[lane] -= 1
+            tell(self._observers, record)
 
     def _check_capacity(self, lane: Lane) -> None:
         capacity = self._settings.lane_capacity.get(lane)
@@ -146,8 +153,10 @@ class Gateway:
             message = f"the {lane_name(lane)} lane is full: {capacity} requests are on their way"
             raise unavailable(Fault.LANE_QUEUE_FULL, message)
 
-    async def _understand(self, principal: Principal, request: GenerateRequest, record: RequestRecord) -> Job:
-        job = await self.intake.understand(principal.tenant, request, record.lane)
+    async def _understand(
+        self, principal: Principal, request: GenerateRequest, lane: Lane, record: RequestRecord
+    ) -> Job:
+        job = await self.intake.understand(principal.tenant, request, lane)
         if job.adapter is not None:
             record.adapter, record.adapter_version = job.adapter.name, job.adapter.version
         record.prompt_tokens, record.reserved_tokens = job.prompt_tokens, job.reserve_tokens
@@ -157,8 +166,13 @@ class Gateway:
     async def _reserved(self, job: Job, record: RequestRecord) -> AsyncIterator[Grant]:
         """Holds a reservation and settles it once, under cancellation too."""
         adapter = record.adapter or self.base_name
-        wanted = ReserveRequest(record.request_id, record.tenant, record.key_id, job.reserve_tokens, adapter)
-        grant = await self.limiter.reserve(wanted)
+        lane, owner = lane_name(job.lane), (record.tenant, record.key_id)
+        wanted = ReserveRequest(record.request_id, *owner, job.reserve_tokens, adapter, lane, record.counts)
+        record.reserving = self._clock()
+        try:
+            grant = await self.limiter.reserve(wanted)
+        finally:
+            record.reserved = self._clock()
         record.shadowed = grant.shadowed
         try:
             yield grant
@@ -216,25 +230,28 @@ class Gateway:
         last_token: float | None = None
         now = self._clock()
         record.submitted = record.submitted or now
-        wanted = job.engine_request(record.id, index, now - record.started)
+        wanted = job.engine_request(record, index, now)
         with engine_failures(record):
             async with aclosing(self.engine.generate(wanted)) as arrivals:
                 async for events in arrivals:
                     events = [united(events)] if job.request.whole and len(events) > 1 else events
                     for left, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
-                        refuse_failed(event, record)
+                        refuse_failed(event, record, job.request)
                         chunk = answer.absorb(event, more=left > 0)
                         record.note_cached(prompt_index, event.num_cached)
-                        last_token = self._clocked(record, chunk, last_token)
+                        record.note_admission(event, self._clock())
+                        record.note_device(index, event.device_seconds)
+                        last_token = self._clocked(job.lane, record, chunk, last_token)
                         yield chunk
                         if chunk.finish_reason is not None:
                             return
         raise internal(record.request_id)
 
-    def _clocked(self, record: RequestRecord, chunk: GenerationChunk, last_token: float | None) -> float | None:
+    def _clocked(
+        self, lane: Lane, record: RequestRecord, chunk: GenerationChunk, last_token: float | None
+    ) -> float | None:
         """Notes when a chunk came; returns when this answer last had a token."""
         now = self._clock()
-        record.admitted = record.admitted or now
         if not chunk.token_ids:
             return last_token
         record.first_token = record.first_token or now
@@ -242,7 +259,7 @@ class Gateway:
         record.completion_tokens += len(chunk.token_ids)
         if last_token is not None:
             for observer in self._observers:
-                observer.inter_token(record.lane, now - last_token)
+                observer.inter_token(lane, now - last_token)
         return now
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.core.types import Lane
+from gateway.tools.dialects import ToolParserName
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +24,5 @@ class ServiceSettings:
     """In the interactive lane. Batch work may wait as long as the whole request may take."""
     lane_capacity: Mapping[Lane, int] = field(default_factory=dict)
     """Requests of a lane that may be on their way at once; a lane not named has no bound."""
+    tool_parser: ToolParserName = "auto"
+    """How the model writes calls of tools; auto: as its chat template does."""

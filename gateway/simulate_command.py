@@ -73,6 +73,9 @@ def simulate(
     batch_prompt: Annotated[str, typer.Option(help="Of the backlog: prompt tokens, LOW-HIGH.")] = "64-256",
     batch_output: Annotated[str, typer.Option(help="Of the backlog: output tokens, LOW-HIGH.")] = "64-160",
     batch_deadline: Annotated[float | None, typer.Option(help="Of the backlog: seconds from arrival.")] = None,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Plan each step while the one before it is computed, as on a GPU.")
+    ] = False,
     goals: Annotated[
         bool, typer.Option("--goals", help="Judge by the scheduler's goals; adds what they need.")
     ] = False,
@@ -98,7 +101,7 @@ def simulate(
             trace, rate, cv, **ranges, seconds=duration, tenants=tenants, adapters=adapters, zipf=zipf,
             batch_share=batch_share, backlog=backlog, seed=seed,
         )  # fmt: skip
-        setup = make_setup(device, config, os.environ)
+        setup = replace(make_setup(device, config, os.environ), overlaps=overlap)
         modes = Modes(policy or [setup.core.scheduling.policy], scheduler or [setup.core.scheduling.scheduler])
         jobs = jobs or os.cpu_count() or 1
         if plot is not None:
@@ -191,6 +194,7 @@ def _write_json(path: Path, setup: Setup, scenario: Scenario, reports: dict[str,
         "scenario": scenario.title,
         "device": setup.device.description,
         "engine": asdict(setup.core),
+        "overlaps": setup.overlaps,
         "runs": {name: asdict(report) for name, report in reports.items()},
         "goals": [
             {"figure": item.goal.figure, "limit": item.goal.limit, "at_most": item.goal.at_most, "values": item.values}

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
-import grpc
-
+from gateway.admin_client import AdminClient
 from gateway.pb import tenants_pb2 as pb
 from gateway.pb import tenants_pb2_grpc as pb_grpc
 
 
-class TenantsClient:
-    """A context manager around one channel. Calls raise grpc.RpcError."""
-
+class TenantsClient(AdminClient):
     def __init__(self, target: str, key: str) -> None:
-        self._channel = grpc.insecure_channel(target, options=[("grpc.max_receive_message_length", -1)])
+        super().__init__(target, key)
         self._stub = pb_grpc.TenantAdminStub(self._channel)
-        self._metadata = (("authorization", f"Bearer {key}"),)
-
-    def __enter__(self) -> TenantsClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._channel.close()
 
     def create(self, name: str, fields: pb.TenantFields) -> pb.Tenant:
         return self._stub.CreateTenant(pb.CreateTenantRequest(name=name, fields=fields), metadata=self._metadata)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from google.protobuf.message import Message
-from rich.console import Console
 from rich.table import Table
 
-from gateway.adapters_command import DEMO_KEY, LOCAL, AdminKey, AsJson, GrpcTarget, fail
-from gateway.outputs import message_json, print_wide
+from gateway.admin_command import DEMO_KEY, LOCAL, AdminKey, AsJson, GrpcTarget, console, show_messages
 from gateway.pb import tenants_pb2 as pb
 
 if TYPE_CHECKING:
@@ -21,7 +17,6 @@ if TYPE_CHECKING:
 
 tenants = typer.Typer(help="See and change the tenants of a running gateway.", no_args_is_help=True)
 keys = typer.Typer(help="See and change tenants' keys on a running gateway.", no_args_is_help=True)
-console = Console(stderr=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the tenant.")]
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="Id of the key, or a beginning of it, from six digits.")]
@@ -43,7 +38,7 @@ def create_tenant(
     """Make a tenant: `loralane tenants create initech --adapter 'support-*' --default-lane batch`."""
     with _admin(target, key) as client:
         tenant = client.create(name, _fields(default_lane, highest_lane, adapter, weight))
-    _show(_tenant_table([tenant]), [tenant], False)
+    show_messages(_tenant_table([tenant]), [tenant], False)
 
 
 @tenants.command("set")
@@ -59,7 +54,7 @@ def set_tenant(
     """Change what a tenant may do; what is not named stays. Limits are `loralane limits`."""
     with _admin(target, key) as client:
         tenant = client.update(name, _fields(default_lane, highest_lane, adapter, weight))
-    _show(_tenant_table([tenant]), [tenant], False)
+    show_messages(_tenant_table([tenant]), [tenant], False)
 
 
 @tenants.command("ls")
@@ -67,7 +62,7 @@ def list_tenants(as_json: AsJson = False, target: GrpcTarget = LOCAL, key: Admin
     """List tenants."""
     with _admin(target, key) as client:
         found = client.tenants()
-    _show(_tenant_table(found), found, as_json)
+    show_messages(_tenant_table(found), found, as_json)
 
 
 @tenants.command("show")
@@ -75,7 +70,7 @@ def show_tenant(name: Name, as_json: AsJson = False, target: GrpcTarget = LOCAL,
     """One tenant."""
     with _admin(target, key) as client:
         tenant = client.tenant(name)
-    _show(_tenant_table([tenant]), [tenant], as_json)
+    show_messages(_tenant_table([tenant]), [tenant], as_json)
 
 
 @tenants.command("disable")
@@ -124,7 +119,7 @@ def list_keys(
     """List keys by their ids."""
     with _admin(target, key) as client:
         found = client.keys(tenant)
-    _show(_key_table(found), found, as_json)
+    show_messages(_key_table(found), found, as_json)
 
 
 @keys.command("rotate")
@@ -189,23 +184,8 @@ def _key_table(found: Iterable[pb.Key]) -> Table:
     return table
 
 
-def _show(table: Table, messages: Iterable[Message], as_json: bool) -> None:
-    if as_json:
-        documents: list[dict[str, Any]] = [message_json(message) for message in messages]
-        print(json.dumps(documents, indent=2))
-    else:
-        print_wide(table)
-
-
-@contextmanager
-def _admin(target: str, key: str) -> Iterator[TenantsClient]:
-    """A client whose errors are told in a line."""
-    from grpc import RpcError
-
+def _admin(target: str, key: str) -> AbstractContextManager[TenantsClient]:
+    from gateway.admin_client import told
     from gateway.tenants_client import TenantsClient
 
-    try:
-        with TenantsClient(target, key) as client:
-            yield client
-    except RpcError as error:
-        fail(f"{target}: {error.details()}")
+    return told(TenantsClient(target, key), target)

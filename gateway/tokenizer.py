@@ -103,6 +103,11 @@ class Tokenizer:
             return str(piece).encode()
         return _byte_level_bytes(piece) if self._byte_level else _piece_bytes(piece)
 
+    def token_id(self, text: str) -> int | None:
+        """Of the one token that a text is in this vocabulary; None: there is none."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id
+
     def is_special(self, token_id: int) -> bool:
         """Whether a token is no part of an answer's text."""
         return token_id in self._special

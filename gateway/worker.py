@@ -15,6 +15,7 @@ import structlog
 from rich.console import Console
 
 from gateway.app import Built, built, listening
+from gateway.config_file import ConfigError
 from gateway.launch import StartError
 from gateway.orders import ANNOUNCE, LISTEN, LISTENING, READY, Orders
 from gateway.process import configure_logging, run_loop, told_to_stop
@@ -54,7 +55,7 @@ def main() -> None:
     configure_logging()
     try:
         run_loop(work(socket.socket(fileno=int(sys.argv[1]))))
-    except StartError as error:
+    except (ConfigError, StartError) as error:
         Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
         raise SystemExit(1) from error
 

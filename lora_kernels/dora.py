@@ -43,7 +43,7 @@ class ScaledRows:
 
 def scaled_rows(table: LoraTable, plan: SegmentPlan) -> ScaledRows | None:
     """None when no adapter of the step scales anything, as in most steps."""
-    scaling = table.host_scales[plan.slots].any(axis=(1, 2))
+    scaling = table.has_scales[plan.slots]
     if not scaling.any():
         return None
     chosen = np.repeat(scaling, plan.lengths)

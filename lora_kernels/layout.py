@@ -190,6 +190,7 @@ class LoraTable:
         scales: int32 [max_slots, layers, targets]. The same of scale tiles; 0, which is zeros, where there is none.
         fp8: whether adapters are stored in e4m3; all of them, or none.
         max_ranks: int32 [max_slots], host only. The largest rank of each slot.
+        has_scales: bool [max_slots], host only. Whether a slot's adapter scales any base output.
         versions: int64 [max_slots], host only. Grows with every change of a slot, so that what was derived from it
             can tell that it is stale.
     """
@@ -202,6 +203,7 @@ class LoraTable:
         self.page_elems = page_elems
         self.fp8 = fp8
         self.max_ranks = np.zeros(max_slots, dtype=np.int32)
+        self.has_scales = np.zeros(max_slots, dtype=np.bool_)
         self.host_ranks = np.zeros((max_slots, layers, targets), dtype=np.int32)
         self.host_offsets = np.zeros((max_slots, layers, targets, 2, MAX_TILES), dtype=np.int32)
         self.host_scales = np.zeros((max_slots, layers, targets), dtype=np.int32)
@@ -240,6 +242,11 @@ class LoraTable:
     def _upload(self, slot: int) -> None:
         self.versions[slot] += 1
         self.max_ranks[slot] = self.host_ranks[slot].max(initial=0)
-        self.ranks[slot].copy_(torch.from_numpy(self.host_ranks[slot]))
-        self.offsets[slot].copy_(torch.from_numpy(self.host_offsets[slot]))
-        self.scales[slot].copy_(torch.from_numpy(self.host_scales[slot]))
+        self.has_scales[slot] = self.host_scales[slot].any()
+        for table, host in (
+            (self.ranks, self.host_ranks),
+            (self.offsets, self.host_offsets),
+            (self.scales, self.host_scales),
+        ):
+            row = torch.from_numpy(host[slot])
+            table[slot].copy_(row.pin_memory() if table.is_cuda else row, non_blocking=True)

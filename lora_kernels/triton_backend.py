@@ -10,7 +10,7 @@ from lora_kernels import triton_kv, triton_lora, triton_lora_plan, triton_pointw
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.pointwise import HeadNorms
-from lora_kernels.segments import SegmentPlan
+from lora_kernels.segments import Int32Array, SegmentPlan
 from lora_kernels.triton_attention import PagedAttention
 from lora_kernels.triton_lora_tuning import SHIPPED, LoraTuning
 
@@ -51,6 +51,18 @@ class TritonBackend:
             self._lora = triton_lora_plan.prepare(arena, table, plan, self._lora_tuning)
             self._lora_key = key
         return self._lora
+
+    def record_lora(
+        self, arena: Tensor, table: LoraTable, workspace: triton_lora_plan.LoraWorkspace
+    ) -> triton_lora_plan.PreparedLora:
+        """See `triton_lora_plan.record`: for launches that serve any step the workspace does."""
+        return triton_lora_plan.record(arena, table, workspace, workspace.max_rows, self._lora_tuning)
+
+    def fill_lora(
+        self, host: Int32Array, workspace: triton_lora_plan.LoraWorkspace, table: LoraTable, plan: SegmentPlan
+    ) -> int:
+        """See `LoraWorkspace.fill`."""
+        return workspace.fill(host, table, plan, self._lora_tuning)
 
     def add_lora(
         self, out: Tensor, x: Tensor, prepared: triton_lora_plan.PreparedLora, layer: int, group: ProjectionGroup

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lora_kernels.triton_context import LOG2_E, MIN_DOT, AttentionCall, attend_blocks
 from lora_kernels.triton_partials import Partials, make_partials, merge, store_partial
+from lora_kernels.tuning import require_power_of_two
 
 LEAST_SEQS = 64
 """Sequences a launch is compiled for at least: each power of two beyond it is a kernel of its own."""
@@ -46,9 +47,7 @@ class DecodeTuning:
 
     def __post_init__(self) -> None:
         for name in ("block_n", "max_splits"):
-            value = getattr(self, name)
-            if value < 1 or value & (value - 1):
-                raise ValueError(f"{name} must be a power of two, not {value}")
+            require_power_of_two(name, getattr(self, name))
         if self.split_tokens < 1 or self.split_tokens % self.block_n:
             raise ValueError(f"split_tokens must be a multiple of block_n ({self.block_n}), not {self.split_tokens}")
 

@@ -86,13 +86,24 @@ class LoraWorkspace:
         max_rows: rows of the largest step it serves.
         max_rank: largest rank of an adapter of such a step.
         parts: largest `LoraTuning.num_splits` times targets of any projection group.
+        meta: int32 [workspace_numbers(max_rows, max_rank)] on the device, aligned to 16 bytes; None: its own.
+        sums: fp32 [parts, at least max_rows, max_rank] on the device, which steps of other workspaces may use between
+            this one's; None: its own.
     """
 
-    def __init__(self, max_rows: int, device: torch.device, max_rank: int = MAX_RANK, parts: int = MAX_PARTS) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        device: torch.device,
+        max_rank: int = MAX_RANK,
+        parts: int = MAX_PARTS,
+        meta: Tensor | None = None,
+        sums: Tensor | None = None,
+    ) -> None:
         self.max_rows, self.max_rank = max_rows, _round_up(max_rank, RANK_TILE)
-        self.sections = _sections(max_rows, (max_rows, max_rows * self.max_rank // RANK_TILE, 0, 0))
-        self.meta = torch.zeros(self.sections[-1], dtype=torch.int32, device=device)
-        self.sums = torch.empty((parts, max_rows, self.max_rank), dtype=torch.float32, device=device)
+        self.sections = _workspace_sections(max_rows, self.max_rank)
+        self.meta = torch.zeros(self.sections[-1], dtype=torch.int32, device=device) if meta is None else meta
+        self.sums = make_sums(max_rows, device, self.max_rank, parts) if sums is None else sums
 
     def fill(self, host: Int32Array, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> int:
         """Writes a step's lists into host memory laid out like `meta`.
@@ -108,6 +119,16 @@ class LoraWorkspace:
             raise ValueError(f"{len(plan.rows)} rows of rank {ranks.max(initial=0)} do not fit this workspace")
         lists = _cut(plan, ranks, tuning, long_from=self.max_rows + 1)
         return _write(host, self.sections, plan.rows, lists)
+
+
+def make_sums(max_rows: int, device: torch.device, max_rank: int = MAX_RANK, parts: int = MAX_PARTS) -> Tensor:
+    """See `LoraWorkspace`."""
+    return torch.empty((parts, max_rows, _round_up(max_rank, RANK_TILE)), dtype=torch.float32, device=device)
+
+
+def workspace_numbers(max_rows: int, max_rank: int = MAX_RANK) -> int:
+    """Of `LoraWorkspace.meta`; a multiple of four."""
+    return _workspace_sections(max_rows, _round_up(max_rank, RANK_TILE))[-1]
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> PreparedLora | None:
@@ -184,6 +205,11 @@ def _cut_tiles(plan: SegmentPlan, ranks: Int32Array, tile_rows: int, tile_ranks:
 def _within(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """0, 1, ... of each run of so many."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _workspace_sections(max_rows: int, max_rank: int) -> tuple[int, ...]:
+    """A tile for every row and all its ranks; segments are never long."""
+    return _sections(max_rows, (max_rows, max_rows * max_rank // RANK_TILE, 0, 0))
 
 
 def _sections(max_rows: int, capacities: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from lora_kernels.layout import RANK_TILE
+from lora_kernels.tuning import require_power_of_two
 
 PART_UNIT = 256
 """Parts of the inner dimension are multiples of this, whatever the blocks: every block of it divides it."""
@@ -65,8 +66,10 @@ class LoraTuning:
     def __post_init__(self) -> None:
         for field in fields(self):
             size = getattr(self, field.name)
-            if size < 1 or (field.name not in _COUNTS and size & (size - 1)):
-                raise ValueError(f"{field.name} must be a power of two, not {size}")
+            if field.name not in _COUNTS:
+                require_power_of_two(field.name, size)
+            elif size < 1:
+                raise ValueError(f"{field.name} must be positive, not {size}")
         for name in ("narrow_k", "tile_k", "long_k"):
             if not LEAST_K <= getattr(self, name) <= PART_UNIT:
                 raise ValueError(f"{name} must be {LEAST_K} to {PART_UNIT}, not {getattr(self, name)}")

@@ -19,6 +19,7 @@ from torch import Tensor
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.triton_context import LOG2_E, MIN_DOT, AttentionCall, attend_blocks
 from lora_kernels.triton_partials import Partials, make_partials, merge, store_partial
+from lora_kernels.tuning import require_power_of_two
 
 Ints = npt.NDArray[np.int64]
 
@@ -49,9 +50,7 @@ class PrefillTuning:
 
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n", "max_splits"):
-            value = getattr(self, name)
-            if value < 1 or value & (value - 1):
-                raise ValueError(f"{name} must be a power of two, not {value}")
+            require_power_of_two(name, getattr(self, name))
 
     def height(self, group: int) -> int:
         """Rows of a tile that holds at least one query row of `group` heads."""

@@ -121,6 +121,13 @@ def sample(
     return ids
 
 
+def work_bytes(rows: int, vocab: int, tiles: SamplingTiles | None = None) -> int:
+    """Device memory that `sample` takes while it runs, where any row may have filters."""
+    tiles = tiles or SamplingTiles()
+    work = _make_work(rows, triton.cdiv(vocab, tiles.chunk), True, tiles, torch.device("meta"))
+    return sum(part.nbytes for part in (work.peaks, work.best, work.masses, work.scores, work.bins))
+
+
 def _make_work(rows: int, chunks: int, any_filters: bool, tiles: SamplingTiles, device: torch.device) -> Work:
     filtered = rows if any_filters else 0
     return Work(

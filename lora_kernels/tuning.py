@@ -31,6 +31,12 @@ class TuningError(ValueError):
     """A file of configurations that cannot be used; the message names it, and what is wrong."""
 
 
+def require_power_of_two(name: str, size: int) -> None:
+    """Raises ValueError: the message names it."""
+    if size < 1 or size & (size - 1):
+        raise ValueError(f"{name} must be a power of two, not {size}")
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceKey:
     """What a measurement holds for.

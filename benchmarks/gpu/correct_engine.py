@@ -1,7 +1,8 @@
 """Section A, second half: the engine on the device says what Hugging Face says on the CPU in fp32.
 
 A small random model, base and two adapters mixed, both lanes, every prompt asked twice, in a page pool so small that
-sequences are preempted and adapters come and go. Hugging Face judges each stream by one forward pass over it: a stream
+sequences are preempted and adapters come and go; as it is served on a GPU, with steps captured and planned ahead, and
+with neither. Hugging Face judges each stream by one forward pass over it: a stream
 in which every token is the likeliest after those before it is its greedy stream.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -51,9 +52,11 @@ def run(journal: Journal) -> None:
         deltas = make_adapters(Path(scratch))
         answers = make_answers(2 if journal.tiny else 6)
         for preemption in PREEMPTIONS[-1:] if journal.tiny else PREEMPTIONS:
-            with journal.case(f"engine, preemption by {preemption}", LEAST_S):
-                outcome = check(Path(scratch), model, deltas, answers, preemption, journal.device)
-                journal.row("engine in fp32", f"preemption by {preemption}", **outcome)
+            for ahead in (True, False):
+                name = f"preemption by {preemption}, {'a step ahead' if ahead else 'in turn, kernel by kernel'}"
+                with journal.case(f"engine, {name}", LEAST_S):
+                    engine = make_engine(model, journal.device, preemption, ahead)
+                    journal.row("engine in fp32", name, **check(Path(scratch), model, deltas, answers, engine))
 
 
 def make_model(folder: Path) -> Path:
@@ -97,12 +100,10 @@ def check(
     model: Path,
     deltas: Mapping[str, Mapping[str, Tensor]],
     questions: Mapping[str, Answer],
-    preemption: str,
-    device: str,
+    engine: Engine,
 ) -> dict[str, int]:
     """Raises AssertionError. Returns what happened."""
     answers = {name: Answer(answer.prompt, answer.adapter) for name, answer in questions.items()}
-    engine = make_engine(model, device, preemption)
     ids = {name: engine.load_adapter(str(scratch / name)).id for name in RANKS}
     for name, answer in answers.items():
         engine.inbox.put(Submit(request(name, answer, ids)))
@@ -124,11 +125,12 @@ def check(
     }
 
 
-def make_engine(model: Path, device: str, preemption: str) -> Engine:
+def make_engine(model: Path, device: str, preemption: str, ahead: bool) -> Engine:
     config = EngineConfig(
         str(model), dtype="float32", device=device, block_size=BLOCK, num_pages=32, swap_gb=0.001, max_seqs=4, threads=1
     )
-    runner = ModelRunner(config)
+    runner = ModelRunner(replace(config, graphs=ahead))
+    runner.overlaps = ahead
     core = CoreConfig(
         num_pages=config.num_pages,
         block_size=BLOCK,

@@ -1,4 +1,5 @@
-"""Section F: a profile of decode steps at the 8B shape: where the device waits for the host, and what it does else.
+"""Section F: decode steps at the 8B shape with and without CUDA graphs and a step ahead (step_modes.py), and a profile
+of them as they are served: where the device waits for the host, and what it does else.
 
 A gap is a span in which nothing runs on the device, between two things that do. More than 50 microseconds of it is
 the host's fault: planning, launching or waiting.
@@ -19,6 +20,7 @@ from benchmarks.gpu.decoding import FULL, RANKS, TINY, Sizes, Wave, end_wave, st
 from benchmarks.gpu.house import House, build_house, check_events
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.shapes import spread
+from benchmarks.gpu.step_modes import measure_modes
 
 LEAST_GAP_US = 50.0
 STEPS = 8
@@ -58,6 +60,7 @@ def run(journal: Journal) -> None:
     with tempfile.TemporaryDirectory(prefix="loralane-8b-") as scratch:
         house = build_house(sizes.house, Path(scratch), journal.tell)
         own = house.register(spread(RANKS, sizes.batch), "a")
+        measure_modes(journal, house, sizes, own)
         for name, adapters in (("base", (None,) * sizes.batch), (f"{sizes.batch} adapters", own)):
             with journal.case(name, LEAST_S):
                 spans = profiled(house, Wave(name, adapters), sizes)

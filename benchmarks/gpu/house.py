@@ -57,8 +57,15 @@ class Adapters:
         self._report = report
         self._runner.connect(report)
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        return self._runner.execute(plan)
+    @property
+    def overlaps(self) -> bool:
+        return self._runner.overlaps
+
+    def submit(self, plan: StepPlan) -> None:
+        self._runner.submit(plan)
+
+    def collect(self) -> StepResult:
+        return self._runner.collect()
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
         rank = int(path.split("/")[0])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from importlib.util import find_spec
 from types import ModuleType
 
 
 class _Log:
-    """The one thing the engine's model asks of structlog: to say that a fetch met a bug."""
+    """What the engine's model asks of structlog: to say what capturing took, or that a fetch met a bug."""
 
     def error(self, event: str, **fields: object) -> None:
         print(event, fields, file=sys.stderr)
+
+    info = warning = error
 
 
 def do_without() -> None:
@@ -22,3 +25,7 @@ def do_without() -> None:
         module = ModuleType("structlog")
         vars(module)["get_logger"] = lambda *_: _Log()
         sys.modules["structlog"] = module
+    if find_spec("blake3") is None:  # a hash that is the same in this process is all that is asked of it here
+        module = ModuleType("blake3")
+        vars(module)["blake3"] = hashlib.sha256
+        sys.modules["blake3"] = module

@@ -47,11 +47,11 @@ class Section:
 
 SECTIONS = {
     "A": Section("Correctness on the device", 0.32),
-    "B": Section("Kernels against their byte limits", 0.22),
+    "B": Section("Kernels against their byte limits", 0.2),
     "C": Section("Peers' kernels", 0.1),
-    "D": Section("Decoding at the 8B shape", 0.18),
+    "D": Section("Decoding at the 8B shape", 0.16),
     "E": Section("Lanes", 0.12),
-    "F": Section("Host gaps of a decode step", 0.06),
+    "F": Section("A decode step: graphs, a step ahead, host gaps", 0.1),
 }
 
 

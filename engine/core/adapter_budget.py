@@ -9,8 +9,9 @@ from itertools import chain
 from engine.core.adapters import Adapter
 from engine.core.page_budget import PageBudget
 from engine.core.room import Room
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, AdapterLoad, Lane, Sequence
+from engine.core.types import AdapterId, AdapterLoad, Lane
 
 
 class AdapterBudget:

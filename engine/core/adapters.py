@@ -65,6 +65,8 @@ class Adapter:
     """Of the last copy to the device."""
     fetch_seconds: float = 0.0
     """Of the last read from disk."""
+    fetched_at: float = -inf
+    """When that ended, on the engine's clock."""
     failures: int = 0
     """Fetches that failed, since the last one that did not."""
     failure: str = ""

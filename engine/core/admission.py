@@ -8,10 +8,13 @@ from math import isfinite
 from engine.core.adapter_tiers import Held
 from engine.core.adapters import Adapter, HostCopy
 from engine.core.config import CoreConfig
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import ErrorCode, Lane, Refusal, Request, Sequence
+from engine.core.types import ErrorCode, Lane, LaneMode, Refusal, Request
 
 SHORTEST_RETRY_S = 1.0
+DRAINING_RETRY_S = 10.0
+"""Nobody knows when an operator opens a lane again."""
 LEAST_WEIGHT = 1e-6
 
 
@@ -100,6 +103,13 @@ def _out_of_range(request: Request) -> str:
 
 def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
     """Why a request that could run is better refused now than kept waiting in vain; None if it is taken."""
+    if state.modes[seq.lane] is LaneMode.DRAINING:
+        reason = f"the {seq.lane.name.lower()} lane is being drained and takes no new requests"
+        return Refusal(ErrorCode.LANE_QUEUE_FULL, reason, DRAINING_RETRY_S)
+    grammar, grammars = seq.request.params.grammar, state.grammars
+    if grammar is not None and grammar not in grammars and len(grammars) >= state.config.max_grammars:
+        reason = f"{len(grammars)} different grammars are in use or waited for already"
+        return Refusal(ErrorCode.LANE_QUEUE_FULL, reason, SHORTEST_RETRY_S)
     most, deadline = state.config.goals[seq.lane].max_wait_s, seq.request.deadline
     if not most and deadline is None:
         return None

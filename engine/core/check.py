@@ -14,7 +14,15 @@ from engine.core.types import PageId
 
 def violations(state: EngineState) -> list[str]:
     """Everything that must hold and does not; an empty list is a healthy engine."""
-    return [*_pages(state), *_prefix(state), *_host(state), *_sequences(state), *_adapters(state), *_tiers(state)]
+    return [
+        *_pages(state),
+        *_prefix(state),
+        *_host(state),
+        *_sequences(state),
+        *_adapters(state),
+        *_tiers(state),
+        *_grammars(state),
+    ]
 
 
 def leftovers(state: EngineState) -> list[str]:
@@ -29,6 +37,7 @@ def leftovers(state: EngineState) -> list[str]:
         "users of adapters": len(used),
         "fetches": len(wanted),
         "missing adapters": len(state.tiers.missing),
+        "grammars": len(state.grammars),
     }
     return [f"{count} {what} left" for what, count in found.items() if count]
 
@@ -82,11 +91,20 @@ def _sequences(state: EngineState) -> Iterator[str]:
     if len(state.running) > config.max_seqs:
         yield f"{len(state.running)} sequences run and {config.max_seqs} may"
     for seq in state.running.values():
-        if len(seq.pages) < config.pages_for(seq.num_computed) or seq.num_computed > len(seq.tokens):
+        computable = seq.num_tokens - bool(seq.num_pending)  # the newest of those that are being chosen is not
+        if len(seq.pages) < config.pages_for(seq.num_computed) or seq.num_computed > computable:
             yield f"sequence {seq.id} has computed more than its pages or tokens hold"
     for seq in state.waiting:
         if seq.pages or seq.num_computed:
             yield f"waiting sequence {seq.id} holds pages"
+    yield from _pending(state)
+
+
+def _pending(state: EngineState) -> Iterator[str]:
+    chosen = Counter(seq.id for step in state.under_way for seq in step.awaiting if state.sequences.get(seq.id) is seq)
+    for seq in state.sequences.values():
+        if seq.num_pending != chosen[seq.id]:
+            yield f"sequence {seq.id} waits for {seq.num_pending} tokens, and {chosen[seq.id]} are being chosen"
 
 
 def _queue(state: EngineState) -> Iterator[str]:
@@ -97,7 +115,7 @@ def _queue(state: EngineState) -> Iterator[str]:
                 yield "the waiting queue is out of order"
     if len(queue) != sum(1 for _ in queue):
         yield "the waiting queue has lost count"
-    if sum(queue.num_tokens.values()) != sum(len(seq.tokens) for seq in queue):
+    if sum(queue.num_tokens.values()) != sum(seq.num_tokens for seq in queue):
         yield "the waiting queue has lost count of its tokens"
 
 
@@ -140,3 +158,12 @@ def _tiers(state: EngineState) -> Iterator[str]:
         yield "an adapter is in host memory, or not wanted there, and still being fetched"
     if set(tiers.closing) != {a.id for a in adapters if a.closing}:
         yield "adapters on their way out are not those that were dropped"
+
+
+def _grammars(state: EngineState) -> Iterator[str]:
+    needed = Counter(grammar for seq in state.sequences.values() if (grammar := seq.request.params.grammar))
+    if needed != state.grammars.live():
+        yield "grammars are counted that no sequence needs, or the other way round"
+    for seq in state.running.values():
+        if state.grammars.blocks(seq.request.params.grammar):
+            yield f"sequence {seq.id} runs before its grammar is ready"

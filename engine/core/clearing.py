@@ -9,9 +9,10 @@ from engine.core.page_budget import PageBudget
 from engine.core.policy import Policy
 from engine.core.room import Room
 from engine.core.saves import Saves
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step_budget import StepBudget
-from engine.core.types import AdapterId, Cause, Lane, PageId, ScheduledChunk, Sequence
+from engine.core.types import AdapterId, Cause, Lane, PageId, ScheduledChunk
 
 
 class Clearing:
@@ -87,7 +88,7 @@ class Clearing:
     def takes_as(self, seq: Sequence) -> Lane:
         """The lane whose idle pages it may have: a batch sequence too large for what is never held takes any."""
         room = self._config.usable_pages - self._state.adapter_pages - self._state.most_held
-        return seq.lane if self._config.pages_for(len(seq.tokens)) <= room // 2 else Lane.INTERACTIVE
+        return seq.lane if self._config.pages_for(seq.num_tokens) <= room // 2 else Lane.INTERACTIVE
 
     def _room(self, seq: Sequence) -> Room:
         return self._adapters.room(self._pages.available(self.takes_as(seq)), self.slots_left)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.core.grammars import Grammar
 from engine.core.types import AdapterId, Request
 
 
@@ -62,5 +63,22 @@ class FetchCancelled:
     adapter: AdapterId
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarReady:
+    """Who needs it may start."""
+
+    grammar: Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarFailed:
+    """It is none, or too much; whoever waits for it is told the reason."""
+
+    grammar: Grammar
+    reason: str
+
+
 FetchAnswer = AdapterFetched | FetchFailed | FetchCancelled
-Command = Submit | Abort | AddAdapter | DropAdapter | FetchAnswer
+GrammarAnswer = GrammarReady | GrammarFailed
+Answer = FetchAnswer | GrammarAnswer
+Command = Submit | Abort | AddAdapter | DropAdapter | Answer

@@ -14,9 +14,12 @@ from engine.core.commands import (
     FetchAnswer,
     FetchCancelled,
     FetchFailed,
+    GrammarFailed,
+    GrammarReady,
     Submit,
 )
 from engine.core.commit_adapters import (
+    adapter_wait,
     add_adapter,
     drop_adapter,
     forget_closed,
@@ -26,11 +29,16 @@ from engine.core.commit_adapters import (
     take_answer,
     use_adapter,
 )
+from engine.core.config import goal_of
+from engine.core.endings import finish_reason
+from engine.core.grammars import Grammar
 from engine.core.prefix import page_keys
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import (
     AdapterId,
     Admission,
+    ErrorCode,
     FinishReason,
     Lane,
     PageId,
@@ -38,15 +46,12 @@ from engine.core.types import (
     Request,
     SampledToken,
     ScheduledChunk,
-    Sequence,
     StepPlan,
     StepResult,
     TokenEvent,
 )
+from engine.core.under_way import follow
 from engine.core.urgency import update_need
-
-STRICTEST_GOAL = 0.25
-"""Of the lane's goals: what a request may ask for at most, so that it cannot take the machine for itself."""
 
 
 def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
@@ -66,6 +71,10 @@ def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
                 drop_adapter(state, adapter)
             case AdapterFetched() | FetchFailed() | FetchCancelled():
                 _answer(state, command)
+            case GrammarReady(grammar):
+                state.grammars.take_answer(grammar)
+            case GrammarFailed(grammar, reason):
+                _give_up(state, grammar, reason)
 
 
 def abort_users(state: EngineState, adapter: AdapterId) -> int:
@@ -78,39 +87,56 @@ def abort_users(state: EngineState, adapter: AdapterId) -> int:
     return len(users)
 
 
+def finish_early(state: EngineState, seq: Sequence, refusal: Refusal) -> None:
+    """Ends a live request with a reason that its caller is told."""
+    _finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ERROR, refusal=refusal))
+
+
 def commit(state: EngineState, plan: StepPlan) -> None:
     """Carries a plan out in the books. Cannot fail: the plan was made to fit this very state."""
     state.now, state.in_flight = plan.now, plan
     _note_saves(state, plan)
     for request_id, cause in zip(plan.preempted, plan.causes, strict=True):
-        _preempt(state, state.sequences[request_id])
+        seq = state.sequences[request_id]
+        _preempt(state, seq)
         state.counters.preempted_for[cause] += 1
+        state.counters.preempted_in[seq.request.lane] += 1
     for page in plan.dropped_cache:
         state.prefix.drop(page)
         state.pool.reclaim([page])
     move_adapters(state, plan)
+    state.grammars.forgotten.clear()
+    for grammar in plan.prepared:
+        state.grammars.begin(grammar)
     for admission in plan.admitted:
         _admit(state, admission)
     state.counters.pages_restored += len(plan.restores)
     for chunk in plan.chunks:
         _advance(state, chunk)
+    state.under_way.append(follow(plan, state.sequences))
     state.released.clear()
     state.prefix.decay(plan.now - state.config.scheduling.hold_s, state.most_held)
-    forget_closed(state)
     state.counters.steps += 1
 
 
 def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEvent]:
-    """Takes up what a step produced and returns all news since the last call."""
-    state.now = now
+    """Takes up what came of the oldest step under way and returns all news since the last call."""
+    step = state.under_way.popleft()
+    state.now, state.absorbed = now, step.plan
     wants_batch = bool(state.waiting.groups(Lane.BATCH)) or any(s.lane is Lane.BATCH for s in state.running.values())
-    state.ledger.settle(state.in_flight, state.sequences, state.adapters, now, wants_batch)
+    began = step.plan.now if result.seconds is None else now - result.seconds
+    state.ledger.settle(step, state.adapters, began, now, wants_batch)
     update_need(state, now)
-    note_loads(state, state.in_flight.loads, result.load_seconds)
+    note_loads(state, step.plan.loads, result.load_seconds)
     for sample in result.sampled:
-        seq = state.sequences.get(sample.request_id)
-        if seq is not None:  # aborted while its step ran
+        seq = step.sequences[sample.request_id]
+        if state.sequences.get(seq.id) is seq:  # it has not ended since the step was planned
             _append(state, seq, sample, now)
+    for request_id, reason in result.failed:
+        seq = step.sequences[request_id]
+        if state.sequences.get(seq.id) is seq:
+            finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))
+    forget_closed(state)
     state.ledger.adapt(state.config.interactive.attainment)
     events = list(state.outbox)
     state.outbox.clear()
@@ -128,7 +154,7 @@ def _submit(state: EngineState, request: Request) -> None:
     if refusal is not None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         return
-    seq.due = request.arrival + _goal(request.ttft, state.config.goals[request.lane].ttft_s)
+    seq.due = request.arrival + goal_of(request.ttft, state.config.goals[request.lane].ttft_s)
     state.sequences[seq.id] = seq
     ledger, tenants = state.ledger, state.waiting.groups(seq.lane)
     ledger.accounts.arrive(request.lane, request.tenant, request.weight, tenants)
@@ -136,6 +162,7 @@ def _submit(state: EngineState, request: Request) -> None:
     ledger.longest_output = max(ledger.longest_output, request.params.max_tokens)
     state.waiting.add(seq)
     use_adapter(state, seq, live=1)
+    state.grammars.use(request.params.grammar)
     state.counters.prompt_tokens += len(request.prompt)
 
 
@@ -147,20 +174,22 @@ def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
     if other is None:
         return queue_full(state, seq)
     refusal = queue_full(state, other)
-    _finish(state, other, TokenEvent(other.id, finish_reason=FinishReason.ERROR, refusal=refusal))
+    finish_early(state, other, refusal)
     return None
-
-
-def _goal(asked: float | None, promised: float) -> float:
-    """Seconds: what a request asks for, as far as the lane lets it."""
-    return promised if asked is None else max(asked, promised * STRICTEST_GOAL)
 
 
 def _answer(state: EngineState, answer: FetchAnswer) -> None:
     """Whoever waited for a fetch that failed is told why."""
     for seq in take_answer(state, answer):
         refusal = fetch_failed(state.adapters[answer.adapter], state.now)
-        _finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ERROR, refusal=refusal))
+        finish_early(state, seq, refusal)
+
+
+def _give_up(state: EngineState, grammar: Grammar, reason: str) -> None:
+    """A grammar will never be ready: nobody runs with it, and whoever waits for it is told why."""
+    if state.grammars.take_answer(grammar):
+        for seq in [seq for seq in state.waiting if seq.request.params.grammar == grammar]:
+            finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))
 
 
 def _note_saves(state: EngineState, plan: StepPlan) -> None:
@@ -210,7 +239,8 @@ def _admit(state: EngineState, admission: Admission) -> None:
     else:
         seq.num_cached = seq.num_computed
         state.counters.cached_tokens += seq.num_cached
-        state.outbox.append(TokenEvent(seq.id, num_cached=seq.num_cached))
+        waits = (max(0.0, state.now - seq.request.arrival), adapter_wait(state, seq))
+        state.outbox.append(TokenEvent(seq.id, num_cached=seq.num_cached, wait=waits[0], adapter_wait=waits[1]))
 
 
 def _stop_waiting(state: EngineState, seq: Sequence) -> None:
@@ -220,20 +250,21 @@ def _stop_waiting(state: EngineState, seq: Sequence) -> None:
 
 
 def _advance(state: EngineState, chunk: ScheduledChunk) -> None:
-    """The chunk counts as computed from here on: whatever a later plan reads is computed after it."""
+    """The chunk counts as computed from here on, and its token as chosen: what a later plan reads is computed later."""
     seq = state.sequences[chunk.request_id]
     if chunk.new_pages:
         state.pool.acquire(chunk.new_pages)
         seq.pages.extend(chunk.new_pages)
     before = seq.num_computed
     seq.num_computed += chunk.num_tokens
+    seq.num_pending += chunk.samples
     _register(state, seq, before)
 
 
 def _register(state: EngineState, seq: Sequence, before: int) -> None:
-    """Makes the pages findable that were not full when `before` tokens were computed, and are now."""
+    """Makes the pages findable that were not full when `before` tokens were computed and known, and are now."""
     size = state.config.block_size
-    first, last = before // size, seq.num_computed // size
+    first, last = before // size, min(seq.num_computed, len(seq.tokens)) // size
     if first == last or not state.config.prefix_caching:
         return
     keys = page_keys(seq, last, size)
@@ -243,30 +274,22 @@ def _register(state: EngineState, seq: Sequence, before: int) -> None:
 
 def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float) -> None:
     seq.tokens.append(sample.token)
+    seq.num_pending -= 1
     state.counters.generated_tokens += 1
     state.ledger.note_token(seq, now)
-    seq.due = now + _goal(seq.request.itl, state.config.goals[seq.request.lane].itl_s)
+    seq.due = now + goal_of(seq.request.itl, state.config.goals[seq.request.lane].itl_s)
     if seq.request.adapter:
         state.adapters[seq.request.adapter].last_used = now
     logprobs = (sample.logprobs,) if sample.logprobs else ()
     reason = finish_reason(seq, state.config.eos_token_ids, state.config.max_model_len)
-    event = TokenEvent(seq.id, (sample.token,), logprobs, reason, seq.num_cached)
+    event = TokenEvent(seq.id, (sample.token,), logprobs, reason, seq.num_cached, device_seconds=seq.device_seconds)
     if reason is None:
+        if seq.num_computed == len(seq.tokens):  # computed by the step behind, which did not know it
+            _register(state, seq, seq.num_computed - 1)
         state.outbox.append(event)
     else:
         state.ledger.note_end(seq)
         _finish(state, seq, event)
-
-
-def finish_reason(seq: Sequence, eos_token_ids: tuple[int, ...], max_model_len: int) -> FinishReason | None:
-    """Whether the newest token ends the sequence."""
-    params, token = seq.request.params, seq.tokens[-1]
-    stops = token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos)
-    if stops and seq.num_generated >= params.min_tokens:
-        return FinishReason.STOP
-    if seq.num_generated >= params.max_tokens or len(seq.tokens) >= max_model_len:
-        return FinishReason.LENGTH
-    return None
 
 
 def _finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
@@ -279,4 +302,5 @@ def _finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
     state.host.demote(seq.page_keys[: seq.num_saved])
     del state.sequences[seq.id]
     use_adapter(state, seq, live=-1)
+    state.grammars.leave(seq.request.params.grammar)
     state.outbox.append(event)

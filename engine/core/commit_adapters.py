@@ -5,8 +5,9 @@ from __future__ import annotations
 from engine.core.adapters import Adapter, HostCopy
 from engine.core.admission import misfit, unpinnable
 from engine.core.commands import AdapterFetched, AddAdapter, FetchAnswer, FetchCancelled, FetchFailed
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, AdapterLoad, Sequence, StepPlan
+from engine.core.types import AdapterId, AdapterLoad, StepPlan
 
 LONGEST_BACKOFF = 64
 """Times the first one: a minute."""
@@ -81,6 +82,13 @@ def start_adapter(state: EngineState, seq: Sequence, plan: StepPlan) -> None:
     state.tiers.file(adapter)
 
 
+def adapter_wait(state: EngineState, seq: Sequence) -> float:
+    """Seconds from a sequence's arrival until its adapter had been read into host memory; 0: it was there."""
+    if not seq.request.adapter:
+        return 0.0
+    return max(0.0, state.adapters[seq.request.adapter].fetched_at - seq.request.arrival)
+
+
 def move_adapters(state: EngineState, plan: StepPlan) -> None:
     """What the plan does between disk, host memory and device."""
     for adapter_id in plan.evicted:
@@ -142,7 +150,7 @@ def forget_closed(state: EngineState) -> None:
 def _note_fetch(state: EngineState, adapter: Adapter, seconds: float) -> None:
     adapter.host = HostCopy.PRESENT
     adapter.fetches += 1
-    adapter.fetch_seconds, adapter.failures = seconds, 0
+    adapter.fetch_seconds, adapter.fetched_at, adapter.failures = seconds, state.now, 0
     state.counters.adapter_fetches += 1
     state.counters.adapter_fetch_seconds += seconds
 

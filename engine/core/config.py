@@ -56,6 +56,15 @@ class LaneGoals:
             raise ValueError(f"attainment must be between 0 and 1, not {self.attainment}")
 
 
+STRICTEST_GOAL = 0.25
+"""Of the lane's goals: what a request may ask for at most, so that it cannot take the machine for itself."""
+
+
+def goal_of(asked: float | None, promised: float) -> float:
+    """Seconds: what a request asks for, as far as its lane lets it."""
+    return promised if asked is None else max(asked, promised * STRICTEST_GOAL)
+
+
 INTERACTIVE_GOALS = LaneGoals(ttft_s=0.5, itl_s=0.1)
 """MLPerf's conversational limits for 8B models (0.5 s, 30 to 100 ms): what people take for instant."""
 BATCH_GOALS = LaneGoals(ttft_s=3600.0, itl_s=60.0, attainment=0.0)
@@ -226,7 +235,13 @@ class CoreConfig:
     """Adapters being read at a time: enough to keep a disk busy while others are packed. One is kept for the
     interactive lane, so that a batch's fetches are never all in its way."""
     prefetch_window: int = 32
-    """Waiting requests of a lane whose adapters are read ahead: as many as a default engine starts at once."""
+    """Waiting requests of a lane whose adapters are read and grammars prepared ahead: as many as an engine starts
+    at once."""
+    max_preparations: int = 2
+    """Grammars being prepared at a time, one of them kept for the interactive lane: each takes a core from the steps,
+    for milliseconds as a rule and for a quarter of a second at worst."""
+    max_grammars: int = 256
+    """Different ones that live requests may need: prepared, one takes some 100 KB, and tens of MB at worst."""
     adapter_half_life_s: float = 300.0
     """A start counts half as much for keeping an adapter when it is so long ago: the pause after which people rarely
     come back, as for `hold_s`."""
@@ -244,7 +259,7 @@ class CoreConfig:
     def __post_init__(self) -> None:
         _check(self, 1, "block_size", "max_seqs", "max_model_len", "token_budget", "max_resident_adapters")
         _check(self, 1, "max_waiting")
-        _check(self, 1, "max_fetches", "prefetch_window")
+        _check(self, 1, "max_fetches", "prefetch_window", "max_preparations", "max_grammars")
         _check(self, 0, "host_pages", "min_kv_pages", "max_adapter_pages", "host_adapter_bytes", "fetch_backoff_s")
         if not self.adapter_half_life_s > 0:
             raise ValueError(f"adapter_half_life_s must be positive, not {self.adapter_half_life_s}")

@@ -9,11 +9,13 @@ from engine.core.adapter_budget import AdapterBudget
 from engine.core.adapters import Adapter
 from engine.core.clearing import Clearing
 from engine.core.fetch_budget import FetchBudget
+from engine.core.grammar_budget import GrammarBudget
 from engine.core.page_budget import PageBudget
 from engine.core.policy import Policy
 from engine.core.prefix import page_keys
 from engine.core.room import Room
 from engine.core.saves import Saves
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step_budget import StepBudget
 from engine.core.types import (
@@ -26,7 +28,6 @@ from engine.core.types import (
     PageId,
     PrefixKey,
     ScheduledChunk,
-    Sequence,
     StepPlan,
 )
 
@@ -49,6 +50,7 @@ class Draft:
         self._host = Saves(state)
         self._adapters = AdapterBudget(state, self._pages)
         self._fetches = FetchBudget(state)
+        self._grammars = GrammarBudget(state)
         self._clearing = Clearing(state, policy, self._budget, self._pages, self._adapters, self._host, self._chunks)
         self._draining: set[AdapterId] = set()
         """Not started with any more, so that an adapter that has been waited for too long finds room."""
@@ -57,7 +59,7 @@ class Draft:
         self._too_many = dict.fromkeys(Lane, 1 << 30)
         """Pages of an adapter that found no room for a lane: nor does a larger one."""
         self._passed_over = 0
-        """Waiting sequences looked at and left where they are, because of their adapters."""
+        """Waiting sequences looked at and left where they are, because of their adapters or grammars."""
         self._promised: set[PrefixKey] = set()
         self._admitted: dict[str, Admission] = {}
         self._restores: list[PageCopy] = []
@@ -76,10 +78,10 @@ class Draft:
 
     def advance(self, seq: Sequence) -> None:
         """Gives a running sequence its next chunk; if it cannot have the pages it must have, it is preempted itself."""
-        if seq.id in self._clearing.preempted:
+        if seq.waits_for_token or seq.id in self._clearing.preempted:
             return
         start = seq.num_computed
-        count = self._budget.grant(seq, start, len(seq.tokens) - start)
+        count = self._budget.grant(seq, start, seq.num_tokens - start)
         if not count:
             return
         missing = self._config.pages_for(start + count) - len(seq.pages)
@@ -95,6 +97,8 @@ class Draft:
         """Starts a waiting sequence, its adapter included. False: no room, and nobody behind it may start either."""
         if not self.takes_new:
             return False
+        if self._state.grammars.blocks(seq.request.params.grammar):
+            return self._pass_over()
         adapter = self._state.adapters[seq.request.adapter] if seq.request.adapter else None
         if adapter is None:
             return self._admit(seq)
@@ -120,6 +124,12 @@ class Draft:
             if not self._fetches.is_open(lane):
                 return
 
+    def prepare_ahead(self, lane: Lane, waiting: Iterable[Sequence]) -> None:
+        """Begins to prepare the grammars of those of a lane who would start next."""
+        if self._grammars.is_open(lane):
+            for seq in islice(waiting, self._config.prefetch_window):
+                self._grammars.prepare(seq.request.params.grammar, lane)
+
     def finish(self) -> StepPlan:
         self._adapters.evict_closed()
         self._fetches.drop_closed()
@@ -142,13 +152,15 @@ class Draft:
             host_dropped=tuple(self._fetches.dropped),
             fetches=tuple(self._fetches.fetches.values()),
             cancelled_fetches=self._fetches.cancelled(),
+            prepared=tuple(self._grammars.prepared),
+            forgotten=tuple(self._state.grammars.forgotten),
             restores=tuple(self._restores),
             admitted=tuple(self._admitted.values()),
             chunks=tuple(self._chunks.values()),
         )
 
     def _schedule(self, seq: Sequence, start: int, num_tokens: int, new_pages: tuple[PageId, ...]) -> None:
-        samples = start + num_tokens == len(seq.tokens)
+        samples = start + num_tokens == len(seq.tokens) + seq.num_pending
         self._chunks[seq.id] = ScheduledChunk(seq.id, start, num_tokens, new_pages, samples)
 
     def _pass_over(self) -> bool:

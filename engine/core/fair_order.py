@@ -14,8 +14,9 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from engine.core.prefix import page_keys
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import Lane, Sequence
+from engine.core.types import Lane
 
 
 def fair_order(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]:

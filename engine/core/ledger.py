@@ -13,8 +13,10 @@ from typing import NamedTuple
 from engine.core.accounts import Account, Accounts
 from engine.core.adapters import Adapter
 from engine.core.config import CoreConfig
+from engine.core.sequence import Sequence
 from engine.core.step_time import StepTimeModel
-from engine.core.types import AdapterId, Lane, ScheduledChunk, Sequence, StepPlan
+from engine.core.types import AdapterId, Lane, ScheduledChunk
+from engine.core.under_way import StepUnderWay
 
 SMOOTHING = 0.05
 """Weight of the newest step in a price: some twenty steps of memory."""
@@ -48,7 +50,7 @@ class Charge(NamedTuple):
     """A chunk and its part of a step: weight before, and without what is computed for the second time."""
 
     account: Account
-    lane: Lane
+    seq: Sequence
     tokens: int
     weight: float
     billed: float
@@ -103,29 +105,24 @@ class Ledger:
         return self._batch_time / self._wanted_time if self._wanted_time else 1.0
 
     def settle(
-        self,
-        plan: StepPlan,
-        sequences: Mapping[str, Sequence],
-        adapters: Mapping[AdapterId, Adapter],
-        now: float,
-        wants_batch: bool,
+        self, step: StepUnderWay, adapters: Mapping[AdapterId, Adapter], began: float, now: float, wants_batch: bool
     ) -> None:
-        """Takes up how long a step took: from its plan's making to now. `wants_batch`: there was batch work."""
-        seconds = now - plan.now
+        """Takes up that a step lasted from `began` to `now`. `wants_batch`: there was batch work."""
+        plan, seconds = step.plan, now - began
         if seconds <= 0 or not plan.chunks:
             return
         if not self.wants_batch:  # whoever wants nothing has all it wants
-            self._note_share(plan.now - self._settled, plan.now - self._settled)
+            self._note_share(began - self._settled, began - self._settled)
         self.wants_batch, self._settled = wants_batch, now
         self.predicted_seconds += plan.predicted
         self.actual_seconds += seconds if plan.predicted else 0.0
         self._alone_now, self._longer_now = plan.alone, plan.predicted / plan.alone if plan.alone else 0.0
-        charges = list(self._charges(plan, sequences, adapters))
+        charges = list(self._charges(step, adapters))
         whole = sum(charge.weight for charge in charges)
         self.model.observe(plan.features, seconds)
         if whole:
             self._charge(charges, seconds / whole)
-            batch = sum(charge.weight for charge in charges if charge.lane is not Lane.INTERACTIVE)
+            batch = sum(charge.weight for charge in charges if charge.seq.request.lane is not Lane.INTERACTIVE)
             self._was_shared = 0 < batch < whole
             self._note_share(batch * seconds / whole if wants_batch else seconds, seconds)
 
@@ -182,32 +179,27 @@ class Ledger:
         self._batch_time = self._batch_time * keep + batch_seconds
         self._wanted_time = self._wanted_time * keep + seconds
 
-    def _charges(
-        self, plan: StepPlan, sequences: Mapping[str, Sequence], adapters: Mapping[AdapterId, Adapter]
-    ) -> Iterator[Charge]:
+    def _charges(self, step: StepUnderWay, adapters: Mapping[AdapterId, Adapter]) -> Iterator[Charge]:
         """What is computed for the second time is not billed: its sequence did not ask to be preempted."""
-        model, many = self.model, self.model.token_price(plan.features.tokens)
+        plan, model, many = step.plan, self.model, self.model.token_price(step.plan.features.tokens)
         fixed = model.prices.step / len(plan.chunks)
-        for chunk in plan.chunks:
-            seq = sequences.get(chunk.request_id)
-            if seq is not None:
-                rank = adapters[seq.request.adapter].rank if seq.request.adapter else 0
-                weight = fixed + chunk_weight(model, chunk, rank, many)
-                new = min(chunk.num_tokens, max(0, chunk.start + chunk.num_tokens - seq.num_paid))
-                account = self.accounts.get(seq.request.lane, seq.request.tenant)
-                billed = weight * new / chunk.num_tokens
-                yield Charge(account, seq.request.lane, chunk.num_tokens, weight, billed)
+        for chunk, unpaid in zip(plan.chunks, step.unpaid, strict=True):
+            seq = step.sequences[chunk.request_id]
+            rank = adapters[seq.request.adapter].rank if seq.request.adapter else 0
+            weight = fixed + chunk_weight(model, chunk, rank, many)
+            account = self.accounts.get(seq.request.lane, seq.request.tenant)
+            yield Charge(account, seq, chunk.num_tokens, weight, weight * unpaid / chunk.num_tokens)
         for load in plan.loads:
-            if load.request_id in sequences:
-                request, weight = sequences[load.request_id].request, model.prices.page * len(load.pages)
-                yield Charge(self.accounts.get(request.lane, request.tenant), request.lane, 0, weight, weight)
+            seq, weight = step.sequences[load.request_id], model.prices.page * len(load.pages)
+            yield Charge(self.accounts.get(seq.request.lane, seq.request.tenant), seq, 0, weight, weight)
 
     def _charge(self, charges: Iterable[Charge], scale: float) -> None:
         cost, tokens = [0.0, 0.0], [0, 0]
-        for account, lane, count, weight, billed in charges:
+        for account, seq, count, weight, billed in charges:
             account.seconds += weight * scale
             account.served += billed * scale / account.weight
-            self.busy[lane] += weight * scale
+            self.busy[seq.request.lane] += weight * scale
+            seq.device_seconds += weight * scale
             if count:
                 cost[count == 1] += weight * scale
                 tokens[count == 1] += count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.core.draft import Draft
 from engine.core.policy import Policy
 from engine.core.state import EngineState
-from engine.core.types import Lane, StepPlan
+from engine.core.types import Lane, LaneMode, StepPlan
 
 
 def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
@@ -15,13 +15,15 @@ def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
     the step's budget grants.
     """
     draft = Draft(state, policy, now)
+    starting = [lane for lane in Lane if state.modes[lane] is not LaneMode.PAUSED]
     for lane in Lane:
         draft.enter(lane)
         for seq in policy.order_running(state, lane):
             draft.advance(seq)
-        for seq in policy.order_waiting(state, lane, now) if draft.takes_new else ():
+        for seq in policy.order_waiting(state, lane, now) if draft.takes_new and lane in starting else ():
             if not draft.start(seq):
                 break
-    for lane in Lane:
+    for lane in starting:
         draft.fetch_ahead(lane, policy.order_fetches(state, lane, now))
+        draft.prepare_ahead(lane, policy.order_fetches(state, lane, now))
     return draft.finish()

@@ -12,8 +12,9 @@ from typing import Protocol
 from engine.core.batching import may_form_batch
 from engine.core.config import Scheduling
 from engine.core.fair_order import fair_order
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import AdapterId, Lane, Sequence
+from engine.core.types import AdapterId, Lane
 from engine.core.victims import cheapest_first
 
 
@@ -109,7 +110,7 @@ def decodes_first(running: Iterable[Sequence]) -> list[Sequence]:
     decodes: list[Sequence] = []
     prefills: list[Sequence] = []
     for seq in running:
-        (decodes if seq.num_computed + 1 == len(seq.tokens) else prefills).append(seq)
+        (decodes if seq.num_computed + 1 == len(seq.tokens) + seq.num_pending else prefills).append(seq)
     return decodes + prefills
 
 

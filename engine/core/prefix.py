@@ -13,7 +13,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 
-from engine.core.types import AdapterId, Lane, PageId, PrefixKey, Sequence
+from engine.core.sequence import Sequence
+from engine.core.types import AdapterId, Lane, PageId, PrefixKey
 
 KEY_BYTES = 16
 

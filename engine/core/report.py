@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from engine.core.state import EngineState
-from engine.core.types import Lane
+from engine.core.types import Lane, LaneMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,9 @@ class LaneReport:
     """Largest difference between counters of waiting tenants, in device seconds by weight."""
     bound: float
     """What the service gap between two tenants never exceeds, in the same unit."""
+    mode: LaneMode
+    preemptions: int
+    """Of its requests, so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ def _lane(state: EngineState, lane: Lane, now: float) -> LaneReport:
         device_seconds=ledger.busy[lane],
         gap=ledger.accounts.gap(lane, {seq.request.tenant for seq in waiting}),
         bound=ledger.bound(state.config.max_seqs),
+        mode=state.modes[lane],
+        preemptions=state.counters.preempted_in[lane],
     )
 
 

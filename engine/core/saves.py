@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from engine.core.prefix import page_keys
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import HostPageId, Lane, PageCopy, PrefixKey, Sequence
+from engine.core.types import HostPageId, Lane, PageCopy, PrefixKey
 
 
 class Saves:

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from engine.core.adapter_tiers import AdapterTiers
 from engine.core.adapters import Adapter
 from engine.core.config import CoreConfig
+from engine.core.grammars import Grammars
 from engine.core.host_tier import HostTier
 from engine.core.ledger import Ledger
 from engine.core.pages import PagePool
 from engine.core.prefix import PrefixCache
-from engine.core.types import AdapterId, Cause, Sequence, StepPlan, TokenEvent
+from engine.core.sequence import Sequence
+from engine.core.types import AdapterId, Cause, Lane, LaneMode, StepPlan, TokenEvent
+from engine.core.under_way import StepUnderWay
 from engine.core.waiting import WaitingQueue, order_of
 
 
@@ -22,6 +25,7 @@ class Counters:
 
     steps: int = 0
     preempted_for: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(Cause, 0))
+    preempted_in: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
     recomputed_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -52,16 +56,22 @@ class EngineState:
     adapters: dict[AdapterId, Adapter] = field(default_factory=dict)
     tiers: AdapterTiers = field(default_factory=AdapterTiers)
     """What they hold, and in which order they give it up."""
+    grammars: Grammars = field(default_factory=Grammars)
     sequences: dict[str, Sequence] = field(default_factory=dict)
     """Every live request, waiting or running."""
     running: dict[str, Sequence] = field(default_factory=dict)
     """In the order they began to run."""
+    modes: dict[Lane, LaneMode] = field(default_factory=lambda: dict.fromkeys(Lane, LaneMode.OPEN))
     released: list[str] = field(default_factory=list)
     """Ended since the last plan: the executor must forget them."""
     now: float = 0.0
     """When the state last changed, in seconds on the engine's clock."""
     in_flight: StepPlan = field(default_factory=StepPlan)
-    """The step under way: committed and not yet absorbed."""
+    """The newest step: the last that was committed."""
+    absorbed: StepPlan = field(default_factory=StepPlan)
+    """The last whose result is known: the newest, or the one before where steps are planned ahead."""
+    under_way: deque[StepUnderWay] = field(default_factory=deque)
+    """Steps between the two, the oldest first: committed and not yet absorbed."""
     outbox: deque[TokenEvent] = field(default_factory=deque)
     counters: Counters = field(default_factory=Counters)
 
@@ -93,4 +103,6 @@ class EngineState:
     @property
     def has_work(self) -> bool:
         """Something would be lost by not stepping again."""
-        return bool(self.sequences or self.released or self.outbox or self.tiers.closing)
+        expected = any(not step.plan.is_empty for step in self.under_way)
+        news = self.released or self.outbox or self.tiers.closing or self.grammars.forgotten
+        return bool(expected or self.sequences or news)

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from math import ceil, inf
 
+from engine.core.config import goal_of
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step_time import StepFeatures
-from engine.core.types import AdapterId, Lane, Sequence
+from engine.core.types import AdapterId, Lane
 
 
 class StepBudget:
@@ -238,7 +240,13 @@ class StepBudget:
 
 
 def _slack(state: EngineState, now: float) -> float:
-    """Seconds until the first interactive decode is late."""
-    lane = Lane.INTERACTIVE
-    due = [seq.due for seq in state.running.values() if seq.lane is lane and seq.num_computed + 1 == len(seq.tokens)]
-    return max(0.0, min(due) - now) if due else inf
+    """Seconds until the first interactive decode is late. A pending token will have come just before this step begins,
+    and the next one is due all of its ITL later."""
+    lane, goal = Lane.INTERACTIVE, state.config.interactive.itl_s
+    running = [seq for seq in state.running.values() if seq.lane is lane and not seq.waits_for_token]
+    left = [
+        goal_of(seq.request.itl, goal) if seq.num_pending else seq.due - now
+        for seq in running
+        if seq.num_computed + 1 == len(seq.tokens) + seq.num_pending
+    ]
+    return max(0.0, min(left)) if left else inf

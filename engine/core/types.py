@@ -6,20 +6,18 @@ about tensors, sockets or clocks, so a plan can cross a process boundary as it i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+from engine.core.grammars import Grammar
 from engine.core.step_time import NOTHING, StepFeatures
 
 AdapterId = str
 """Content hash of an adapter's configuration and weights: its identity everywhere below the gateway."""
-
 PageId = int
-
 HostPageId = int
 """A page of host memory that holds a copy of one of the device's."""
-
 PrefixKey = bytes
 """Digest of an adapter and a run of whole pages of tokens from the start of a sequence (see prefix.py)."""
 
@@ -31,6 +29,16 @@ class Lane(IntEnum):
     BATCH = 1
 
 
+class LaneMode(Enum):
+    """What an operator lets a lane do."""
+
+    OPEN = "open"
+    PAUSED = "paused"
+    """Nothing of it starts; what runs goes on, what comes waits."""
+    DRAINING = "draining"
+    """Takes nothing new; what it has taken goes on to its end."""
+
+
 class ErrorCode(Enum):
     """Why a request was refused; the names are those of the public error table."""
 
@@ -40,6 +48,9 @@ class ErrorCode(Enum):
     LANE_QUEUE_FULL = "lane_queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"
+    CANCELLED = "preempted"
+    """By an administrator."""
+    INVALID_GRAMMAR = "invalid_grammar"
 
 
 class Cause(Enum):
@@ -86,6 +97,25 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """Number of alternatives to report a token; None computes no logprobs."""
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request comes from, in words of its gateway: for operators who look. It decides nothing."""
+
+    id: str = ""
+    """Of the caller's request, which may have several answers; unique."""
+    request_id: str = ""
+    """The caller's own."""
+    key: str = ""
+    """A key's short id."""
+    model: str = ""
+    """As the caller named it."""
+    adapter: str = ""
+    """By name; empty for the base model."""
+    reserved_tokens: int = 0
+    """This answer's part of what was reserved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,46 +140,7 @@ class Request:
     """Seconds to the first token it asks for; None: the lane's goal."""
     itl: float | None = None
     """Seconds between tokens it asks for; None: the lane's goal."""
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A request on its way: `num_computed` catching up with `tokens`. Mutated by `commit.py` alone."""
-
-    request: Request
-    tokens: list[int]
-    """Prompt and everything generated so far."""
-    lane: Lane = Lane.INTERACTIVE
-    """The request's lane, or the only one where a policy knows no lanes."""
-    num_computed: int = 0
-    """Leading tokens whose K and V are in `pages`."""
-    pages: list[PageId] = field(default_factory=list)
-    page_keys: list[PrefixKey] = field(default_factory=list)
-    """Prefix keys of the leading full pages of `tokens` (see prefix.py), extended as far as somebody asked."""
-    num_cached: int = 0
-    """Prompt tokens found in the prefix cache when it first ran."""
-    num_preemptions: int = 0
-    num_lost: int = 0
-    """Tokens that were computed when it was last preempted."""
-    num_paid: int = 0
-    """Most tokens that were ever computed when it was preempted: its tenant does not pay for them again."""
-    num_saved: int = 0
-    """Leading full pages that were copied to the host."""
-    due: float = 0.0
-    """When its next token should be there, in seconds on the engine's clock."""
-
-    @property
-    def id(self) -> str:
-        return self.request.id
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
-
-    @property
-    def num_remaining(self) -> int:
-        """Known tokens not computed yet: 1 while decoding."""
-        return len(self.tokens) - self.num_computed
+    origin: Origin = Origin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +158,8 @@ class Admission:
 
 
 class ScheduledChunk(NamedTuple):
-    """Compute `num_tokens` tokens of a sequence, beginning at position `start`.
-
-    A named tuple because a step has hundreds: making one costs a quarter of what a frozen dataclass does.
-    """
+    """Compute `num_tokens` tokens of a sequence, beginning at position `start`. A named tuple because a step has
+    hundreds: making one costs a quarter of what a frozen dataclass does."""
 
     request_id: str
     start: int
@@ -212,11 +201,11 @@ class PageCopy(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Everything one step does, in the order an executor must do it: save, release, evict, load, drop and fetch,
-    restore, admit, compute.
+    prepare grammars, restore, admit, compute.
 
     The plan already fits: committing it cannot fail. Page ids freed by `released` or `evicted` may be reused by
     `loads`, `restores`, `admitted` and `chunks` of the same plan; what `saves` copies is still there when it begins.
-    Fetches are only begun: they go on beside this step and those after it.
+    Fetches, and preparations of grammars, are only begun: they go on beside this step and those after it.
     """
 
     now: float = 0.0
@@ -247,6 +236,8 @@ class StepPlan:
     fetches: tuple[AdapterFetch, ...] = ()
     cancelled_fetches: tuple[AdapterId, ...] = ()
     """Begun by an earlier plan, and wanted by nobody any more. Answered as if they were not cancelled."""
+    prepared: tuple[Grammar, ...] = ()
+    forgotten: tuple[Grammar, ...] = ()
     restores: tuple[PageCopy, ...] = ()
     admitted: tuple[Admission, ...] = ()
     chunks: tuple[ScheduledChunk, ...] = ()
@@ -258,7 +249,7 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         moves = self.evicted or self.loads or self.saves or self.host_dropped or self.fetches or self.cancelled_fetches
-        return not (self.released or self.chunks or moves)
+        return not (self.released or self.chunks or moves or self.prepared or self.forgotten)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,11 +269,15 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a plan. `sampled` has one entry for every chunk with `samples`."""
+    """What came of a plan. Every chunk with `samples` has an entry in `sampled`, or in `failed`: its request, and why
+    its grammar cannot be followed any further."""
 
     sampled: tuple[SampledToken, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
     load_seconds: tuple[float, ...] = ()
     """What the copy of each of the plan's `loads` took."""
+    seconds: float | None = None
+    """Of the device; None where it computed while everybody waited, so that a clock tells."""
 
 
 class TokenEvent(NamedTuple):
@@ -295,3 +290,9 @@ class TokenEvent(NamedTuple):
     num_cached: int = 0
     refusal: Refusal | None = None
     """Set when the finish_reason is ERROR."""
+    device_seconds: float = 0.0
+    """What the request has taken of the device so far."""
+    wait: float = 0.0
+    """With the news of its admission: seconds from its arrival to the step that began it."""
+    adapter_wait: float = 0.0
+    """And how long its adapter was not even in host memory; 0: it was there."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import Sequence
 
 INTERVAL_S = 0.25
 SECONDS_PER_SEQUENCE = 1e-4

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import Sequence
 
 
 def cheapest_first(state: EngineState, running: list[Sequence]) -> list[Sequence]:

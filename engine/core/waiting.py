@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from engine.core.config import Scheduling
-from engine.core.types import Lane, Sequence
+from engine.core.sequence import Sequence
+from engine.core.types import Lane
 
 Key = tuple[float | str, ...]
 
@@ -52,7 +53,7 @@ def fcfs_key(seq: Sequence) -> Key:
 
 def sjf_key(seq: Sequence) -> Key:
     """Shortest job first, by the tokens it may still cost."""
-    return (float(len(seq.tokens) + seq.request.params.max_tokens - seq.num_generated), seq.request.arrival, seq.id)
+    return (float(len(seq.request.prompt) + seq.request.params.max_tokens), seq.request.arrival, seq.id)
 
 
 def priority_key(seq: Sequence) -> Key:
@@ -70,7 +71,7 @@ class WaitingQueue:
         self.urgent: list[Sequence] = []
         """Batch sequences that have a deadline, the earliest first."""
         self.num_tokens = dict.fromkeys(Lane, 0)
-        """Known tokens of a lane's waiting sequences."""
+        """Of a lane's waiting sequences."""
         self.num_outputs = dict.fromkeys(Lane, 0)
         """Tokens they may still generate."""
         self._count = 0
@@ -106,8 +107,9 @@ class WaitingQueue:
 
     def _count_in(self, seq: Sequence, sign: int) -> None:
         self._count += sign
-        self.num_tokens[seq.lane] += sign * len(seq.tokens)
-        self.num_outputs[seq.lane] += sign * (seq.request.params.max_tokens - seq.num_generated)
+        most = len(seq.request.prompt) + seq.request.params.max_tokens
+        self.num_tokens[seq.lane] += sign * seq.num_tokens
+        self.num_outputs[seq.lane] += sign * (most - seq.num_tokens)
 
     def last(self, above: Lane) -> Sequence | None:
         """Who gives up a place for a request of lane `above`: the last of the longest queue of a lower lane."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.core.commands import FetchAnswer
+from engine.core.commands import Answer
 from engine.core.types import AdapterId, StepPlan, StepResult
 
-Report = Callable[[FetchAnswer], None]
-"""Takes answers to fetches, from any thread."""
+Report = Callable[[Answer], None]
+"""Takes answers to fetches and about grammars, from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,21 @@ Claim = Callable[[HostAdapter], bool]
 class Executor(Protocol):
     """Carries out plans one after the other. Only `load_host` may be called from other threads."""
 
-    def connect(self, report: Report) -> None:
-        """Where answers to fetches go, exactly one for each. Called once, before everything else."""
+    @property
+    def overlaps(self) -> bool:
+        """A plan may be submitted while the one before it is carried out; else only once its result is collected."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Releases, evicts, loads, begins fetches, admits and computes, in this order. An exception is a bug and ends
-        the engine."""
+    def connect(self, report: Report) -> None:
+        """Where answers go: exactly one for each fetch, and one for each grammar that is not forgotten before. Called
+        once, before everything else."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """Begins to carry out a plan: saves, releases, evicts, loads, begins fetches and preparations, restores, admits
+        and computes, in this order and behind the plan before it, which it does not wait for. A chunk may begin with a
+        token that only that one knows. Here as in `collect`, an exception is a bug and ends the engine."""
+
+    def collect(self) -> StepResult:
+        """What came of the oldest plan that was submitted and not collected. Waits for it."""
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
         """Reads and validates an adapter folder. Where `claim` says so, packs it into host memory and reports that, as

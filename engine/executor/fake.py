@@ -10,13 +10,14 @@ Simulations rest on that.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
-from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled
+from engine.core.commands import AdapterFetched, FetchAnswer, FetchCancelled, GrammarReady
 from engine.core.types import AdapterFetch, AdapterId, Admission, PageId, SampledToken, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.executor.cost import CostModel, LiveSequence, StepWork, measure
@@ -40,22 +41,37 @@ class FakeSequence:
 
 
 class FakeExecutor:
-    """Deterministic and instant. An adapter is any path; its content hash is a digest of the path."""
+    """Deterministic and instant. An adapter is any path; its content hash is a digest of the path.
 
-    def __init__(self, vocab_size: int = 1000, adapter_pages: int = 2, adapter_bytes: int = 0) -> None:
+    What was submitted is carried out when it is collected, as late as any device might.
+    """
+
+    def __init__(
+        self, vocab_size: int = 1000, adapter_pages: int = 2, adapter_bytes: int = 0, overlaps: bool = False
+    ) -> None:
+        self.overlaps = overlaps
         self.vocab_size = vocab_size
         self.adapter_pages = adapter_pages
         self.adapter_bytes = adapter_bytes
         self.sequences: dict[str, FakeSequence] = {}
         self.report: Report = lambda answer: None
+        self._submitted: deque[StepPlan] = deque()
 
     def connect(self, report: Report) -> None:
         self.report = report
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
+        self.fetch(plan)
+        self.prepare(plan)
+        self._submitted.append(plan)
+
+    def collect(self) -> StepResult:
+        return self.compute(self._submitted.popleft())
+
+    def compute(self, plan: StepPlan) -> StepResult:
+        """The device's part."""
         for request_id in plan.released:
             self.sequences.pop(request_id, None)
-        self.fetch(plan)
         for admission in plan.admitted:
             pages = list(admission.pages)
             self.sequences[admission.request_id] = FakeSequence(admission, list(admission.tokens), pages)
@@ -68,6 +84,11 @@ class FakeExecutor:
         """Answers the plan's fetches at once."""
         for fetch in plan.fetches:
             self.report(AdapterFetched(fetch.adapter, 0.0))
+
+    def prepare(self, plan: StepPlan) -> None:
+        """Every grammar is ready at once, and followed by nobody: tokens are digests."""
+        for grammar in plan.prepared:
+            self.report(GrammarReady(grammar))
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
         digest = blake2b(Path(path).name.encode(), digest_size=16).hexdigest()
@@ -100,6 +121,25 @@ class VirtualClock:
         self.now = max(self.now, when)
 
 
+class VirtualDevice:
+    """Computes steps one after the other on a virtual clock, beside whoever submits them."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._ends: deque[float] = deque()
+        """Of the steps that nobody has waited for."""
+        self._free_at = 0.0
+
+    def begin(self, seconds: float) -> None:
+        """A step that takes so long, behind all before it."""
+        self._free_at = max(self._free_at, self._clock.now) + seconds
+        self._ends.append(self._free_at)
+
+    def wait(self) -> None:
+        """For the oldest step that nobody has waited for."""
+        self._clock.advance_to(self._ends.popleft())
+
+
 class VirtualDisk:
     """Reads one adapter after the other, so many bytes a second of a virtual clock."""
 
@@ -130,7 +170,7 @@ StepObserver = Callable[[StepPlan, StepWork, float], None]
 
 
 class TimedExecutor:
-    """A plan advances the clock by what the cost model says it takes, times lognormal noise; a disk reads beside it.
+    """A plan takes what the cost model says, times lognormal noise, on a virtual clock; a disk reads beside it.
 
     A token is made of the request's seed and its position alone: in constant time, and the same after a preemption.
     """
@@ -144,9 +184,12 @@ class TimedExecutor:
         observe: StepObserver,
         noise_sigma: float = 0.0,
         seed: int = 0,
+        overlaps: bool = False,
     ) -> None:
+        self.overlaps = overlaps
         self._cost = cost
-        self._clock = clock
+        self._device = VirtualDevice(clock)
+        self._submitted: deque[tuple[StepPlan, StepResult]] = deque()
         self._disk = disk
         self._ranks = ranks
         self._observe = observe
@@ -158,7 +201,7 @@ class TimedExecutor:
     def connect(self, report: Report) -> None:
         self._report = report
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
         live = self._live
         for request_id in plan.released:
             live.pop(request_id, None)
@@ -168,11 +211,12 @@ class TimedExecutor:
             live[admission.request_id] = LiveSequence(admission.params.seed, adapter, rank)
         for fetch in plan.fetches:
             self._disk.begin(fetch)
+        for grammar in plan.prepared:
+            self._report(GrammarReady(grammar))
         work = measure(plan, live)
         seconds = self._cost.seconds(work) * math.exp(self._gauss(0.0, self._sigma))
         self._observe(plan, work, seconds)
-        self._clock.advance(seconds)
-        self._answer(plan)
+        self._device.begin(seconds)
         sampled = tuple(
             [
                 SampledToken(
@@ -183,7 +227,14 @@ class TimedExecutor:
             ]
         )
         copies = [self._cost.seconds(StepWork(pages_copied=len(load.pages))) for load in plan.loads]
-        return StepResult(sampled=sampled, load_seconds=tuple(copies))
+        result = StepResult(sampled, load_seconds=tuple(copies), seconds=seconds if self.overlaps else None)
+        self._submitted.append((plan, result))
+
+    def collect(self) -> StepResult:
+        plan, result = self._submitted.popleft()
+        self._device.wait()
+        self._answer(plan)
+        return result
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
         """Adapters of a simulation have no files: they are known by their ranks from the start. Raises ValueError."""

@@ -8,6 +8,7 @@ a copy is there when it is made, and nobody waits.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -79,8 +80,12 @@ class AdapterCopies(Protocol):
     def wait(self, layer: int) -> None:
         """What is computed from here on finds this layer of every adapter."""
 
+    def close(self) -> None:
+        """Those of the next step begin; what is computed from here on finds all before them."""
+
     def finish(self) -> tuple[float, ...]:
-        """What is computed from here on finds all of them. Returns the seconds each took, in the order they began."""
+        """The seconds each copy took of the oldest closed step, in the order they began; closes one if none is. Waits
+        for them."""
 
 
 class PlainCopies:
@@ -89,6 +94,7 @@ class PlainCopies:
     def __init__(self, arena: Tensor) -> None:
         self._arena = arena
         self._seconds: list[float] = []
+        self._closed: deque[tuple[float, ...]] = deque()
 
     def begin(self, blob: Tensor, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
         started = time.perf_counter()
@@ -99,9 +105,14 @@ class PlainCopies:
     def wait(self, layer: int) -> None:
         """There is nothing to wait for."""
 
+    def close(self) -> None:
+        self._closed.append(tuple(self._seconds))
+        self._seconds = []
+
     def finish(self) -> tuple[float, ...]:
-        seconds, self._seconds = tuple(self._seconds), []
-        return seconds
+        if not self._closed:
+            self.close()
+        return self._closed.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +128,7 @@ class QueuedCopies:
         self._arena = arena
         self._queue = queue
         self._copies: list[_Copy] = []
+        self._closed: deque[list[_Copy]] = deque()
 
     def begin(self, blob: Tensor, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
         self._queue.after_kernels()  # which may still read what the pages held before
@@ -132,11 +144,16 @@ class QueuedCopies:
         if self._copies:  # one behind the other: the last one's mark is behind those of all
             self._queue.before_kernels(self._copies[-1].layers[layer])
 
+    def close(self) -> None:
+        if self._copies:
+            self._queue.before_kernels(self._copies[-1].layers[-1])
+        self._closed.append(self._copies)
+        self._copies = []
+
     def finish(self) -> tuple[float, ...]:
-        copies, self._copies = self._copies, []
-        if copies:
-            self._queue.before_kernels(copies[-1].layers[-1])
-        return tuple(self._queue.seconds(copy.begun, copy.layers[-1]) for copy in copies)
+        if not self._closed:
+            self.close()
+        return tuple(self._queue.seconds(copy.begun, copy.layers[-1]) for copy in self._closed.popleft())
 
 
 def make_copies(arena: Tensor) -> AdapterCopies:

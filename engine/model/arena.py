@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.core.types import AdapterId, PageId
 from engine.model.adapter_copies import make_copies
 from engine.model.lora import TARGETS
-from engine.model.memory import zeros
+from engine.model.memory import populate, zeros
 from engine.model.spec import ModelSpec
 from lora_kernels.layout import AdapterLayout, LoraTable
 
@@ -59,6 +59,7 @@ class Arena:
     ) -> None:
         self.shape = shape
         self.pages = zeros(num_pages * shape.elements, dtype, device).view(num_pages, shape.elements)
+        populate(self.pages)
         self.table = LoraTable(max_adapters, shape.layers, len(TARGETS), shape.elements, device, fp8_adapters)
         split = (shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
         by_layer = (self.pages.view(torch.float8_e4m3fn) if shape.fp8_kv else self.pages).unflatten(1, split)

@@ -1,6 +1,8 @@
 """From a plan's deltas to one step's tensors: the persistent state of running requests, and its gathering.
 
-All bookkeeping is numpy on the host; a step uploads one buffer, which every tensor of `BatchInput` is a view of.
+All bookkeeping is numpy on the host; a step uploads one buffer, which every tensor of `BatchInput` is a view of. The
+host may plan a step before it has read the tokens of the one before: such a token is UNKNOWN, and the device, which has
+it, puts it in its place.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ import torch
 from torch import Tensor
 
 from engine.core.types import Admission, PageId, ScheduledChunk
+from engine.model.memory import upload
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.segments import SegmentPlan, plan_segments
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
+
+UNKNOWN = -1
+"""In the place of a token that is still being chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +32,83 @@ class BatchInput:
     """One step's rows: decodes first, then longer chunks, each sequence's rows in order.
 
     Attributes:
-        token_ids, positions: int32 [num_rows].
-        sample_rows: int32 [num_samples]. Rows whose logits are wanted.
-        sample_ids: the request of each.
+        token_ids, positions: integers [num_rows].
+        sample_rows: int32 [num_samples]. Rows whose logits are wanted; None: all of them.
     """
 
     token_ids: Tensor
     positions: Tensor
     attention: AttentionBatch
     segments: SegmentPlan
-    sample_rows: Tensor
+    sample_rows: Tensor | None
     sample_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostBatch:
+    """The same before it is uploaded.
+
+    Attributes:
+        token_ids: int32 [num_rows]. UNKNOWN where only the device has the token: the last that was sampled.
+        sampler_slots: int32 [num_rows]. Where the sampler keeps what it knows of each row's request.
+        positions, kv_slots: int64 [num_rows].
+        query_starts, contexts: int64 [num_seqs + 1], [num_seqs]. See `AttentionBatch`.
+        block_tables: int32 [num_seqs, blocks of the longest context].
+        sample_rows: int64 [num_samples]. Rows whose logits are wanted.
+        sample_ids: the request of each.
+    """
+
+    token_ids: Ints
+    sampler_slots: Ints
+    positions: Longs
+    kv_slots: Longs
+    query_starts: Longs
+    contexts: Longs
+    block_tables: Ints
+    segments: SegmentPlan
+    sample_rows: Longs
+    sample_ids: tuple[str, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether every row is a request's newest token, and is sampled from."""
+        return len(self.contexts) == len(self.sample_ids) == self.num_rows
+
+    def to_device(self, last_tokens: Tensor) -> BatchInput:
+        """Everything the device needs, in one copy that nobody waits for.
+
+        Args:
+            last_tokens: see `SlotSampler`; on the device.
+        """
+        ints = (self.query_starts, self.contexts, self.block_tables, self.token_ids, self.positions, self.sample_rows)
+        kv_slots, (query_starts, contexts, tables, tokens, positions, samples, slots) = _upload(
+            self.kv_slots, (*ints, self.sampler_slots), last_tokens.device
+        )
+        lengths = np.diff(self.query_starts)
+        attention = AttentionBatch(
+            query_starts=query_starts,
+            context_lens=contexts,
+            block_tables=tables.view(self.block_tables.shape),
+            kv_slots=kv_slots,
+            num_decodes=int(np.count_nonzero(lengths == 1)),
+            max_query=int(lengths.max()),
+            max_context=int(self.contexts.max()),
+            host_query_starts=tuple(self.query_starts.tolist()),
+            host_context_lens=tuple(self.contexts.tolist()),
+        )
+        if (self.token_ids == UNKNOWN).any():
+            tokens = known_ids(tokens, slots, last_tokens)
+        return BatchInput(tokens, positions, attention, self.segments, samples, self.sample_ids)
+
+
+def known_ids(token_ids: Tensor, sampler_slots: Tensor, last_tokens: Tensor) -> Tensor:
+    """`token_ids` (int32 [num_rows]) as int64; where one is UNKNOWN, the last of the row's slot. Nobody waits."""
+    last = last_tokens.index_select(0, sampler_slots.clamp(min=0))
+    return torch.where(token_ids == UNKNOWN, last, token_ids)
 
 
 class BatchState:
@@ -47,14 +119,14 @@ class BatchState:
         max_model_len: tokens of one request.
     """
 
-    def __init__(self, max_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+    def __init__(self, max_seqs: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
-        self.device = device
-        self.tokens = np.zeros((max_seqs, max_model_len), dtype=np.int32)
+        self.tokens = np.full((max_seqs, max_model_len), UNKNOWN, dtype=np.int32)
         self.num_tokens = np.zeros(max_seqs, dtype=np.int32)
         self.block_tables = np.zeros((max_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_blocks = np.zeros(max_seqs, dtype=np.int32)
         self.adapter_slots = np.full(max_seqs, -1, dtype=np.int32)
+        self.sampler_slots = np.zeros(max_seqs, dtype=np.int32)
         self._lines: dict[str, int] = {}
         self._free = list(range(max_seqs - 1, -1, -1))
 
@@ -71,7 +143,7 @@ class BatchState:
         self._free.append(line)
         return True
 
-    def admit(self, admission: Admission, adapter_slot: int) -> None:
+    def admit(self, admission: Admission, adapter_slot: int, sampler_slot: int = 0) -> None:
         """Starts a request.
 
         Raises:
@@ -82,8 +154,10 @@ class BatchState:
             raise ValueError(f"request {admission.request_id} {reason}")
         line = self._lines[admission.request_id] = self._free.pop()
         self.tokens[line, : len(admission.tokens)] = admission.tokens
+        self.tokens[line, len(admission.tokens) :] = UNKNOWN
         self.num_tokens[line] = len(admission.tokens)
         self.adapter_slots[line] = adapter_slot
+        self.sampler_slots[line] = sampler_slot
         self._add_pages(line, admission.pages)
 
     def append(self, request_id: str, token: int) -> None:
@@ -93,7 +167,7 @@ class BatchState:
             self.tokens[line, self.num_tokens[line]] = token
             self.num_tokens[line] += 1
 
-    def build(self, chunks: Sequence[ScheduledChunk]) -> BatchInput:
+    def gather(self, chunks: Sequence[ScheduledChunk]) -> HostBatch:
         """Appends the chunks' new pages to their block tables and gathers the step's rows; `chunks` is not empty."""
         ordered = sorted(chunks, key=self._row_order)
         lines = np.asarray([self._lines[chunk.request_id] for chunk in ordered], dtype=np.int64)
@@ -101,44 +175,22 @@ class BatchState:
             self._add_pages(int(line), chunk.new_pages)
         span = _span(ordered)
         row_lines = np.repeat(lines, span.lengths)
-        token_ids = self.tokens[row_lines, span.positions]
-        sample_rows = span.query_starts[1:][[chunk.samples for chunk in ordered]] - 1
-        attention, (tokens, positions, samples) = self._upload(lines, row_lines, span, token_ids, sample_rows)
-        return BatchInput(
-            token_ids=tokens,
-            positions=positions,
-            attention=attention,
+        return HostBatch(
+            token_ids=self.tokens[row_lines, span.positions],
+            sampler_slots=self.sampler_slots[row_lines],
+            positions=span.positions,
+            kv_slots=self._kv_slots(row_lines, span.positions),
+            query_starts=span.query_starts,
+            contexts=span.contexts,
+            block_tables=self.block_tables[lines, : -(-int(span.contexts.max()) // self.block_size)],
             segments=plan_segments(self.adapter_slots[row_lines]),
-            sample_rows=samples,
+            sample_rows=span.query_starts[1:][[chunk.samples for chunk in ordered]] - 1,
             sample_ids=tuple(chunk.request_id for chunk in ordered if chunk.samples),
         )
 
     def _row_order(self, chunk: ScheduledChunk) -> tuple[bool, int]:
         """Decodes first, and rows of one adapter side by side: kernels then read them where they are."""
         return chunk.num_tokens > 1, int(self.adapter_slots[self._lines[chunk.request_id]])
-
-    def _upload(
-        self, lines: Longs, row_lines: Longs, span: _Span, token_ids: Ints, sample_rows: Longs
-    ) -> tuple[AttentionBatch, list[Tensor]]:
-        """Everything the device needs, in one copy."""
-        max_context = int(span.contexts.max())
-        block_tables = self.block_tables[lines, : -(-max_context // self.block_size)]
-        ints = (span.query_starts, span.contexts, block_tables, token_ids, span.positions, sample_rows)
-        kv_slots, (query_starts, contexts, tables, *rest) = _to_device(
-            self._kv_slots(row_lines, span.positions), ints, self.device
-        )
-        attention = AttentionBatch(
-            query_starts=query_starts,
-            context_lens=contexts,
-            block_tables=tables.view(block_tables.shape),
-            kv_slots=kv_slots,
-            num_decodes=int(np.count_nonzero(span.lengths == 1)),
-            max_query=int(span.lengths.max()),
-            max_context=max_context,
-            host_query_starts=tuple(span.query_starts.tolist()),
-            host_context_lens=tuple(span.contexts.tolist()),
-        )
-        return attention, rest
 
     def _add_pages(self, line: int, pages: Sequence[PageId]) -> None:
         first = self.num_blocks[line]
@@ -168,10 +220,8 @@ def _span(chunks: Sequence[ScheduledChunk]) -> _Span:
     return _Span(lengths, starts + lengths, query_starts, positions)
 
 
-def _to_device(
-    longs: Longs, ints: Sequence[npt.NDArray[np.integer]], device: torch.device
-) -> tuple[Tensor, list[Tensor]]:
+def _upload(longs: Longs, ints: Sequence[npt.NDArray[np.integer]], device: torch.device) -> tuple[Tensor, list[Tensor]]:
     """`longs` as int64 and each of `ints`, flattened, as int32: views of one buffer, copied once."""
     parts = [longs.view(np.int32), *(array.astype(np.int32).ravel() for array in ints)]
-    views = torch.from_numpy(np.concatenate(parts)).to(device).split([len(part) for part in parts])
+    views = upload(np.concatenate(parts), device).split([len(part) for part in parts])
     return views[0].view(torch.int64), list(views[1:])

@@ -61,8 +61,13 @@ class Decoder:
     norm: Tensor
     head: Linear
 
-    def forward(self, batch: BatchInput, arena: Arena, backend: Backend) -> Tensor:
+    def forward(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep | None = None) -> Tensor:
         """Computes every row, leaving its K and V in the arena. Call it in inference mode.
+
+        Nothing here waits for the device, nor depends on what is in its memory: a step may be captured.
+
+        Args:
+            lora: what its adapters do; None: to be found out from `batch.segments`.
 
         Returns:
             Logits [num_samples, vocab_size] of `batch.sample_rows`, in the model's dtype.
@@ -72,7 +77,7 @@ class Decoder:
             attention=batch.attention,
             arena=arena,
             backend=backend,
-            lora=prepare_lora(backend, arena.flat, arena.table, batch.segments),
+            lora=lora or prepare_lora(backend, arena.flat, arena.table, batch.segments),
         )
         x = F.embedding(batch.token_ids, self.embed)
         pointwise, eps, delta = backend.pointwise, self.spec.rms_norm_eps, None
@@ -82,8 +87,9 @@ class Decoder:
             delta = self._feed_forward(layer, pointwise.add_norm(x, delta, layer.post_norm, eps), step)
         if not batch.sample_ids:
             return x.new_empty(0, self.spec.vocab_size)
-        rows = batch.sample_rows
-        return self.head(pointwise.add_norm(x[rows], None if delta is None else delta[rows], self.norm, eps))
+        if (rows := batch.sample_rows) is not None:
+            x, delta = x[rows], None if delta is None else delta[rows]
+        return self.head(pointwise.add_norm(x, delta, self.norm, eps))
 
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:
         qkv = step.lora.add(layer.qkv(x), x, layer.index, self.groups.qkv)

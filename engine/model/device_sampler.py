@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
+from engine.model.masks import TokenMasks
+from engine.model.memory import upload
 from engine.model.sampler import GREEDY_BELOW, TokenCounts, bias_of, has_filters, has_penalties, stops_of
 from lora_kernels.sampling_words import DRAWN, FILTERED, GREEDY, SlotWords, pack_edits
 from lora_kernels.triton_logprobs import logprobs
@@ -155,12 +157,15 @@ class DeviceSampler:
         """int32 [len(request_ids)], for a step that uploads everything at once; pad it with -1."""
         return np.array([self._entries[request_id].slot for request_id in request_ids], dtype=np.int32)
 
-    def start(self, logits: Tensor, request_ids: Sequence[str]) -> DeviceSample:
+    def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> DeviceSample:
         """See `TokenSampler.start`."""
         any_filters = any(self._entries[request_id].is_filtered for request_id in request_ids)
-        return self.collect(
-            self.choose(logits, self._upload(self.slots(request_ids)), any_filters), logits, request_ids
-        )
+        scores = logits
+        if masks is not None:
+            scores = logits.clone()
+            masks.apply(scores, masks.rows)
+        ids = self.choose(scores, self._upload(self.slots(request_ids)), any_filters)
+        return self.collect(ids, logits, request_ids)
 
     def choose(self, logits: Tensor, slots: Tensor, any_filters: bool = True) -> Tensor:
         """The launches alone, whose shapes depend on those of the arguments only: a CUDA graph may hold them.
@@ -206,9 +211,7 @@ class DeviceSampler:
         return seen
 
     def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:
-        """Through pinned memory, so that nobody waits for it."""
-        host = torch.from_numpy(array)
-        return host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
+        return upload(array, self.device)
 
     def _download(self, tensor: Tensor) -> Tensor:
         """Begins a copy into pinned memory."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.core.types import PageCopy
 from engine.model.adapter_copies import runs
-from engine.model.memory import zeros
+from engine.model.memory import upload, zeros
 
 Longs = npt.NDArray[np.int64]
 
@@ -47,7 +47,7 @@ class HostPages:
     def save(self, arena: Tensor, copies: tuple[PageCopy, ...]) -> None:
         """Copies pages of `arena` ([num_pages, page_elems]) to host pages."""
         for pages, host_pages in self._parts(copies):
-            index = torch.from_numpy(pages).to(arena.device)
+            index = upload(pages, arena.device)
             self._wait_for_copies()
             rows = torch.index_select(arena, 0, index, out=self._staging[: len(pages)])
             self._wait_for_kernels()
@@ -58,7 +58,7 @@ class HostPages:
     def restore(self, arena: Tensor, copies: tuple[PageCopy, ...]) -> None:
         """Copies host pages to pages of `arena` ([num_pages, page_elems])."""
         for pages, host_pages in self._parts(copies):
-            index, rows = torch.from_numpy(pages).to(arena.device), self._staging[: len(pages)]
+            index, rows = upload(pages, arena.device), self._staging[: len(pages)]
             self._wait_for_kernels()
             with torch.cuda.stream(self._stream):
                 for first, last, start, end in runs(host_pages):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.executor.base import HostAdapter
 from engine.model.host_store import PackedAdapter
+from engine.model.memory import CPU, zeros
 from engine.model.peft_folder import PeftFolder, read_peft
 from engine.model.peft_loader import LoadedAdapter, TargetShapes, check_peft
 from engine.model.recipes import Recipe, Recipes
@@ -84,7 +85,7 @@ class Packer:
 
     def _follow(self, recipe: Recipe, data: bytes) -> Tensor:
         """The blob [num_pages, page_elems] of an adapter whose weights file is `data`."""
-        blob = torch.zeros(recipe.layout.num_pages * self._page_elems, dtype=self._dtype)
+        blob = zeros(recipe.layout.num_pages * self._page_elems, self._dtype, CPU)
         words = blob.view(torch.uint16) if self._dtype is torch.bfloat16 else blob
         source = np.frombuffer(data, recipe.source, offset=recipe.start)
         self._pack_tiles(source, recipe.tiles, recipe.scales, words.numpy())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from blake3 import blake3
 
 from engine.model.peft_config import AdapterError, PeftSettings, parse_config
 
@@ -40,7 +41,7 @@ def read_peft(path: Path, max_bytes: int) -> PeftFolder:
     """
     settings = parse_config(_read(path, CONFIG_FILE, MAX_CONFIG_BYTES))
     data = _read(path, WEIGHTS_FILE, max_bytes)
-    digest = hashlib.sha256(settings.canonical() + b"\0")
+    digest = blake3(settings.canonical() + b"\0")
     digest.update(data)
     return PeftFolder(digest.hexdigest()[:ID_CHARS], settings, data)
 

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections import deque
 from pathlib import Path
 
 import torch
 
 from engine.config import EngineConfig
 from engine.core.commands import AdapterFetched, FetchFailed
-from engine.core.types import AdapterLoad, Admission, SampledToken, StepPlan, StepResult
+from engine.core.types import AdapterLoad, Admission, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState
 from engine.model.decoder import build_decoder
 from engine.model.fetcher import Fetcher, start_threads
+from engine.model.grammar import GrammarRoom
+from engine.model.grammar_compiler import Compiler
 from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
 from engine.model.lora import TARGETS, target_widths
-from engine.model.memory import count_host_pages, count_pages
+from engine.model.memory import Progress, count_host_pages, count_pages
 from engine.model.packing import Packer
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
-from engine.model.sampling import make_sampler
+from engine.model.sampling import Sample, make_sampler
 from engine.model.spec import ModelSpec, read_spec
+from engine.model.steps import Steps, plan_graphs
+from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
 from engine.model.weights import open_weights
 from lora_kernels.select import select_backend
-
-Progress = Callable[[str, int, int], None]
-"""What is going on, and how much of how much is done."""
 
 DEFAULT_MAX_MODEL_LEN = 8192
 HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
@@ -41,9 +42,11 @@ class ModelRunner:
 
     Attributes:
         spec: shape of the model.
+        overlaps: steps are planned while the one before is computed: on a GPU, unless the configuration says no.
         num_pages, block_size, page_bytes: the page pool; page 0 is the null page.
         num_host_pages: pages of host memory that `saves` may name.
         max_model_len: tokens of one sequence.
+        captured: CUDA graphs of steps, and what capturing them took; None where there are none.
         model_hash: stable over restarts, different for different weights.
 
     Raises:
@@ -56,6 +59,7 @@ class ModelRunner:
         folder, progress = Path(config.model), on_progress or (lambda *_: None)
         self.spec = read_spec(folder)
         self.device = _pick_device(config.device)
+        self.overlaps = config.overlap and self.device.type == "cuda"
         self.dtype = _pick_dtype(config.dtype, self.device)
         fp8 = _stores_fp8(config.adapter_dtype, self.device, self.dtype)
         self.block_size = config.block_size
@@ -77,17 +81,29 @@ class ModelRunner:
         )
         shape = page_shape(self.spec, config.block_size, _has_fp8_kv(config, self.dtype, self.device))
         self.page_bytes = shape.elements * self.dtype.itemsize
-        self.num_pages = count_pages(config, self.page_bytes, self.device)
+        graphs = plan_graphs(config, self.spec, shape, self.dtype, self.device, self.backend, self.max_model_len)
+        self.num_pages = count_pages(config, self.page_bytes, self.device, graphs.reserved if graphs else 0)
         self._arena = Arena(shape, self.num_pages, config.max_resident_adapters, self.dtype, self.device, fp8)
         self.num_host_pages = count_host_pages(config, self.page_bytes)
         self._host_pages = HostPages(self.num_host_pages, shape.elements, self.dtype, self.device)
-        self._batch = BatchState(config.max_seqs, self.max_model_len, config.block_size, self.device)
+        self._batch = BatchState(config.max_seqs, self.max_model_len, config.block_size)
         self._sampler = make_sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids, config.max_seqs)
+        self.captured = graphs.capture(self._decoder, self._arena, self._sampler, progress) if graphs else None
+        captured = self.captured.graphs if self.captured else None
+        self._steps = Steps(self._decoder, self._arena, self.backend, self._sampler, captured)
+        self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
+        self._submitted: deque[SubmittedStep] = deque()
         self._host = HostStore()
         self._report: Report = lambda _: None
         self._loaders = start_threads(config.fetch_threads, "load")
         self._packer = Packer(targets, shape.elements, self.dtype, pins=self.device.type == "cuda", fp8=fp8)
         self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
+        self._grammars = GrammarRoom(
+            Compiler(folder, self.vocab_size, self.eos_token_ids),
+            self.vocab_size,
+            self.eos_token_ids,
+            lambda answer: self._report(answer),
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -98,8 +114,10 @@ class ModelRunner:
         return self.spec.eos_token_ids
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Does what the plan says, in its order: save, release, evict, load, fetch, restore, admit, compute, sample."""
+    def submit(self, plan: StepPlan) -> None:
+        """See `Executor.submit`. A CPU has computed the step when this returns; on a GPU all of it is put behind what
+        was submitted before."""
+        begun = self._clock.mark()
         self._host_pages.save(self._arena.pages, plan.saves)
         for request_id in plan.released:
             self._release(request_id)
@@ -108,11 +126,29 @@ class ModelRunner:
         for load in plan.loads:
             self._load(load)
         self._fetch(plan)
+        self._grammars.prepare(plan.forgotten, plan.prepared)
         self._host_pages.restore(self._arena.pages, plan.restores)
         for admission in plan.admitted:
             self._admit(admission)
-        sampled = self._compute(plan) if plan.chunks else ()
-        return StepResult(sampled, self._arena.copies.finish())
+        sample = self._compute(plan) if plan.chunks else None
+        self._arena.copies.close()
+        self._submitted.append(SubmittedStep(sample, begun, self._clock.mark()))
+
+    def collect(self) -> StepResult:
+        """See `Executor.collect`."""
+        step = self._submitted.popleft()
+        sampled = step.sampled()
+        kept = [token for token in sampled if token.request_id not in step.released]
+        for token in kept:
+            self._batch.append(token.request_id, token.token)
+        failed = self._grammars.advance(kept)
+        seconds = self._clock.seconds(step.begun, step.ended)
+        return StepResult(
+            sampled=tuple(token for token in sampled if token.request_id not in failed),
+            failed=tuple(failed.items()),
+            load_seconds=self._arena.copies.finish(),
+            seconds=seconds if self.overlaps else None,
+        )
 
     def connect(self, report: Report) -> None:
         self._report = report
@@ -150,22 +186,23 @@ class ModelRunner:
     def _release(self, request_id: str) -> None:
         if self._batch.release(request_id):
             self._sampler.remove(request_id)
+            self._grammars.remove(request_id)
+        for step in self._submitted:
+            step.released.add(request_id)
 
     def _load(self, load: AdapterLoad) -> None:
         adapter = self._host.get(load.adapter)
         self._arena.load_adapter(load.adapter, adapter.layout, adapter.blob, load.pages)
 
     def _admit(self, admission: Admission) -> None:
-        self._batch.admit(admission, self._arena.slot(admission.adapter))
-        self._sampler.add(admission.request_id, admission.params, admission.tokens, admission.num_prompt)
+        name, known = admission.request_id, (admission.tokens, admission.num_prompt)
+        self._sampler.add(name, self._grammars.add(name, admission.params, *known), *known)
+        self._batch.admit(admission, self._arena.slot(admission.adapter), int(self._sampler.slots([name])[0]))
 
-    def _compute(self, plan: StepPlan) -> tuple[SampledToken, ...]:
-        batch = self._batch.build(plan.chunks)
-        logits = self._decoder.forward(batch, self._arena, self.backend)
-        sampled = self._sampler.start(logits, batch.sample_ids).to_host() if batch.sample_ids else []
-        for token in sampled:
-            self._batch.append(token.request_id, token.token)
-        return tuple(sampled)
+    def _compute(self, plan: StepPlan) -> Sample | None:
+        batch = self._batch.gather(plan.chunks)
+        bound = self._grammars.bind(batch.sample_ids)
+        return self._steps.launch(batch, self._grammars.masks if bound else None)
 
 
 def _pick_device(name: str) -> torch.device:

@@ -1,7 +1,7 @@
 """From logits to the next tokens: penalties, filters and draws, each paid for only by the rows that ask for it.
 
-Order of operations (that of vLLM's sampler): ban of stop tokens below `min_tokens`, logit bias, penalties, then either
-argmax or temperature, min-p, top-k, top-p and a draw (see draws.py).
+Order of operations (that of vLLM's sampler): what a grammar forbids, ban of stop tokens below `min_tokens`, logit bias,
+penalties, then either argmax or temperature, min-p, top-k, top-p and a draw (see draws.py).
 
 A draw is one uniform number, an integer hash of (seed, position) alone, looked up in the cumulative distribution of
 what is left. Given the same logits, a sequence that was preempted, resumed or put among other batch mates repeats
@@ -10,6 +10,7 @@ itself exactly.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
 from engine.model.draws import Filters, draw, draw_filtered, ranked, uniforms
+from engine.model.masks import TokenMasks
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them would overflow."""
@@ -136,30 +138,33 @@ class Sampler:
         """Forgets a request; one that is not known is an error (KeyError)."""
         del self._rows[request_id]
 
-    def start(self, logits: Tensor, request_ids: Sequence[str]) -> HostSample:
+    def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> HostSample:
         """See `sampling.TokenSampler.start`."""
-        return HostSample(self.sample(logits, request_ids))
+        return HostSample(self.sample(logits, request_ids, masks))
 
-    def sample(self, logits: Tensor, request_ids: Sequence[str]) -> list[SampledToken]:
+    def sample(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> list[SampledToken]:
         """Chooses the next token of each request and adds it to its history.
 
         Args:
             logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
         """
         rows = [self._rows[request_id] for request_id in request_ids]
-        tokens = self._choose(logits, rows)
+        tokens = self._choose(logits, rows, masks)
         logprobs = _logprobs(logits, [row.params.logprobs for row in rows], tokens)
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.append(token)
         return [SampledToken(*result) for result in zip(request_ids, tokens.tolist(), logprobs, strict=True)]
 
-    def _choose(self, logits: Tensor, rows: list[_Row]) -> Int64Array:
+    def _choose(self, logits: Tensor, rows: list[_Row], masks: TokenMasks | None) -> Int64Array:
         """int64 [n]. Plain rows need no more than an argmax of the logits as they are."""
         tokens = np.empty(len(rows), dtype=np.int64)
-        if plain := [i for i, row in enumerate(rows) if row.is_plain]:
+        masked = set(masks.rows) if masks else ()
+        if plain := [i for i, row in enumerate(rows) if row.is_plain and i not in masked]:
             tokens[plain] = _argmax(_take(logits, plain))
-        if shaped := [i for i, row in enumerate(rows) if not row.is_plain]:
+        if shaped := [i for i, row in enumerate(rows) if not row.is_plain or i in masked]:
             scores = _take(logits, shaped).to(torch.float32, copy=True)
+            if masks:
+                masks.apply(scores, [bisect_left(shaped, row) for row in masks.rows])
             tokens[shaped] = _choose_shaped(scores, [rows[i] for i in shaped])
         return tokens
 

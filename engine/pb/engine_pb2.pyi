@@ -12,6 +12,12 @@ class Lane(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LANE_INTERACTIVE: _ClassVar[Lane]
     LANE_BATCH: _ClassVar[Lane]
 
+class LaneMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LANE_MODE_OPEN: _ClassVar[LaneMode]
+    LANE_MODE_PAUSED: _ClassVar[LaneMode]
+    LANE_MODE_DRAINING: _ClassVar[LaneMode]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_NONE: _ClassVar[FinishReason]
@@ -21,6 +27,9 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
 LANE_INTERACTIVE: Lane
 LANE_BATCH: Lane
+LANE_MODE_OPEN: LaneMode
+LANE_MODE_PAUSED: LaneMode
+LANE_MODE_DRAINING: LaneMode
 FINISH_REASON_NONE: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -42,7 +51,7 @@ class Command(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds")
+    __slots__ = ("request_id", "prompt", "params", "adapter", "lane", "priority", "tenant", "weight", "deadline_seconds", "ttft_seconds", "itl_seconds", "origin")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +63,7 @@ class Submit(_message.Message):
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TTFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ITL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     params: SamplingParams
@@ -65,7 +75,24 @@ class Submit(_message.Message):
     deadline_seconds: float
     ttft_seconds: float
     itl_seconds: float
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ...) -> None: ...
+    origin: Origin
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., adapter: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+
+class Origin(_message.Message):
+    __slots__ = ("id", "request_id", "key", "model", "adapter", "reserved_tokens")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    request_id: str
+    key: str
+    model: str
+    adapter: str
+    reserved_tokens: int
+    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., key: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., reserved_tokens: _Optional[int] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("request_id",)
@@ -74,7 +101,7 @@ class Abort(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "stop_token_ids", "ignore_eos", "logprobs")
+    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logit_bias", "stop_token_ids", "ignore_eos", "logprobs", "grammar")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +123,7 @@ class SamplingParams(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     min_tokens: int
     temperature: float
@@ -110,7 +138,18 @@ class SamplingParams(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
     logprobs: int
-    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ...) -> None: ...
+    grammar: Grammar
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("json_schema", "regex", "context_free")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FREE_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    regex: str
+    context_free: str
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., context_free: _Optional[str] = ...) -> None: ...
 
 class StepEvents(_message.Message):
     __slots__ = ("events",)
@@ -119,7 +158,7 @@ class StepEvents(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("request_id", "token_ids", "logprobs", "finish_reason", "cached_tokens", "error_code", "error", "retry_after_seconds")
+    __slots__ = ("request_id", "token_ids", "logprobs", "finish_reason", "cached_tokens", "error_code", "error", "retry_after_seconds", "device_seconds", "wait_seconds", "adapter_wait_seconds")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +167,9 @@ class TokenEvent(_message.Message):
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
@@ -136,7 +178,10 @@ class TokenEvent(_message.Message):
     error_code: str
     error: str
     retry_after_seconds: float
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
+    device_seconds: float
+    wait_seconds: float
+    adapter_wait_seconds: float
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., error_code: _Optional[str] = ..., error: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ..., device_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., adapter_wait_seconds: _Optional[float] = ...) -> None: ...
 
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_ids", "top_logprobs")
@@ -234,8 +279,81 @@ class StatsRequest(_message.Message):
     check: bool
     def __init__(self, check: _Optional[bool] = ...) -> None: ...
 
+class RequestsRequest(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+
+class LiveRequest(_message.Message):
+    __slots__ = ("request_id", "origin", "tenant", "lane", "running", "prompt_tokens", "cached_tokens", "generated_tokens", "max_tokens", "age_seconds", "preemptions")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    origin: Origin
+    tenant: str
+    lane: Lane
+    running: bool
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    max_tokens: int
+    age_seconds: float
+    preemptions: int
+    def __init__(self, request_id: _Optional[str] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., tenant: _Optional[str] = ..., lane: _Optional[_Union[Lane, str]] = ..., running: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., age_seconds: _Optional[float] = ..., preemptions: _Optional[int] = ...) -> None: ...
+
+class RequestsResponse(_message.Message):
+    __slots__ = ("requests", "total", "reserved_tokens")
+    class ReservedTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[LiveRequest]
+    total: int
+    reserved_tokens: _containers.ScalarMap[str, int]
+    def __init__(self, requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., total: _Optional[int] = ..., reserved_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CancelResponse(_message.Message):
+    __slots__ = ("cancelled",)
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    cancelled: int
+    def __init__(self, cancelled: _Optional[int] = ...) -> None: ...
+
+class SetLaneRequest(_message.Message):
+    __slots__ = ("lane", "mode")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    lane: Lane
+    mode: LaneMode
+    def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., mode: _Optional[_Union[LaneMode, str]] = ...) -> None: ...
+
+class SetLaneResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class LaneStats(_message.Message):
-    __slots__ = ("lane", "running", "waiting", "oldest_wait_seconds", "slo_ttft_attainment", "slo_itl_attainment", "device_seconds", "vtc_gap_seconds", "vtc_bound_seconds")
+    __slots__ = ("lane", "running", "waiting", "oldest_wait_seconds", "slo_ttft_attainment", "slo_itl_attainment", "device_seconds", "vtc_gap_seconds", "vtc_bound_seconds", "mode", "preemptions")
     LANE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +363,8 @@ class LaneStats(_message.Message):
     DEVICE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     VTC_GAP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     VTC_BOUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     lane: Lane
     running: int
     waiting: int
@@ -254,7 +374,9 @@ class LaneStats(_message.Message):
     device_seconds: float
     vtc_gap_seconds: float
     vtc_bound_seconds: float
-    def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., oldest_wait_seconds: _Optional[float] = ..., slo_ttft_attainment: _Optional[float] = ..., slo_itl_attainment: _Optional[float] = ..., device_seconds: _Optional[float] = ..., vtc_gap_seconds: _Optional[float] = ..., vtc_bound_seconds: _Optional[float] = ...) -> None: ...
+    mode: LaneMode
+    preemptions: int
+    def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., oldest_wait_seconds: _Optional[float] = ..., slo_ttft_attainment: _Optional[float] = ..., slo_itl_attainment: _Optional[float] = ..., device_seconds: _Optional[float] = ..., vtc_gap_seconds: _Optional[float] = ..., vtc_bound_seconds: _Optional[float] = ..., mode: _Optional[_Union[LaneMode, str]] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class TenantStats(_message.Message):
     __slots__ = ("lane", "tenant", "running", "waiting", "device_seconds", "served_seconds")

@@ -65,6 +65,21 @@ class EngineStub:
                 request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.StatsRequest.SerializeToString,
                 response_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.EngineStats.FromString,
                 _registered_method=True)
+        self.Requests = channel.unary_unary(
+                '/loralane.engine.v1.Engine/Requests',
+                request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.RequestsRequest.SerializeToString,
+                response_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.RequestsResponse.FromString,
+                _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/loralane.engine.v1.Engine/Cancel',
+                request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.CancelRequest.SerializeToString,
+                response_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.CancelResponse.FromString,
+                _registered_method=True)
+        self.SetLane = channel.unary_unary(
+                '/loralane.engine.v1.Engine/SetLane',
+                request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetLaneRequest.SerializeToString,
+                response_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetLaneResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -114,6 +129,27 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Requests(self, request, context):
+        """Live requests of every gateway, those that run first, then those that wait.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Ends requests, whoever submitted them: their own gateways are told.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLane(self, request, context):
+        """Opens, pauses or drains a lane, from the next step on. An engine begins with every lane open.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -146,6 +182,21 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.StatsRequest.FromString,
                     response_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.EngineStats.SerializeToString,
+            ),
+            'Requests': grpc.unary_unary_rpc_method_handler(
+                    servicer.Requests,
+                    request_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.RequestsRequest.FromString,
+                    response_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.RequestsResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.CancelRequest.FromString,
+                    response_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.CancelResponse.SerializeToString,
+            ),
+            'SetLane': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLane,
+                    request_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetLaneRequest.FromString,
+                    response_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetLaneResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -311,6 +362,87 @@ class Engine:
             '/loralane.engine.v1.Engine/Stats',
             loralane_dot_engine_dot_v1_dot_engine__pb2.StatsRequest.SerializeToString,
             loralane_dot_engine_dot_v1_dot_engine__pb2.EngineStats.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Requests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.engine.v1.Engine/Requests',
+            loralane_dot_engine_dot_v1_dot_engine__pb2.RequestsRequest.SerializeToString,
+            loralane_dot_engine_dot_v1_dot_engine__pb2.RequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.engine.v1.Engine/Cancel',
+            loralane_dot_engine_dot_v1_dot_engine__pb2.CancelRequest.SerializeToString,
+            loralane_dot_engine_dot_v1_dot_engine__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLane(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.engine.v1.Engine/SetLane',
+            loralane_dot_engine_dot_v1_dot_engine__pb2.SetLaneRequest.SerializeToString,
+            loralane_dot_engine_dot_v1_dot_engine__pb2.SetLaneResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,8 @@ class Setup:
 
     device: DeviceSpec
     core: CoreConfig
+    overlaps: bool = False
+    """Each step is planned while the one before it is computed."""
 
 
 def simulate(setup: Setup, workload: Workload, progress: Progress = lambda _: None) -> Report:
@@ -62,7 +64,14 @@ class _Run:
         device = setup.device
         disk = VirtualDisk(self.clock, device.disk_bytes_per_s)
         executor = TimedExecutor(
-            device.cost, self.clock, disk, ranks, self.collector.step, device.noise_sigma, workload.seed
+            device.cost,
+            self.clock,
+            disk,
+            ranks,
+            self.collector.step,
+            device.noise_sigma,
+            workload.seed,
+            setup.overlaps,
         )
         self.engine = Engine(EngineState.create(setup.core), executor, clock=self.clock)
         for adapter, rank in ranks.items():

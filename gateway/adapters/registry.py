@@ -198,7 +198,9 @@ class AdapterRegistry:
         try:
             if await self._store.seed(name) != source:
                 await self._load(name, source, self.records.get(name), seed=source)
-        except StoreAway:
+        except (StoreAway, ApiError) as error:
+            if isinstance(error, ApiError) and error.fault is not Fault.REGISTRY_UNAVAILABLE:
+                raise
             if name not in self.records:
                 async with self._content(name, source, None) as found:
                     self._log.keep(found)

@@ -5,7 +5,7 @@
     │   ├── 400 INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, INVALID_JSON, UNSUPPORTED_PARAMETER
     │   ├── 401 INVALID_API_KEY
     │   ├── 403 FORBIDDEN
-    │   ├── 404 MODEL_NOT_FOUND, TENANT_NOT_FOUND, KEY_NOT_FOUND, ROUTE_NOT_FOUND
+    │   ├── 404 MODEL_NOT_FOUND, TENANT_NOT_FOUND, KEY_NOT_FOUND, REQUEST_NOT_FOUND, ROUTE_NOT_FOUND
     │   ├── 405 METHOD_NOT_ALLOWED
     │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, TENANT_EXISTS, TENANT_CONFLICT
     │   └── 413 REQUEST_TOO_LARGE
@@ -13,8 +13,8 @@
     │   └── 429 RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA
     └── ours
         ├── 500 INTERNAL
-        ├── 503 LANE_QUEUE_FULL, QUEUE_TIMEOUT, PREEMPTED, ADAPTER_UNAVAILABLE, LIMITER_UNAVAILABLE,
-        │       REGISTRY_UNAVAILABLE, ENGINE_UNAVAILABLE
+        ├── 503 LANE_QUEUE_FULL, QUEUE_TIMEOUT, PREEMPTED, CANCELLED (by an administrator), ADAPTER_UNAVAILABLE,
+        │       LIMITER_UNAVAILABLE, REGISTRY_UNAVAILABLE, ENGINE_UNAVAILABLE
         └── 504 DEADLINE_EXCEEDED
 
 A 429 is always the tenant's own limit; shared capacity is always a 503.
@@ -56,6 +56,7 @@ class Fault(Enum):
     MODEL_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "model_not_found")
     TENANT_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "tenant_not_found")
     KEY_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "key_not_found")
+    REQUEST_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "request_not_found")
     ROUTE_NOT_FOUND = (404, "UNIMPLEMENTED", "not_found_error", None)
     METHOD_NOT_ALLOWED = (405, "UNIMPLEMENTED", "invalid_request_error", None)
     ADAPTER_EXISTS = (409, "ALREADY_EXISTS", "conflict_error", "adapter_conflict", False)
@@ -69,6 +70,7 @@ class Fault(Enum):
     LANE_QUEUE_FULL = (503, "UNAVAILABLE", "service_unavailable", "lane_queue_full")
     QUEUE_TIMEOUT = (503, "UNAVAILABLE", "service_unavailable", "queue_timeout")
     PREEMPTED = (503, "UNAVAILABLE", "service_unavailable", "preempted")
+    CANCELLED = (503, "ABORTED", "service_unavailable", "preempted", False)
     ADAPTER_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "adapter_unavailable")
     LIMITER_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "limiter_unavailable")
     REGISTRY_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "registry_unavailable")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
@@ -12,6 +13,7 @@ from gateway.core.budget import Allowance, Bucket, Refusal, explain, tightest
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import LimitName, Limits, Scope
 from gateway.core.tenants import Tenant
+from gateway.core.usage import NOTHING, Counts, RowName
 from gateway.limiter.usage import ScopeUsage
 
 Policy = Literal["degraded", "closed", "open"]
@@ -31,11 +33,19 @@ class ReserveRequest:
     tokens: int
     adapter: str
     """What serves it: an adapter, or the base model by its own name."""
+    lane: str = ""
+    used: Callable[[], Counts] = field(default=lambda: NOTHING, compare=False)
+    """What it has used so far: asked whenever its lease is renewed, and when it is settled."""
 
     @property
     def scopes(self) -> tuple[Scope, Scope, Scope]:
         """Whose limits it must fit: tenant's, key's, adapter's."""
         return _scopes(self.tenant, self.key_id, self.adapter)
+
+    @property
+    def row(self) -> RowName:
+        """Where its usage is counted."""
+        return RowName(self.lane, self.key_id, self.adapter)
 
 
 @lru_cache(maxsize=4096)
@@ -56,6 +66,8 @@ class Grant:
     """Of its scopes, as this reservation left them; empty: not limited."""
     misses: tuple[tuple[LimitName, ...], ...] = ()
     """Of each scope, limits in shadow that would have refused it."""
+    day: int = 0
+    """On which it was admitted, since 1970 in UTC: its usage counts there."""
 
     @property
     def requests(self) -> Allowance | None:
@@ -91,6 +103,7 @@ class Limiter(Protocol):
     """All calls may run concurrently. Settling is exact and idempotent: the first of settle and refund counts.
 
     A reservation takes one of the requests at once until it is settled; should its gateway die, until its lease ends.
+    What a request used is counted by the very step that settles it; a refund counts nothing.
     """
 
     @property
@@ -153,6 +166,11 @@ class Limiter(Protocol):
         """Whether the shared books can be reached."""
 
     async def close(self) -> None: ...
+
+
+def new_lease(request: ReserveRequest) -> str:
+    """Unique, and still telling which request it is."""
+    return f"{request.request_id}.{secrets.token_hex(6)}"
 
 
 def rate_headers(buckets: Sequence[Bucket]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 -- Prepended to the scripts that count: the arithmetic of gateway/core/budget.py on what is kept in Redis.
 -- A bucket is a hash {requests, tokens: in use, today: tokens of the day, as of at: microseconds; epoch: when what was
--- in use was last forgotten; refused: day, and how often that day each limit did not fit}; an absent one is unused.
+-- in use was last forgotten; refused: day, and how often that day each limit did not fit; last: which did not fit the
+-- request that was refused last, and when}; an absent one is unused.
 -- Beside it lies a sorted set of the leases that run in its scope, by when their slots expire in milliseconds.
 
 local MINUTE = 60000000
@@ -118,13 +119,16 @@ local function refusals(bucket, now)
   return counts[1] == day and counts or { day, 0, 0, 0, 0 }
 end
 
--- misses: of the four limits, '1' where the request did not fit.
-local function count_misses(bucket, misses, index, now)
+-- misses: of the four limits, '1' where the request did not fit. One that is refused is remembered as the last.
+local function count_misses(bucket, misses, refused, index, now)
   local counts = refusals(bucket, now)
   for i = 1, 4 do
     counts[i + 1] = exact(counts[i + 1] + tonumber(string.sub(misses, i, i)))
   end
   redis.call('HSET', bucket.key, 'refused', table.concat(counts, ' '))
+  if refused then
+    redis.call('HSET', bucket.key, 'last', misses .. ' ' .. exact(now))
+  end
   keep(bucket, index, now)
 end
 

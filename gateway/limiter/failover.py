@@ -12,7 +12,7 @@ from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, LimitEntry, Mode, Policy, ReserveRequest
 from gateway.limiter.calls import StoreError
-from gateway.limiter.local import LocalLimiter
+from gateway.limiter.local import LocalLimiter, unlimited
 from gateway.limiter.redis import RedisLimiter
 from gateway.limiter.usage import ScopeUsage
 
@@ -31,6 +31,8 @@ class FailoverLimiter:
         self._local = local
         self._policy = policy
         self._reported: Mode = "redis"
+        self._alone: set[str] = set()
+        """Leases that Redis does not know."""
 
     @property
     def mode(self) -> Mode:
@@ -47,12 +49,16 @@ class FailoverLimiter:
         return grant
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
+        if grant.lease in self._alone:
+            self._alone.remove(grant.lease)
+            self._shared.count(grant)
         if grant.source == "redis":
             await self._shared.settle(grant, actual_tokens)
         elif grant.source == "local":
             await self._local.settle(grant, actual_tokens)
 
     async def refund(self, grant: Grant) -> None:
+        self._alone.discard(grant.lease)
         if grant.source == "redis":
             await self._shared.refund(grant)
         elif grant.source == "local":
@@ -116,6 +122,16 @@ class FailoverLimiter:
             await self._shared.forget_use(scope)
         await self._local.forget_use(scope)
 
+    @property
+    def undelivered_tokens(self) -> int:
+        """Used by requests that were admitted without Redis, and not counted in it yet."""
+        return self._shared.undelivered_tokens
+
+    @property
+    def lost_tokens(self) -> int:
+        """Used, and never to be counted."""
+        return self._shared.lost_tokens
+
     async def outstanding(self) -> int:
         """Raises StoreError: leases in Redis cannot be counted while it is away."""
         return await self._shared.outstanding() + await self._local.outstanding()
@@ -130,9 +146,9 @@ class FailoverLimiter:
     async def _reserve_alone(self, request: ReserveRequest) -> Grant:
         if self._policy == "closed":
             raise unavailable(Fault.LIMITER_UNAVAILABLE, "rate limits cannot be checked right now")
-        if self._policy == "open":
-            return Grant(request.request_id, request, "none")
-        return await self._local.reserve(request)
+        grant = unlimited(request) if self._policy == "open" else await self._local.reserve(request)
+        self._alone.add(grant.lease)
+        return grant
 
     def _report(self, reason: str) -> None:
         """Logs changes of mode, not every request made in one."""

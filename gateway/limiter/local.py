@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,9 +10,9 @@ from operator import attrgetter
 from typing import Any
 
 from gateway.core.budget import DAY, Bucket, Charge, Decision, reserve, settle
-from gateway.core.limits import EACH, LIMIT_NAMES, Limits, Scope
+from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Scope
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import Grant, LimitEntry, Mode, ReserveRequest, refused
+from gateway.limiter.base import Grant, LimitEntry, Mode, ReserveRequest, new_lease, refused
 from gateway.limiter.usage import ScopeUsage, usage_of
 
 NOTHING = Charge(None, None, 0, -1)
@@ -22,6 +21,11 @@ NOTHING = Charge(None, None, 0, -1)
 
 def unix_us() -> int:
     return time.time_ns() // 1000
+
+
+def unlimited(request: ReserveRequest) -> Grant:
+    """Leave to run that stands in nobody's books of limits."""
+    return Grant(new_lease(request), request, "none", day=unix_us() // DAY)
 
 
 class LocalLimiter:
@@ -38,6 +42,8 @@ class LocalLimiter:
         """Limits in force, or a bucket that has them."""
         self._buckets: dict[Scope, Bucket] = {}
         self._refused: Counter[tuple[Scope, str]] = Counter()
+        self._last: dict[Scope, tuple[int, tuple[LimitName, ...]]] = {}
+        """Refusals, in microseconds since 1970, with the limits that did not fit."""
         self._day = 0
         """Of what is counted as refused."""
         self._leases: dict[str, dict[Scope, Charge]] = {}
@@ -53,10 +59,10 @@ class LocalLimiter:
         self._count_misses(scopes, decision, now)
         if not decision.admitted:
             raise refused(request, decision.buckets)
-        lease = f"{request.request_id}.{secrets.token_hex(6)}"
+        lease = new_lease(request)
         self._buckets.update(zip(scopes, decision.buckets, strict=True))
         self._leases[lease] = dict(zip(scopes, decision.charges, strict=True))
-        return Grant(lease, request, "local", decision.buckets, decision.misses)
+        return Grant(lease, request, "local", decision.buckets, decision.misses, now // DAY)
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
         self._correct(grant, 1, actual_tokens)
@@ -93,18 +99,21 @@ class LocalLimiter:
 
     async def forget_use(self, scope: Scope) -> None:
         bucket = self._bucket(scope)
+        self._last.pop(scope, None)
         self._buckets[scope] = replace(Bucket.empty(bucket.limits), at=self._clock(), running=bucket.running)
         for charges in self._leases.values():
             if scope in charges:
                 charges[scope] = NOTHING
 
     async def usage(self, tenant: str) -> Sequence[ScopeUsage]:
-        now, known = self._clock(), {entry.scope for entry in await self.entries(tenant)} | self._buckets.keys()
+        now, known = self._clock(), {entry.scope for entry in await self.entries(tenant)}
+        known |= self._buckets.keys() | self._last.keys()
         scopes = [scope for scope in known if scope.tenant == tenant and scope.member != EACH]
-        return [
-            usage_of(scope, self._bucket(scope).drained(now), [self._refused[scope, name] for name in LIMIT_NAMES])
-            for scope in sorted(scopes, key=attrgetter("order"))
-        ]
+        return [self._usage(scope, now) for scope in sorted(scopes, key=attrgetter("order"))]
+
+    def _usage(self, scope: Scope, now: int) -> ScopeUsage:
+        refused = [self._refused[scope, name] for name in LIMIT_NAMES]
+        return usage_of(scope, self._bucket(scope).drained(now), refused, self._last.get(scope))
 
     def adopt(self, grant: Grant) -> None:
         """Learns from a grant of the shared limiter which limits are in force."""
@@ -140,6 +149,9 @@ class LocalLimiter:
     def _count_misses(self, scopes: Sequence[Scope], decision: Decision, now: int) -> None:
         if now // DAY != self._day:
             self._refused.clear()
+            self._last.clear()
             self._day = now // DAY
         for scope, names in zip(scopes, decision.misses, strict=True):
             self._refused.update((scope, name) for name in names)
+            if names and not decision.admitted:
+                self._last[scope] = now, names

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gateway.core.budget import Bucket, Count, Meter
-from gateway.core.limits import EACH, LIMIT_NAMES, Limits, Scope, scope_named
+from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Scope, scope_named
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import LimitEntry
 from gateway.limiter.calls import RedisCalls, Script, StoreError
@@ -105,11 +105,11 @@ class PublishedLimits:
         keys = [self._calls.key("limits", tenant), self._calls.key("scopes", tenant)]
         keys += [self._calls.key(kind, tenant, scope.name) for scope in scopes for kind in ("bucket", "running")]
         args = [name for scope in scopes for name in _names(scope)]
-        now, values, refused = await self._calls.run(self._usage_script, keys, args)
+        now, values, refused, last = await self._calls.run(self._usage_script, keys, args)
         buckets = decode_buckets(values, int(now))
         width = len(LIMIT_NAMES)
         return [
-            usage_of(scope, bucket, refused[width * i : width * (i + 1)])
+            usage_of(scope, bucket, refused[width * i : width * (i + 1)], _last_refusal(last[i]))
             for i, (scope, bucket) in enumerate(zip(scopes, buckets, strict=True))
         ]
 
@@ -149,6 +149,14 @@ def _bucket(values: Sequence[bytes | int], now: int) -> Bucket:
     requests, tokens = (Meter(limit, used, shadow) for limit, used, shadow in rows[:2])
     running, today = (Count(limit, int(used), shadow) for limit, used, shadow in rows[2:])
     return Bucket(requests, tokens, now, running, today)
+
+
+def _last_refusal(text: bytes) -> tuple[int, tuple[LimitName, ...]] | None:
+    """When it was, in microseconds, and which limits did not fit."""
+    if not text:
+        return None
+    flags, at = text.decode().split()
+    return int(float(at)), tuple(name for name, flag in zip(LIMIT_NAMES, flags, strict=True) if flag == "1")
 
 
 def _whole(value: bytes | int) -> int | None:

@@ -7,8 +7,10 @@ Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix, SC
     *bucket:{tenant}:SCOPE    hash   what is in use
     *running:{tenant}:SCOPE   zset   leases of requests under way, by when their slots expire
     *scopes:{tenant}          set    scopes with a bucket
-    *lease:{tenant}:id        hash   a reservation that is not settled yet
+    *lease:{tenant}:id        hash   a reservation that is not settled yet, and what is counted of its use
     *void:{tenant}:id         text   a reservation given back before it arrived
+    *usage:{tenant}:DAY       hash   what was used that day, row by row
+    *spooled:{tenant}:id      text   of a gateway that was without Redis: the last batch of usage it has brought
 
 All but the limits expire by themselves.
 """
@@ -16,44 +18,31 @@ All but the limits expire by themselves.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
-from gateway.core.budget import Decision
+from gateway.core.budget import DAY, Decision
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Scope
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import Grant, LimitEntry, ReserveRequest, refused
+from gateway.limiter.base import Grant, LimitEntry, ReserveRequest, new_lease, refused
 from gateway.limiter.breaker import Breaker
 from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
+from gateway.limiter.owed import Correction, Owed
 from gateway.limiter.published import PublishedLimits, decode_buckets
+from gateway.limiter.spool import UsageSpool, UsageTerms
 from gateway.limiter.usage import ScopeUsage
 
 ADMITTED, UNPUBLISHED = 1, -1
-MAX_OWED = 65_536
-RECEIPT_SECONDS = 3600.0
+RECEIPT_SECONDS = 86_400.0
 """How long a reservation can be settled after its gateway was last heard of: longer than Redis is away, one hopes."""
 RENEWALS = 3
 """Of a lease in its term: two may fail."""
-
-
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """A settlement: what a reservation came to."""
-
-    grant: Grant
-    requests: int
-    tokens: int
-    uncertain: bool = False
-    """Whether the reservation was made is not known, nor whether it may yet arrive."""
 
 
 class RedisLimiter:
@@ -73,20 +62,25 @@ class RedisLimiter:
         threshold: int = 3,
         cooldown: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
+        retention_days: int = 400,
     ) -> None:
-        """`timeout`, `cooldown`, `lease_seconds`: seconds. `threshold`: failures in a row that open the circuit."""
-        self._calls = RedisCalls(client, prefix, timeout, Breaker(threshold, cooldown, clock), self._deliver_soon)
+        """`timeout`, `cooldown`, `lease_seconds`: seconds. `threshold`: failures in a row that open the circuit.
+
+        `retention_days`: how long a day's usage is kept.
+        """
+        self._clock = clock
+        self._calls = RedisCalls(client, prefix, timeout, Breaker(threshold, cooldown, clock), self._on_answer)
         self._slot_ms = int(lease_seconds * 1000)
         self._receipt_ms = max(self._slot_ms, int(RECEIPT_SECONDS * 1000))
         self._published = PublishedLimits(self._calls, self._receipt_ms)
         self._reserve_script = Script.load("bucket.lua", "reserve.lua")
-        self._settle_script = Script.load("bucket.lua", "settle.lua")
-        self._renew_script = Script.load("renew.lua")
+        self._settle_script = Script.load("bucket.lua", "counted.lua", "settle.lua")
+        self._renew_script = Script.load("counted.lua", "renew.lua")
         self._lasting_keys = lru_cache(maxsize=4096)(self._keys_of)
+        self._terms = UsageTerms(self._calls, retention_days)
+        self._owed = Owed(self._calls, UsageSpool(self._terms), self.send)
         self._held: dict[str, Grant] = {}
         self._renewal: asyncio.Task[None] | None = None
-        self._owed: deque[Correction] = deque(maxlen=MAX_OWED)
-        self._delivery: asyncio.Task[None] | None = None
 
     @property
     def available(self) -> bool:
@@ -99,33 +93,37 @@ class RedisLimiter:
     async def reserve(self, request: ReserveRequest) -> Grant:
         """Raises ApiError (429) or StoreError."""
         self._calls.check_allowed()
-        grant = Grant(f"{request.request_id}.{secrets.token_hex(6)}", request, "redis")
+        grant = Grant(new_lease(request), request, "redis")
         try:
             decision = await self.ask(grant)
         except (StoreError, asyncio.CancelledError):
-            self._owed.append(Correction(grant, 0, 0, uncertain=True))
+            self._owed.add(Correction(grant, 0, 0, uncertain=True))
             if self.available:
-                self._deliver_soon()
+                self._owed.deliver_soon()
             raise
         if not decision.admitted:
             raise refused(request, decision.buckets)
+        day = decision.buckets[0].at // DAY
+        grant = Grant(grant.lease, request, "redis", decision.buckets, decision.misses, day)
         self._hold(grant)
-        return Grant(grant.lease, request, "redis", decision.buckets, decision.misses)
+        return grant
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
-        await self._correct(Correction(grant, 1, actual_tokens))
+        await self._correct(Correction(grant, 1, actual_tokens, counts=grant.request.used(), made=self._clock()))
 
     async def refund(self, grant: Grant) -> None:
         await self._correct(Correction(grant, 0, 0))
 
     async def renew(self, grant: Grant) -> int | None:
-        """Keeps the slots of a request under way. Raises StoreError.
+        """Keeps the slots of a request under way, and counts what it has used so far. Raises StoreError.
 
         Returns until when, in milliseconds since 1970; None: it is settled.
         """
-        keys = self.keys(grant)
+        request, keys = grant.request, self.keys(grant)
+        keys = [keys[0], *keys[5::2], self._terms.key(request.tenant, grant.day)]
         args: list[Argument] = [grant.lease, self._slot_ms, self._receipt_ms]
-        renewed, expiry = await self._calls.run(self._renew_script, [keys[0], *keys[5::2]], args)
+        args += self._terms.args(request, grant.day, request.used())
+        renewed, expiry = await self._calls.run(self._renew_script, keys, args)
         return int(expiry) if renewed else None
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
@@ -160,6 +158,16 @@ class RedisLimiter:
     async def usage(self, tenant: str) -> Sequence[ScopeUsage]:
         return await self._published.usage(tenant)
 
+    @property
+    def undelivered_tokens(self) -> int:
+        """Used by requests that were admitted without Redis, and not counted in it yet."""
+        return sum(counts.tokens for _, _, counts in self._owed.spool.rows())
+
+    @property
+    def lost_tokens(self) -> int:
+        """Used, and never to be counted: Redis was away for longer than it remembers reservations."""
+        return self._owed.lost_tokens
+
     async def outstanding(self) -> int:
         return await self._calls.count("lease")
 
@@ -175,9 +183,7 @@ class RedisLimiter:
         """Sends what is still owed, if Redis answers. The client belongs to whoever made it."""
         if self._renewal is not None:
             self._renewal.cancel()
-        if self._delivery is not None:
-            await self._delivery
-        await self._deliver()
+        await self._owed.close()
 
     async def ask(self, grant: Grant) -> Decision:
         """One reservation, without what follows from its answer. Raises StoreError."""
@@ -205,36 +211,26 @@ class RedisLimiter:
 
     async def send(self, correction: Correction) -> int:
         """The time at which it was made, in microseconds. Sending one twice does no harm: the first counts."""
-        request = correction.grant.request
+        grant, request = correction.grant, correction.grant.request
         amounts = [correction.tokens, correction.requests, int(correction.uncertain)]
-        args: list[Argument] = [correction.grant.lease, *amounts, request.key_id, request.adapter]
-        reply = await self._calls.run(self._settle_script, self.keys(correction.grant), args)
-        return int(reply[1])
+        args: list[Argument] = [grant.lease, *amounts, request.key_id, request.adapter]
+        args += self._terms.args(request, grant.day, correction.counts)
+        keys = [*self.keys(grant), self._terms.key(request.tenant, grant.day)]
+        settled, now = await self._calls.run(self._settle_script, keys, args)
+        if not settled and (self._clock() - correction.made) * 1000 > self._receipt_ms:
+            self._owed.lose(correction)
+        return int(now)
+
+    def count(self, grant: Grant) -> None:
+        """Counts what a request has used that was admitted in another way; as soon as Redis answers, and once."""
+        self._owed.count(grant)
 
     async def _correct(self, correction: Correction) -> None:
         self._held.pop(correction.grant.lease, None)
-        if not self._calls.allowed():
-            self._owed.append(correction)
-            return
-        with suppress(StoreError):
-            await self._send_or_owe(correction)
+        await self._owed.pay(correction)
 
-    async def _send_or_owe(self, correction: Correction) -> None:
-        try:
-            await self.send(correction)
-        except (StoreError, asyncio.CancelledError):
-            self._owed.append(correction)
-            raise
-
-    async def _deliver(self) -> None:
-        """Sends what is owed until nothing is, or Redis is away again."""
-        with suppress(StoreError):
-            while self._owed:
-                await self._send_or_owe(self._owed.popleft())
-
-    def _deliver_soon(self) -> None:
-        if self._owed and (self._delivery is None or self._delivery.done()):
-            self._delivery = asyncio.create_task(self._deliver())
+    def _on_answer(self) -> None:
+        self._owed.deliver_soon()
 
     def _hold(self, grant: Grant) -> None:
         self._held[grant.lease] = grant

@@ -1,5 +1,7 @@
 -- Keeps a reservation's slots, and takes them again where they expired while its gateway could not say that it lives.
--- KEYS: lease, then leases of tenant, key, adapter. ARGV: lease id, milliseconds of its slots, of its receipt.
+-- What its request has used so far is counted, so that no more than what came since is lost with a gateway.
+-- KEYS: lease, leases of tenant, key, adapter, the day's usage. ARGV: lease id, milliseconds of its slots, of its
+-- receipt, then as settle.lua has it of usage.
 -- Returns {1 renewed | 0 settled or forgotten, milliseconds at which the slots expire}.
 
 local time = redis.call('TIME')
@@ -7,6 +9,8 @@ local expiry = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return { 0, expiry }
 end
+count(KEYS[5], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], redis.call('HGET', KEYS[1], 'counted') or '')
+redis.call('HSET', KEYS[1], 'counted', ARGV[8])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 for i = 2, 4 do
   redis.call('ZADD', KEYS[i], expiry, ARGV[1])

@@ -54,7 +54,7 @@ if admitted then
 end
 for scope, bucket in ipairs(buckets) do
   if misses[scope] ~= '0000' then
-    count_misses(bucket, misses[scope], index, now)
+    count_misses(bucket, misses[scope], not admitted, index, now)
   end
 end
 return { admitted and 1 or 0, exact(now), table.concat(misses), described(buckets) }

@@ -1,13 +1,15 @@
 -- Corrects a reservation to what was used and gives back its slots, once: whoever comes second finds no lease.
--- KEYS: as reserve.lua. ARGV: lease id, tokens used, requests used (0 or 1), 1 if the reservation may still be on its
--- way and must then charge nothing, key id, adapter.
+-- In the same step what it used is counted for good, but for what renewals have counted already.
+-- KEYS: as reserve.lua, then the day's usage. ARGV: lease id, tokens used, requests used (0 or 1), 1 if the reservation
+-- may still be on its way and must then charge nothing, key id, adapter; then of usage the row, the row of others, most
+-- rows of a day, milliseconds since 1970 at which the day expires, and the counts.
 -- Returns {1 settled | 0 nothing to settle, now}.
 
 local VOID_MS = 600000
 
 local lease_key, void_key, limits_key, index = unpack(KEYS, 1, 4)
 local now = clock()
-local lease = redis.call('HMGET', lease_key, 'tokens', 'day', 'scope1', 'scope2', 'scope3')
+local lease = redis.call('HMGET', lease_key, 'tokens', 'day', 'scope1', 'scope2', 'scope3', 'counted')
 if not lease[1] then
   if ARGV[4] == '1' then
     redis.call('SET', void_key, '1', 'PX', VOID_MS)
@@ -18,6 +20,7 @@ redis.call('DEL', lease_key)
 for scope = 1, 3 do
   redis.call('ZREM', KEYS[4 + 2 * scope], ARGV[1])
 end
+count(KEYS[11], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], lease[6] or '')
 
 local tokens = tonumber(ARGV[2]) - tonumber(lease[1])
 local requests = tonumber(ARGV[3]) - 1

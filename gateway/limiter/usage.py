@@ -29,13 +29,22 @@ class LimitUsage:
 class ScopeUsage:
     scope: Scope
     limits: tuple[LimitUsage, ...]
+    refused_at: float | None = None
+    """When a request was last refused, in Unix seconds; None: not for as long as anything is remembered."""
+    refused_by: tuple[LimitName, ...] = ()
+    """Limits of this scope that it did not fit."""
 
 
-def usage_of(scope: Scope, bucket: Bucket, refused: Sequence[int]) -> ScopeUsage:
-    """`refused`: today, for each limit in order."""
+def usage_of(
+    scope: Scope, bucket: Bucket, refused: Sequence[int], last: tuple[int, tuple[LimitName, ...]] | None
+) -> ScopeUsage:
+    """`refused`: today, for each limit in order. `last`: of refusals, in microseconds, with the limits missed."""
     uses = zip(bucket.meters(), refused, strict=True)
     limits = (_usage(name, meter, bucket.at, count) for (name, meter), count in uses)
-    return ScopeUsage(scope, tuple(usage for usage in limits if usage.limit is not None or usage.used))
+    shown = tuple(usage for usage in limits if usage.limit is not None or usage.used)
+    enforced = {name for name, meter in bucket.meters() if not meter.shadow}
+    missed = tuple(name for name in last[1] if name in enforced) if last else ()
+    return ScopeUsage(scope, shown, last[0] / 1e6 if last and missed else None, missed)
 
 
 def _usage(name: LimitName, meter: Meter | Count, now: int, refused: int) -> LimitUsage:

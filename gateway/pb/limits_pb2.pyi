@@ -99,12 +99,16 @@ class WatchLimitsRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., interval_seconds: _Optional[float] = ...) -> None: ...
 
 class ScopeUsage(_message.Message):
-    __slots__ = ("scope", "limits")
+    __slots__ = ("scope", "limits", "refused_at", "refused_by")
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_AT_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_BY_FIELD_NUMBER: _ClassVar[int]
     scope: LimitScope
     limits: _containers.RepeatedCompositeFieldContainer[LimitUsage]
-    def __init__(self, scope: _Optional[_Union[LimitScope, _Mapping]] = ..., limits: _Optional[_Iterable[_Union[LimitUsage, _Mapping]]] = ...) -> None: ...
+    refused_at: float
+    refused_by: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, scope: _Optional[_Union[LimitScope, _Mapping]] = ..., limits: _Optional[_Iterable[_Union[LimitUsage, _Mapping]]] = ..., refused_at: _Optional[float] = ..., refused_by: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LimitUsage(_message.Message):
     __slots__ = ("name", "limit", "used", "remaining", "reset_seconds", "shadow", "refused_today")

@@ -20,9 +20,24 @@ class Split:
     """What stands between the text and a call; None: no call begins."""
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """How a call is written: mark, padding, {"name": ..., KEY: ...}, padding, end."""
+
+    mark: str
+    """What tells a call from text wherever it stands; empty: calls are told by being all of an answer."""
+    end: str
+    padding: str
+    separator: str
+    """Between two calls."""
+    key: str
+    """Of the arguments."""
+
+
 class Dialect(Protocol):
     any_name: bool
     """Whether a call is one whatever it names. Otherwise an object that names no tool is part of the answer."""
+    frame: Frame
 
     def split(self, known: str, *, called: bool, spoken: bool) -> Split:
         """`called`: there was a call before. `spoken`: there is text that stands before this."""
@@ -34,6 +49,7 @@ class Hermes:
     any_name = True
     OPENING = "<tool_call>"
     CLOSING = "</tool_call>"
+    frame = Frame(OPENING, CLOSING, "\n", "\n", "arguments")
 
     def split(self, known: str, *, called: bool, spoken: bool) -> Split:
         text, opening, rest = known.partition(self.OPENING)
@@ -53,6 +69,7 @@ class Llama3:
 
     any_name = False
     SEPARATORS = "; \t\r\n"
+    frame = Frame("", "", "", "; ", "parameters")
 
     def split(self, known: str, *, called: bool, spoken: bool) -> Split:
         if spoken:

@@ -8,7 +8,7 @@ from engine.core.commands import Abort, AdapterFetched, FetchCancelled, FetchFai
 from engine.core.commit_adapters import pin_adapter
 from engine.core.config import CoreConfig, Scheduling
 from engine.core.types import Cause, ErrorCode
-from tests.core.virtual import House
+from tests.core.virtual import STEP, House
 
 MIB = 1 << 20
 
@@ -106,6 +106,22 @@ def test_who_waits_for_a_fetch_stops_nobody_behind_it():
     house.answer("a")
     house.finish()
     assert {house.reason(name) for name in ("waits", "same")} == {"length"}
+
+
+def test_a_request_tells_how_long_it_waited_for_its_adapter():
+    house = Library({"a": 4})
+    house.submit("cold", 20, 2, adapter="a")
+    house.step()
+    house.clock.advance(0.5)
+    house.step()
+    house.answer("a")
+    [admitted] = [event for event in house.engine.step() if not event.tokens]
+    assert admitted.adapter_wait == pytest.approx(0.5, abs=0.01)
+    assert admitted.adapter_wait <= admitted.wait < admitted.adapter_wait + STEP
+    house.finish()
+    for name, adapter in (("warm", "a"), ("base", None)):
+        house.submit(name, 20, 2, adapter=adapter)
+    assert [(event.wait, event.adapter_wait) for event in house.engine.step()] == [(0.0, 0.0)] * 4
 
 
 def test_a_long_queue_of_missing_adapters_is_not_searched_to_its_end(monkeypatch):

@@ -11,154 +11,39 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.core.adapters import HostCopy
 from engine.core.check import leftovers, violations
-from engine.core.commands import Abort, AdapterFetched, AddAdapter, DropAdapter, FetchCancelled, FetchFailed, Submit
+from engine.core.commands import (
+    Abort,
+    AdapterFetched,
+    DropAdapter,
+    FetchCancelled,
+    FetchFailed,
+    GrammarFailed,
+    GrammarReady,
+    Submit,
+)
 from engine.core.commit_adapters import add_adapter, pin_adapter
-from engine.core.config import CoreConfig, LaneGoals, Scheduling
+from engine.core.config import CoreConfig
+from engine.core.grammars import Stage
 from engine.core.plan import plan_step
-from engine.core.state import EngineState
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
-from engine.engine import Engine
-from engine.executor.fake import FakeExecutor, fake_token
-
-ADAPTERS = {"a": 1, "b": 2, "c": 5}
-"""Their pages, and their bytes packed."""
-
-
-class MemoryExecutor(FakeExecutor):
-    """Also simulates the memory: what a slot holds is the prefix that was computed into it, and reads are checked.
-
-    Fetches are under way until somebody answers them, unless they are answered at once."""
-
-    def __init__(self, config, vocab_size=50, at_once=True):
-        super().__init__(vocab_size)
-        self.size = config.block_size
-        self.slots = {}
-        self.host = {}
-        self.resident = {}
-        self.at_once = at_once
-        self.host_bytes = config.host_adapter_bytes
-        self.packed = set()
-        self.fetching = {}
-        """Adapter -> whether it has been called off."""
-
-    def execute(self, plan):
-        for page, host_page in plan.saves:
-            self.host[host_page] = [self.slots[page, i] for i in range(self.size)]
-        for adapter in plan.evicted:
-            del self.resident[adapter]
-        for load in plan.loads:
-            assert load.adapter in self.packed, "a load of an adapter that is not in host memory"
-            self.resident[load.adapter] = load.pages
-            self.slots.update({(page, i): load.adapter for page in load.pages for i in range(self.size)})
-        for page, host_page in plan.restores:
-            self.slots.update({(page, i): held for i, held in enumerate(self.host[host_page])})
-        result = super().execute(plan)
-        sampled = {s.request_id for s in result.sampled}
-        for chunk in plan.chunks:
-            self._compute(chunk, sampled)
-        return result
-
-    def fetch(self, plan):
-        self.packed.difference_update(plan.host_dropped)
-        for adapter in plan.cancelled_fetches:
-            assert self.fetching.get(adapter) is not True, "called off twice"
-            if adapter in self.fetching:
-                self.fetching[adapter] = True
-        for fetch in plan.fetches:
-            self.begin(fetch.adapter)
-        while self.at_once and self.fetching:
-            self.answer(next(iter(self.fetching)), AdapterFetched)
-
-    def begin(self, adapter):
-        assert adapter not in self.fetching and adapter not in self.packed, "fetched twice"
-        self.fetching[adapter] = False
-        held = self.packed | self.fetching.keys()
-        assert sum(ADAPTERS.get(name, 0) for name in held) <= self.host_bytes, "host memory is overcommitted"
-
-    def answer(self, adapter, kind):
-        del self.fetching[adapter]
-        if kind is AdapterFetched:
-            self.packed.add(adapter)
-        more = {AdapterFetched: (0.001,), FetchFailed: ("it is gone",), FetchCancelled: ()}[kind]
-        self.report(kind(adapter, *more))
-
-    def _compute(self, chunk, sampled):
-        seq = self.sequences[chunk.request_id]
-        adapter = seq.admission.adapter
-        known = seq.tokens[:-1] if chunk.request_id in sampled else seq.tokens
-        end = chunk.start + chunk.num_tokens
-        assert chunk.samples == (end == len(known))
-        for position in range(chunk.start, end):
-            self.slots[seq.pages[position // self.size], position % self.size] = (adapter, tuple(known[: position + 1]))
-        for position in range(end):
-            held = self.slots[seq.pages[position // self.size], position % self.size]
-            assert held == (adapter, tuple(known[: position + 1])), "a sequence reads KV that is not its own"
-        for page in self.resident.get(adapter, ()):
-            assert self.slots[page, 0] == adapter, "an adapter's pages were overwritten"
-        assert adapter is None or adapter in self.resident
-
-
-def make_engine(config, **options):
-    state = EngineState.create(config)
-    ticks = iter(range(10**9))
-    return Engine(state, MemoryExecutor(config, **options), clock=lambda: next(ticks) * 1e-3)
-
-
-def added(adapter, pages=None):
-    return AddAdapter(adapter, pages or ADAPTERS[adapter], num_bytes=ADAPTERS.get(adapter, 0), path=adapter)
-
-
-def expected_tokens(request, count, vocab_size=50):
-    tokens = list(request.prompt)
-    for _ in range(count):
-        tokens.append(fake_token(request.adapter, request.params.seed, tokens, vocab_size))
-    return tokens[len(request.prompt) :]
-
-
-goals = st.builds(LaneGoals, ttft_s=st.just(0.05), itl_s=st.sampled_from([0.001, 0.01]))
-schedulings = st.builds(
-    Scheduling,
-    scheduler=st.sampled_from(["continuous", "continuous", "static", "dynamic"]),
-    policy=st.sampled_from(["lanes", "lanes", "lanes", "fcfs", "sjf", "priority"]),
-    preemption=st.sampled_from(["recompute", "swap", "checkpoint"]),
-    checkpoint_pages=st.integers(1, 4),
-    min_chunk=st.integers(1, 4),
-    adapter_age_s=st.sampled_from([0.0, 0.01]),
-    hold_s=st.sampled_from([0.005, 300.0]),
-    watermark=st.sampled_from([0.0, 0.2]),
-    window_s=st.just(0.002),
-)
-configs = st.builds(
-    CoreConfig,
-    host_pages=st.sampled_from([0, 3, 6, 12]),
-    interactive=goals,
-    scheduling=schedulings,
-    num_pages=st.integers(12, 40),
-    block_size=st.sampled_from([1, 2, 4]),
-    max_seqs=st.integers(1, 5),
-    max_model_len=st.just(48),
-    token_budget=st.integers(5, 20),
-    max_resident_adapters=st.integers(1, 3),
-    min_kv_pages=st.sampled_from([0, 0, 4]),
-    max_adapter_pages=st.sampled_from([0, 0, 5, 7]),
-    host_adapter_bytes=st.sampled_from([5, 6, 7, 100]),
-    max_fetches=st.integers(1, 3),
-    prefetch_window=st.integers(1, 4),
-    fetch_backoff_s=st.sampled_from([0.0, 0.01]),
-    max_waiting=st.just(1000),
-    eos_token_ids=st.just((7,)),
-    prefix_caching=st.booleans(),
-)
-# Few distinct tokens and a shared head, so that prefixes meet.
-prompts = st.tuples(st.integers(0, 8), st.lists(st.integers(0, 1), min_size=1, max_size=10)).map(
-    lambda p: (*([0] * p[0]), *p[1])
+from tests.core.memory import (
+    ADAPTERS,
+    GRAMMARS,
+    added,
+    configs,
+    expected_tokens,
+    make_engine,
+    prompts,
+    request,
+    run_all,
+    tokens_of,
 )
 
 
 class CoreMachine(RuleBasedStateMachine):
-    @initialize(config=configs)
-    def begin(self, config):
-        self.engine = make_engine(config, at_once=False)
+    @initialize(config=configs, overlaps=st.booleans())
+    def begin(self, config, overlaps):
+        self.engine = make_engine(config, at_once=False, overlaps=overlaps)
         self.requests, self.received, self.ended = {}, {}, {}
         for adapter in ADAPTERS:
             self.engine.inbox.put(added(adapter))
@@ -180,9 +65,10 @@ class CoreMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         tenant=st.sampled_from("xyz"),
         deadline=st.sampled_from([None, 0.01, 0.2, 10.0]),
+        grammar=st.sampled_from([None, None, *GRAMMARS]),
     )
-    def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline):
-        self._submit(prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline)
+    def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar):
+        self._submit(prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar)
 
     @rule(prompt=prompts, count=st.integers(2, 4), lane=st.sampled_from(Lane))
     def submit_siblings(self, prompt, count, lane):
@@ -195,8 +81,8 @@ class CoreMachine(RuleBasedStateMachine):
         for adapter in adapters:
             self._submit(prompt, 6, adapter, lane, 0, True, adapter, None)
 
-    def _submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline):
-        params = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos)
+    def _submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar=None):
+        params = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos, grammar=grammar)
         name = f"r{len(self.requests)}"
         arrival = self.state.now
         deadline = None if deadline is None else arrival + deadline
@@ -245,6 +131,12 @@ class CoreMachine(RuleBasedStateMachine):
             kind = FetchCancelled
         self.executor.answer(adapter, kind)
 
+    @precondition(lambda self: self.executor.preparing)
+    @rule(data=st.data(), kind=st.sampled_from([GrammarReady, GrammarReady, GrammarFailed]))
+    def answer_grammar(self, data, kind):
+        wanted = sorted(self.executor.preparing, key=lambda grammar: grammar.text)
+        self.executor.tell(data.draw(st.sampled_from(wanted)), kind)
+
     @rule(count=st.integers(1, 6))
     def step(self, count):
         for _ in range(count):
@@ -267,11 +159,14 @@ class CoreMachine(RuleBasedStateMachine):
             self._step()
             for adapter, cancelled in list(self.executor.fetching.items()):
                 self.executor.answer(adapter, FetchCancelled if cancelled else AdapterFetched)
+            for grammar in list(self.executor.preparing):
+                self.executor.tell(grammar, GrammarReady)
         else:
             raise AssertionError("it never came to rest")
         assert set(self.ended) == set(self.requests)
         assert leftovers(self.state) == []
         assert self.executor.sequences == {}
+        assert not self.executor.preparing and not self.executor.prepared
         assert not self.executor.fetching and not self.state.tiers.fetching
         assert self.executor.packed == {a.id for a in self.state.adapters.values() if a.host is HostCopy.PRESENT}
         assert self.executor.resident.keys() == {a.id for a in self.state.adapters.values() if a.is_resident}
@@ -292,7 +187,7 @@ class CoreMachine(RuleBasedStateMachine):
         if event is not None and event.finish_reason is FinishReason.LENGTH:
             assert len(tokens) == params.max_tokens
         if event is not None and event.finish_reason is FinishReason.STOP:
-            assert tokens[-1] == 7 and not params.ignore_eos
+            assert tokens[-1] == 7 and (params.grammar or not params.ignore_eos)
 
     @invariant()
     def plans_are_pure_and_fit(self):
@@ -305,7 +200,10 @@ class CoreMachine(RuleBasedStateMachine):
         config = self.state.config
         assert plan.num_tokens <= config.token_budget
         assert not {copy.host_page for copy in plan.saves} & {copy.host_page for copy in plan.restores}
-        assert all(chunk.num_tokens > 0 for chunk in plan.chunks)
+        for chunk in plan.chunks:
+            request = self.requests[chunk.request_id]
+            end = chunk.start + chunk.num_tokens
+            assert chunk.start < end < len(request.prompt) + request.params.max_tokens, "past the last token"
         self._check_lanes(plan)
 
     def _check_lanes(self, plan):
@@ -322,6 +220,8 @@ class CoreMachine(RuleBasedStateMachine):
         assert not {load.adapter for load in plan.loads} & set(plan.host_dropped), "a copy is dropped as it is used"
         fetching = len(self.state.tiers.fetching) + len(plan.fetches)
         assert fetching <= self.state.config.max_fetches
+        preparing = self.state.grammars.count(Stage.UNDER_WAY) + len(plan.prepared)
+        assert preparing <= self.state.config.max_preparations
 
 
 def _comparable(state):
@@ -333,7 +233,7 @@ def _comparable(state):
         {lane: list(pages) for lane, pages in prefix.idle.items()},
         dict(prefix.promised),
         dict(state.host.page_of),
-        [(s.id, s.tokens, s.num_computed, s.pages) for s in state.sequences.values()],
+        [(s.id, s.tokens, s.num_pending, s.num_computed, s.pages) for s in state.sequences.values()],
         [s.id for s in state.waiting],
         list(state.running),
         [(a.id, a.host, a.pages, a.live, a.running, a.closing, a.pinned) for a in state.adapters.values()],
@@ -344,26 +244,6 @@ def _comparable(state):
 
 CoreMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestCore = CoreMachine.TestCase
-
-
-def run_all(engine, requests, adapters=ADAPTERS):
-    for adapter, pages in adapters.items():
-        engine.inbox.put(added(adapter, pages))
-    for request in requests:
-        engine.inbox.put(Submit(request))
-    events = []
-    while engine.state.has_work or engine.inbox._commands:
-        events += engine.step()
-        assert len(events) < 100_000
-    return events
-
-
-def tokens_of(events, name):
-    return [token for event in events if event.request_id == name for token in event.tokens]
-
-
-def request(name, prompt, max_tokens=8, lane=Lane.INTERACTIVE, adapter=None, arrival=0.0, **params):
-    return Request(name, tuple(prompt), SamplingParams(max_tokens, **params), adapter, lane, arrival=arrival)
 
 
 def test_preempted_streams_equal_undisturbed_ones():

@@ -1,5 +1,6 @@
 """An engine on a virtual clock: a step takes what a formula says, and requests come when they come."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 from engine.core.commands import AddAdapter, Submit
@@ -7,7 +8,7 @@ from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from engine.engine import Engine
-from engine.executor.fake import FakeExecutor, VirtualClock
+from engine.executor.fake import FakeExecutor, VirtualClock, VirtualDevice
 
 STEP, PREFILL, DECODE = 0.010, 0.0005, 0.001
 """Seconds: of any step, of a prompt token, of a decoded one. About SmolLM2 on two cores."""
@@ -16,31 +17,46 @@ STEP, PREFILL, DECODE = 0.010, 0.0005, 0.001
 class SlowExecutor(FakeExecutor):
     """Takes its time, and remembers every plan."""
 
-    def __init__(self, clock, copy_seconds=0.0):
-        super().__init__()
+    def __init__(self, clock, copy_seconds=0.0, **options):
+        super().__init__(**options)
         self.clock, self.copy_seconds = clock, copy_seconds
-        self.plans = []
+        self.device = VirtualDevice(clock)
+        self.plans, self.took = [], []
+        self.plan_seconds = 0.0
+        """That the host takes over a step, be it computed beside that or after it."""
         self.load_seconds = self.surprise = 0.0
         """Seconds that a step with several decodes takes longer than it did while the engine learned."""
 
-    def execute(self, plan):
+    def submit(self, plan):
+        self.clock.advance(self.plan_seconds)
         self.plans.append(plan)
+        self.took.append(self.seconds(plan))
+        self.device.begin(self.took[-1])
+        super().submit(plan)
+
+    def collect(self):
+        self.device.wait()
+        seconds = self.took[-len(self._submitted)]
+        result = super().collect()
+        return replace(result, seconds=seconds) if self.overlaps else result
+
+    def seconds(self, plan):
         tokens = sum(chunk.num_tokens for chunk in plan.chunks if chunk.num_tokens > 1)
         decodes = sum(chunk.num_tokens == 1 for chunk in plan.chunks)
-        self.clock.advance(self.load_seconds * len(plan.loads))
-        if plan.chunks:
-            copies = self.copy_seconds * len(plan.saves)
-            self.clock.advance(STEP + PREFILL * tokens + DECODE * decodes + copies + self.surprise * (decodes > 1))
-        return super().execute(plan)
+        copies = self.load_seconds * len(plan.loads)
+        if not plan.chunks:
+            return copies
+        copies += self.copy_seconds * len(plan.saves)
+        return STEP + PREFILL * tokens + DECODE * decodes + copies + self.surprise * (decodes > 1)
 
 
 class House:
     """Steps an engine and keeps what came of every request."""
 
-    def __init__(self, adapters=None, **config):
+    def __init__(self, adapters=None, *, overlaps=False, **config):
         self.clock = VirtualClock()
         defaults = {"num_pages": 400, "block_size": 16, "max_seqs": 32, "max_model_len": 1024, "token_budget": 256}
-        self.executor = SlowExecutor(self.clock)
+        self.executor = SlowExecutor(self.clock, overlaps=overlaps)
         state = EngineState.create(CoreConfig(**defaults | config))
         self.engine = Engine(state, self.executor, clock=self.clock)
         self.times, self.ends = {}, {}
@@ -75,7 +91,7 @@ class House:
                 self.times.setdefault(event.request_id, []).extend([self.clock.now] * len(event.tokens))
                 if event.finish_reason is not None:
                     self.ends[event.request_id] = event
-            if self.state.in_flight.is_empty:
+            if self.engine._is_stuck:
                 self.clock.advance(0.001)
 
     def run_until(self, done, most=20_000):

@@ -23,7 +23,7 @@ def loralane(*arguments, **options):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["check"], ["chat"], ["adapters"], ["adapters", "load"], ["adapters", "ls"]]
+    "command", [[], ["serve"], ["check"], ["chat"], ["adapters"], ["adapters", "load"], ["adapters", "ls"], ["usage"]]
 )
 def test_help_explains(command):
     done = loralane(*command, "--help")

@@ -65,7 +65,7 @@ async def test_a_reflected_grpc_client_streams_the_same_text(client, server, mod
         finally:
             reflected.close()
         assert replies[-1]["usage"]["completion_tokens"] > 0
-        return "".join(reply.get("text", "") for reply in replies)
+        return "".join(reply["choice"].get("text", "") for reply in replies)
 
     for model in models:
         assert await asyncio.to_thread(over_grpc, model) == await stream_text(client, model)

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from engine.core.check import leftovers, violations
 from engine.core.commands import Submit
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
@@ -18,8 +19,8 @@ from engine.service import EngineService, GatewaySession
 class HostExecutor(FakeExecutor):
     """Has a host memory. Steps and loads can be held up."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, overlaps=False):
+        super().__init__(overlaps=overlaps)
         self.host = set()
         self.loading = []
         self.in_load, self.go_on = threading.Event(), threading.Event()
@@ -28,14 +29,17 @@ class HostExecutor(FakeExecutor):
         self.step, self.held = threading.Event(), threading.Event()
         self.step.set()
 
-    def execute(self, plan):
+    def submit(self, plan):
+        assert {load.adapter for load in plan.loads} <= self.host, "an adapter is planned that host memory has not"
+        super().submit(plan)
+
+    def compute(self, plan):
         if not self.step.is_set():
             self.held.set()
             self.step.wait(10)
         if self.fail:
             raise ValueError("a bug")
-        assert {load.adapter for load in plan.loads} <= self.host, "an adapter is planned that host memory has not"
-        return super().execute(plan)
+        return super().compute(plan)
 
     def fetch(self, plan):
         self.host.difference_update(plan.host_dropped)
@@ -57,8 +61,8 @@ class HostExecutor(FakeExecutor):
 class Running:
     """An engine whose loop runs in a thread of its own."""
 
-    def __init__(self):
-        self.executor = HostExecutor()
+    def __init__(self, overlaps):
+        self.executor = HostExecutor(overlaps)
         config = CoreConfig(num_pages=1000, block_size=4, max_model_len=2000)
         self.engine = Engine(EngineState.create(config), self.executor)
         self.events = []
@@ -78,9 +82,9 @@ class Running:
         assert self.executor.held.wait(10)
 
 
-@pytest.fixture
-def running():
-    running = Running()
+@pytest.fixture(params=[False, True], ids=["plain", "ahead"])
+def running(request):
+    running = Running(request.param)
     yield running
     for event in (running.executor.step, running.executor.go_on):
         event.set()
@@ -215,3 +219,51 @@ def test_a_command_that_outlives_its_session_is_dropped():
     service._take(session, pb.Command(submit=pb.Submit(request_id="late", prompt=[1])))
     assert engine.step() == []
     assert engine.state.sequences == {}
+
+
+def test_whoever_looks_sees_a_whole_state(running):
+    """While steps are planned, computed and taken up, and adapters come and go beside them."""
+    engine, adapters = running.engine, [running.engine.load_adapter(path).id for path in "ab"]
+    seen = running.pool.submit(lambda: [engine.look(violations) for _ in range(200)])
+    for number in range(40):
+        running.submit(f"r{number}", (None, *adapters)[number % 3], 5 + number)
+        if number % 10 == 9:
+            running.pool.submit(engine.unload_adapter, adapters[number % 2], 0.0).result(10)
+            running.pool.submit(engine.load_adapter, "ab"[number % 2]).result(10)
+    while len(running.ends()) < 40:
+        assert engine.look(violations) == []
+    assert seen.result(10) == [[]] * 200
+    assert engine.inspect(leftovers) == []
+
+
+def test_a_step_that_fails_beside_another_ends_the_loop_and_breaks_nothing(running):
+    running.submit("a", None)
+    running.hold_step()
+    running.executor.fail = True
+    running.executor.step.set()
+    with pytest.raises(ValueError, match="a bug"):
+        running.loop.result(10)
+    assert running.engine.look(violations) == []
+    assert running.engine.look(lambda state: list(state.sequences)) == ["a"], "nobody was told that it had ended"
+    assert running.ends() == {}
+
+
+def test_what_is_under_way_when_the_loop_stops_is_not_lost(running):
+    """Whoever steps on takes it up: every request ends once, and whole."""
+    running.executor.step.clear()
+    running.submit("a", None, 30)
+    running.hold_step()
+    for name in "bc":
+        running.submit(name, None, 30)
+    running.engine.stop()
+    running.executor.step.set()
+    running.loop.result(10)
+    assert running.engine.look(violations) == [] and running.ends() == {}
+    assert len(running.engine.state.under_way) == running.executor.overlaps
+    while running.engine.state.has_work or running.engine.inbox._commands:
+        running.events.extend(running.engine.step())
+    for name in "abc":
+        mine = [event for event in running.events if event.request_id == name]
+        assert [event.finish_reason for event in mine if event.finish_reason] == [FinishReason.LENGTH]
+        assert sum(len(event.tokens) for event in mine) == 30
+    assert leftovers(running.engine.state) == []

@@ -145,17 +145,19 @@ def fail(self, plan):
     if plan.chunks:
         raise ValueError("a bug")
 
-FakeExecutor.execute = fail
+FakeExecutor.compute = fail
+server.FakeExecutor = lambda: FakeExecutor(overlaps=sys.argv[2] == "ahead")
 server.serve(EngineConfig(model="fake"), sys.argv[1], fake=True, until_stdin_closes=True)
 """
 
 
-async def test_a_failing_step_ends_the_process(tmp_path):
+@pytest.mark.parametrize("loop", ["plain", "ahead"])
+async def test_a_failing_step_ends_the_process(tmp_path, loop):
     """It must not live on behind an open session, where nobody would start another."""
     address = f"unix:{tmp_path / 'engine.sock'}"
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", FAILING_ENGINE, address, stdin=pipe, stderr=pipe
+        sys.executable, "-c", FAILING_ENGINE, address, loop, stdin=pipe, stderr=pipe
     )
     client = EngineClient(address)
     try:
@@ -167,6 +169,32 @@ async def test_a_failing_step_ends_the_process(tmp_path):
         assert process.returncode == 1 and b"a bug" in words
     finally:
         await client.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
+SIGNALLED_ENGINE = """
+import signal, sys, threading
+from engine import engine, server
+from engine.config import EngineConfig
+
+class Inbox(engine.Inbox):
+    def wait(self, timeout=None):
+        threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)).start()
+        super().wait(timeout)
+
+engine.Inbox = Inbox
+server.serve(EngineConfig(model="fake"), sys.argv[1], fake=True, until_stdin_closes=False)
+"""
+
+
+async def test_an_idle_engine_stops_whichever_thread_is_given_the_signal(tmp_path):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SIGNALLED_ENGINE, f"unix:{tmp_path / 'engine.sock'}"
+    )
+    try:
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 

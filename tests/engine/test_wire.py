@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, Request, SamplingParams, TokenEvent, TokenLogprobs
 from engine.pb import engine_pb2 as pb
 from engine.wire import event_from_pb, event_to_pb, request_from_pb, request_to_pb
@@ -34,6 +35,12 @@ def test_a_request_arrives_as_it_was_sent(request_):
     assert request_from_pb(sent(request_to_pb(request_)), request_.arrival) == request_
 
 
+@pytest.mark.parametrize("kind", GrammarKind)
+def test_a_grammar_arrives_as_it_was_sent(kind):
+    request = Request("r", (1,), SamplingParams(grammar=Grammar(kind, "")))
+    assert request_from_pb(sent(request_to_pb(request)), 0.0) == request
+
+
 def test_only_differences_of_times_cross_the_wire():
     message = sent(request_to_pb(FULL))
     assert message.deadline_seconds == 30.0
@@ -62,7 +69,7 @@ def refused(refusal):
 @pytest.mark.parametrize(
     "event",
     [
-        TokenEvent("r", num_cached=3),
+        TokenEvent("r", num_cached=3, wait=0.5, adapter_wait=0.25, device_seconds=0.125),
         TokenEvent("r", (4, 5), (TokenLogprobs(-1.0, ((4, -1.0),)), TokenLogprobs(-2.0)), FinishReason.LENGTH, 3),
         *[refused(Refusal(code, "because", 1.5)) for code in ErrorCode],
         refused(Refusal(ErrorCode.QUEUE_TIMEOUT, "never", None)),

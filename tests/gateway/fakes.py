@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,27 +19,36 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine.client import AdapterRejected, EngineUnavailable
-from engine.core.types import FinishReason, Request, TokenEvent, TokenLogprobs
+from engine.client import AdapterRejected, EngineUnavailable, LaneRejected
+from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, Request, TokenEvent, TokenLogprobs
 from engine.pb import engine_pb2 as pb
+from engine.wire import LANE_MODES, LANES, origin_to_pb
 from gateway.adapters.record import AdapterRecord, conflict
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
+from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits
 from gateway.core.tenants import ADMIN_TENANT, KeyRing, Principal, Tenant, hash_key, key_id
-from gateway.generation import RequestRecord
+from gateway.core.usage import Row, day_of
 from gateway.http_api import create_app
+from gateway.latency import LatencyWindow
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
 from gateway.metrics import Metrics
+from gateway.observers import Observer
+from gateway.operations import Operations
 from gateway.registry.record import Change, Snapshot
+from gateway.request_record import RequestRecord
 from gateway.service import Gateway, ServiceSettings
 from gateway.tokenizer import Tokenizer
+from gateway.usage.admin import UsageAdmin
 
 BASE = "tiny"
 CONTEXT = 256
 SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 EOS = 0
+DEVICE_SECONDS = 0.002
+"""Of each event with tokens."""
 TEMPLATE = (
     "{% if messages[0].role == 'assistant' %}{{ raise_exception('an assistant cannot begin') }}{% endif %}"
     "{% if tools %}<|system|>Call these by <tool_call>: {{ tools | tojson }}<|end|>{% endif %}"
@@ -48,6 +59,14 @@ TEMPLATE = (
 
 ACME = Tenant("acme")
 GLOBEX = Tenant("globex", adapters=("pirate",), limits=Limits(requests_per_minute=3, tokens_per_minute=200))
+BILLING = BillingConfig(
+    device_hour=Decimal("3.60"),
+    prices=(
+        Price(Decimal("0.30"), Decimal("1.10"), cached=Decimal("0.03"), adapter="p*"),
+        Price(Decimal("0.10"), Decimal("0.40"), lane="batch"),
+        Price(Decimal("0.20"), Decimal("0.80")),
+    ),
+)
 KEYS = {"sk-acme": ACME, "sk-globex": GLOBEX, "sk-admin": ADMIN_TENANT}
 
 
@@ -101,6 +120,12 @@ class FakeEngine:
         self.unpinnable: str = ""
         self.picture: pb.EngineStats | None = None
         """What `stats` answers, in place of a few figures."""
+        self.generated: Counter[str] = Counter()
+        """Tokens by request id."""
+        self.cancelled: set[str] = set()
+        self.modes = dict.fromkeys(Lane, LaneMode.OPEN)
+        self.has_lanes = True
+        self.looks = 0
 
     @property
     def open(self) -> int:
@@ -110,20 +135,68 @@ class FakeEngine:
         self.requests.append(request)
         end = "aborted"
         try:
-            if self.admit is not None:
-                await self.admit.wait()
+            await self._wait(self.admit, request)
             for number, event in enumerate(self._events(request)):
+                if request.id in self.cancelled:
+                    end = "cancelled"
+                    refusal = Refusal(ErrorCode.CANCELLED, "an administrator cancelled the request")
+                    yield [TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal)]
+                    return
                 if number == self.fail_after:
                     end = "failed"
                     raise EngineUnavailable("gone")
                 if event.finish_reason is not None:
                     end = "finished"
+                self.generated[request.id] += len(event.tokens)
                 yield [event]
                 await asyncio.sleep(self.pause)
-                if number == 1 and self.go_on is not None:
-                    await self.go_on.wait()
+                if number == 1:
+                    await self._wait(self.go_on, request)
         finally:
             self.ends[request.id] = end
+
+    async def _wait(self, event: asyncio.Event | None, request: Request) -> None:
+        while event is not None and not event.is_set() and request.id not in self.cancelled:
+            await asyncio.sleep(0.002)
+
+    async def live_requests(self, limit: int) -> pb.RequestsResponse:
+        self._check_ready()
+        self.looks += 1
+        live = [request for request in self.requests if request.id not in self.ends]
+        reserved: Counter[str] = Counter()
+        for request in live:
+            reserved[request.tenant] += request.origin.reserved_tokens
+        shown = map(self._live, live[:limit])
+        return pb.RequestsResponse(requests=shown, total=len(live), reserved_tokens=reserved)
+
+    def _live(self, request: Request) -> pb.LiveRequest:
+        return pb.LiveRequest(
+            request_id=request.id,
+            origin=origin_to_pb(request.origin),
+            tenant=request.tenant,
+            lane=LANES[request.lane],
+            running=bool(self.generated[request.id]),
+            prompt_tokens=len(request.prompt),
+            generated_tokens=self.generated[request.id],
+            max_tokens=request.params.max_tokens,
+            age_seconds=1.5,
+        )
+
+    async def cancel(self, request_ids: Iterable[str]) -> int:
+        self._check_ready()
+        found = {request_id for request_id in request_ids if request_id not in self.ends}
+        self.cancelled |= found
+        return len(found)
+
+    async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
+        self._check_ready()
+        if not self.has_lanes:
+            raise LaneRejected("scheduling.policy fcfs has one queue for all lanes")
+        self.modes[lane] = mode
+
+    def _check_ready(self) -> None:
+        if not self.ready:
+            raise EngineUnavailable("gone")
 
     def _events(self, request: Request) -> list[TokenEvent]:
         cached = self.cached(request)
@@ -137,8 +210,15 @@ class FakeEngine:
         steps = [tuple(tokens[i : i + self.tokens_per_event]) for i in range(0, len(tokens), self.tokens_per_event)]
         reason = FinishReason.STOP if whole else FinishReason.LENGTH
         events = [
-            TokenEvent(request.id, step, self._logprobs(request, step), reason if last else None, cached)
-            for step, last in zip(steps, [*[False] * (len(steps) - 1), True], strict=True)
+            TokenEvent(
+                request.id,
+                step,
+                self._logprobs(request, step),
+                reason if number == len(steps) else None,
+                cached,
+                device_seconds=number * DEVICE_SECONDS,
+            )
+            for number, step in enumerate(steps, 1)
         ]
         return [admission, *events]
 
@@ -180,7 +260,11 @@ class FakeEngine:
         if self.picture is not None:
             return self.picture
         adapters = [pb.AdapterStats(adapter=version, state="resident", pages=3, running=1) for version in self.paths]
-        lanes = [pb.LaneStats(lane=pb.LANE_INTERACTIVE, running=2, waiting=1), pb.LaneStats(lane=pb.LANE_BATCH)]
+        modes = {lane: LANE_MODES[mode] for lane, mode in self.modes.items()}
+        lanes = [
+            pb.LaneStats(lane=pb.LANE_INTERACTIVE, running=2, waiting=1, mode=modes[Lane.INTERACTIVE]),
+            pb.LaneStats(lane=pb.LANE_BATCH, mode=modes[Lane.BATCH]),
+        ]
         violations = ["page 7 is lost"] if check else []
         return pb.EngineStats(
             lanes=lanes, adapters=adapters, total_pages=100, free_pages=50, kv_pages=40, steps=7, violations=violations
@@ -245,6 +329,8 @@ class CountingLimiter(LocalLimiter):
         self.reserved: list[ReserveRequest] = []
         self.ends: dict[str, list[int | None]] = {}
         """By lease: tokens it was settled with, None for a refund; one entry each time."""
+        self.rows: list[Row] = []
+        """What each settlement counted."""
         self.delay = 0.0
         self.reachable = True
 
@@ -263,6 +349,7 @@ class CountingLimiter(LocalLimiter):
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
         await asyncio.sleep(self.delay)
         self.ends[grant.lease].append(actual_tokens)
+        self.rows.append(Row(grant.request.tenant, day_of(grant.day), grant.request.row, grant.request.used()))
         await super().settle(grant, actual_tokens)
 
     async def refund(self, grant: Grant) -> None:
@@ -272,6 +359,16 @@ class CountingLimiter(LocalLimiter):
 
     async def ping(self) -> bool:
         return self.reachable
+
+
+@dataclass
+class FakeBooks:
+    """`UsageBooks` of what a fake limiter was told."""
+
+    limiter: CountingLimiter
+
+    async def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[list[Row], None]:
+        yield [row for row in self.limiter.rows if tenant in ("", row.tenant) and since <= row.day <= until]
 
 
 @dataclass
@@ -299,6 +396,8 @@ class House:
     watcher: Watcher
     metrics: Metrics
     app: Any
+    usage: UsageAdmin
+    operations: Operations
 
     def client(self, key: str | None = "sk-acme") -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -334,8 +433,13 @@ def write_adapter(root: Path, name: str, content: str = "weights") -> Path:
     return folder
 
 
-async def build_house(root: Path, settings: ServiceSettings | None = None, **app_options: Any) -> House:
-    """Serves the base and two adapters, pirate (alias captain) and poet, from folders below `root`."""
+async def build_house(
+    root: Path, settings: ServiceSettings | None = None, observers: Sequence[Observer] = (), **app_options: Any
+) -> House:
+    """Serves the base and two adapters, pirate (alias captain) and poet, from folders below `root`.
+
+    `observers`: told before the house's own.
+    """
     engine, limiter, watcher, metrics = FakeEngine(), CountingLimiter(), Watcher(), Metrics()
     await limiter.configure([ACME, GLOBEX])
     adapters = AdapterRegistry(engine, MemoryStore(), LocalSources([root]), reserved=(BASE,))
@@ -351,7 +455,9 @@ async def build_house(root: Path, settings: ServiceSettings | None = None, **app
         limiter,
         base_names=(BASE, "tiny-alias"),
         settings=settings,
-        observers=(watcher, metrics),
+        observers=(*observers, watcher, metrics),
     )
-    app = create_app(gateway, key_ring(), metrics=metrics, **app_options)
-    return House(engine, limiter, adapters, gateway, watcher, metrics, app)
+    usage = UsageAdmin(FakeBooks(limiter), BILLING)
+    operations = Operations(engine, LatencyWindow(metrics.collect))
+    app = create_app(gateway, key_ring(), metrics=metrics, usage=usage, operations=operations, **app_options)
+    return House(engine, limiter, adapters, gateway, watcher, metrics, app, usage, operations)

@@ -72,7 +72,14 @@ def keys() -> KeyRing:
 async def open_grpc_house(root: Path) -> AsyncIterator[GrpcHouse]:
     house = await build_house(root)
     await house.limiter.configure([*house.limiter._tenants.values(), NIGHT])
-    server = GrpcServer(house.gateway, keys(), max_message_bytes=MAX_MESSAGE_BYTES, grace_seconds=0.0)
+    server = GrpcServer(
+        house.gateway,
+        keys(),
+        operations=house.operations,
+        max_message_bytes=MAX_MESSAGE_BYTES,
+        grace_seconds=0.0,
+        usage=house.usage,
+    )
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield GrpcHouse(house, port, GenerationStub(channel), AdapterAdminStub(channel), HealthStub(channel), channel)
 

@@ -1,4 +1,4 @@
-"""A gateway with a fake engine on a real port, in a thread with an event loop of its own, for clients that block."""
+"""A gateway with a fake engine on real ports, in a thread with an event loop of its own, for clients that block."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from threading import Thread
 from typing import Any
 
 import uvicorn
-from fakes import House, build_house
+from fakes import House, build_house, key_ring
+
+from gateway.grpc_api import GrpcServer
 
 
 @dataclass(frozen=True)
 class Served:
     house: House
     url: str
+    grpc_target: str
     loop: asyncio.AbstractEventLoop
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -38,9 +41,10 @@ def served(root: Path, wrap: Callable[[Any], Any] = lambda app: app) -> Iterator
     async def serve() -> None:
         house = await build_house(root)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        ready.set_result(Served(house, url, asyncio.get_running_loop()))
-        servers.append(uvicorn.Server(uvicorn.Config(wrap(house.app), log_config=None, lifespan="off")))
-        await servers[0].serve(sockets=[listener])
+        async with GrpcServer(house.gateway, key_ring(), grace_seconds=0.0) as grpc_port:
+            ready.set_result(Served(house, url, f"127.0.0.1:{grpc_port}", asyncio.get_running_loop()))
+            servers.append(uvicorn.Server(uvicorn.Config(wrap(house.app), log_config=None, lifespan="off")))
+            await servers[0].serve(sockets=[listener])
 
     servers: list[uvicorn.Server] = []
     thread = Thread(target=asyncio.run, args=(serve(),))

@@ -19,6 +19,7 @@ from gateway.adapters.sources import LocalSources
 from gateway.adapters.store import RedisAdapterStore
 from gateway.core.adapter_names import MAX_ALIASES
 from gateway.core.errors import ApiError, invalid_request
+from gateway.registry.store import StoreAway
 from gateway.store import connect
 
 BASE = "tiny"
@@ -615,3 +616,21 @@ async def test_statuses_need_no_engine(houses):
     await here.load("poet", "poet")
     engine_of(here).ready = False
     assert [(status.name, status.tier) for status in await here.statuses()] == [("poet", "disk")]
+
+
+async def test_a_redis_too_slow_for_one_write_does_not_keep_a_gateway_from_starting(houses, monkeypatch):
+    """A disk that is busy reading adapters can hold up Redis for seconds, just while they are preloaded."""
+    here = await houses.open()
+    put, calls = here._store.put, []
+
+    async def slow_once(*args, **options):
+        calls.append(args)
+        if len(calls) == 1:
+            raise StoreAway("Redis does not answer")
+        return await put(*args, **options)
+
+    monkeypatch.setattr(here._store, "put", slow_once)
+    await here.seed("poet", "poet")
+    assert here.pick("poet").version
+    await until(lambda: here.records["poet"].generation > 0)
+    assert (await RedisAdapterStore(houses.client, BASE).read()).records == here.records

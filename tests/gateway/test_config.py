@@ -102,8 +102,9 @@ def test_paths_start_from_the_files_folder(load, tmp_path):
 
 
 def test_the_engine_section_is_the_engines_own_configuration(load):
-    loaded = load("engine: {dtype: float32, max_seqs: 8, prefix_caching: false, memory_gb: 1}")
-    expected = EngineConfig(model="/models/x", dtype="float32", max_seqs=8, prefix_caching=False, memory_gb=1.0)
+    loaded = load("engine: {dtype: float32, max_seqs: 8, prefix_caching: false, memory_gb: 1, graphs: off}")
+    changed = {"max_seqs": 8, "prefix_caching": False, "memory_gb": 1.0, "graphs": False}
+    expected = EngineConfig(model="/models/x", dtype="float32", **changed)
     assert loaded.engine_config(Path("/models/x")) == expected
 
 

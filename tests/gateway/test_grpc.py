@@ -23,9 +23,11 @@ async def api(tmp_path):
 async def test_a_stream_says_what_the_unary_call_says(api):
     whole = await api.generation.Generate(ask(), metadata=as_key())
     chunks = [chunk async for chunk in api.generation.GenerateStream(ask(), metadata=as_key())]
-    assert whole.text == "".join(chunk.text for chunk in chunks) == "Hello"
-    assert list(whole.token_ids) == [token_id for chunk in chunks for token_id in chunk.token_ids]
-    assert [chunk.finish_reason for chunk in chunks] == [pb.FINISH_REASON_UNSPECIFIED] * 4 + [pb.FINISH_REASON_LENGTH]
+    assert whole.choices[0].text == "".join(chunk.choice.text for chunk in chunks) == "Hello"
+    assert list(whole.choices[0].token_ids) == [token_id for chunk in chunks for token_id in chunk.choice.token_ids]
+    assert [chunk.choice.finish_reason for chunk in chunks] == [pb.FINISH_REASON_UNSPECIFIED] * 4 + [
+        pb.FINISH_REASON_LENGTH
+    ]
     assert [chunk.HasField("usage") for chunk in chunks] == [False] * 4 + [True]
     assert whole.usage == chunks[-1].usage == pb.Usage(prompt_tokens=5, completion_tokens=5)
     assert whole.system_fingerprint == chunks[0].system_fingerprint != ""
@@ -57,20 +59,77 @@ async def test_goals_and_a_batch_deadline_reach_the_engine(api):
 
 async def test_without_a_maximum_the_answer_ends_by_itself(api):
     whole = await api.generation.Generate(ask(sampling={}), metadata=as_key())
-    assert (whole.text, whole.finish_reason) == ("Hello, world!", pb.FINISH_REASON_STOP)
+    assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("Hello, world!", pb.FINISH_REASON_STOP)
 
 
 async def test_stop_strings_end_the_answer(api):
     whole = await api.generation.Generate(ask(sampling={"max_tokens": 13, "stop": ["wo"]}), metadata=as_key())
-    assert (whole.text, whole.finish_reason) == ("Hello, ", pb.FINISH_REASON_STOP)
+    assert (whole.choices[0].text, whole.choices[0].finish_reason) == ("Hello, ", pb.FINISH_REASON_STOP)
     assert list(api.house.engine.ends.values()) == ["aborted"]
 
 
 async def test_logprobs(api):
     whole = await api.generation.Generate(ask(sampling={"max_tokens": 2, "logprobs": 2}), metadata=as_key())
-    assert [(entry.token, entry.logprob) for entry in whole.logprobs] == [("H", -0.5), ("e", -0.5)]
-    tops = [(top.token_id, top.token, top.logprob) for top in whole.logprobs[1].top]
+    assert [(entry.token, entry.logprob) for entry in whole.choices[0].logprobs] == [("H", -0.5), ("e", -0.5)]
+    tops = [(top.token_id, top.token, top.logprob) for top in whole.choices[0].logprobs[1].top]
     assert tops == [(0, "<|end|>", -0.5), (1, "<|user|>", -1.5)]
+
+
+async def test_several_answers_share_a_prompt_and_a_reservation(api):
+    api.house.engine.reply = lambda sent: f"seed {sent.params.seed}"
+    request = ask(n=3, sampling={"seed": 7})
+    whole = await api.generation.Generate(request, metadata=as_key())
+    assert [(choice.index, choice.text) for choice in whole.choices] == [(i, f"seed {7 + i}") for i in range(3)]
+    assert whole.usage == pb.Usage(prompt_tokens=5, completion_tokens=3 * 7)
+    texts, usages = ["", "", ""], []
+    async for chunk in api.generation.GenerateStream(request, metadata=as_key()):
+        texts[chunk.choice.index] += chunk.choice.text
+        usages.append(chunk.HasField("usage"))
+    assert texts == ["seed 7", "seed 8", "seed 9"]
+    assert usages == [False] * (len(usages) - 1) + [True]
+    assert len(api.house.limiter.reserved) == 2
+
+
+LOOK = pb.Tool(name="look", description="Looks.", parameters='{"type": "object", "properties": {"at": {"enum": [1]}}}')
+CALLED = pb.ToolCall(id="call_1", name="look", arguments='{"at": 1}')
+
+
+def tools_chat(*messages, **more):
+    return pb.Chat(messages=[pb.ChatMessage(role="user", content="hi"), *messages], tools=[LOOK], **more)
+
+
+async def test_tools_are_shown_called_and_answered(api):
+    api.house.engine.info.max_model_len = 4096
+    api.house.engine.reply = lambda sent: 'So: <tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+    told = pb.ChatMessage(role="tool", tool_call_id="call_1", content="blue")
+    chat = tools_chat(pb.ChatMessage(role="assistant", tool_calls=[CALLED]), told)
+    whole = await api.generation.Generate(ask(chat=chat, sampling={}), metadata=as_key())
+    [choice] = whole.choices
+    [call] = choice.tool_calls
+    assert (choice.text, choice.finish_reason) == ("So:", pb.FINISH_REASON_TOOL_CALLS)
+    assert (call.index, call.name, call.arguments) == (0, "look", '{"at": 1}')
+    prompt = api.house.gateway.tokenizer.decode(api.house.engine.requests[0].prompt, skip_special=False)
+    assert "Looks." in prompt and prompt.endswith("<|tool|>blue<|end|><|assistant|>")
+    chunks = api.generation.GenerateStream(ask(chat=chat, sampling={}), metadata=as_key())
+    news = [call async for chunk in chunks for call in chunk.choice.tool_calls]
+    assert [bool(call.id) for call in news] == [True] + [False] * (len(news) - 1)
+    assert "".join(call.arguments for call in news) == '{"at": 1}'
+
+
+@pytest.mark.parametrize(
+    ("choice", "bound"),
+    [
+        (None, False),
+        (pb.ToolChoice(mode=pb.ToolChoice.MODE_NONE), False),
+        (pb.ToolChoice(mode=pb.ToolChoice.MODE_REQUIRED), True),
+        (pb.ToolChoice(name="look"), True),
+    ],
+)
+async def test_calls_can_be_required(api, choice, bound):
+    api.house.engine.info.max_model_len = 4096
+    chat = tools_chat(tool_choice=choice, parallel_tool_calls=False)
+    await api.generation.Generate(ask(chat=chat), metadata=as_key())
+    assert (api.house.engine.requests[0].params.grammar is not None) == bound
 
 
 async def test_metadata_carry_id_lane_rates_and_usage(api):
@@ -93,7 +152,7 @@ async def test_initial_metadata_wait_for_admission(api):
     assert not headers.done()
     api.house.engine.admit.set()
     assert dict(await headers)["x-loralane-lane"] == "interactive"
-    assert "".join([chunk.text async for chunk in call]) == "Hello"
+    assert "".join([chunk.choice.text async for chunk in call]) == "Hello"
 
 
 async def test_who_calls_follows_from_the_key_alone(api):
@@ -126,6 +185,7 @@ async def test_tokenize(api):
     assert (await refused(api.generation.Tokenize(secret, metadata=as_key("globex")))).code == "NOT_FOUND"
 
 
+USER = pb.ChatMessage(role="user", content="hi")
 INVALID = {
     "sampling.temperature": ask(sampling={"temperature": 2.5}),
     "sampling.min_p": ask(sampling={"min_p": float("nan")}),
@@ -138,7 +198,11 @@ INVALID = {
     "sampling.stop_token_ids": ask(sampling={"stop_token_ids": [260]}),
     "sampling.stop": ask(sampling={"stop": [""]}),
     "chat.messages": ask(chat=pb.Chat()),
-    "chat.messages[0].role": ask(chat=pb.Chat(messages=[pb.ChatMessage(role="tool", content="x")])),
+    "chat.messages[0].tool_call_id": ask(chat=pb.Chat(messages=[pb.ChatMessage(role="tool", content="x")])),
+    "n": ask(n=129),
+    "chat.tools[0].parameters": ask(chat=pb.Chat(messages=[USER], tools=[pb.Tool(name="f", parameters="{")])),
+    "chat.tools[0].name": ask(chat=pb.Chat(messages=[USER], tools=[pb.Tool()])),
+    "chat.tool_choice": ask(chat=pb.Chat(messages=[USER], tool_choice=pb.ToolChoice(name="f"))),
     "prompt": ask(prompt=""),
     "lane": ask(lane=9),
     "slo.ttft_ms": ask(slo=pb.Slo(ttft_ms=0.0)),
@@ -224,7 +288,7 @@ async def test_a_queue_too_long_tells_the_true_wait(api):
 async def test_an_engine_that_dies_ends_the_stream_and_refunds(api):
     api.house.engine.fail_after = 3
     call = api.generation.GenerateStream(ask(), metadata=as_key())
-    assert [(await call.read()).text, (await call.read()).text] == ["H", "e"]
+    assert [(await call.read()).choice.text, (await call.read()).choice.text] == ["H", "e"]
     assert (await refused(call.read())).code == "UNAVAILABLE"
     assert list(api.house.limiter.ends.values()) == [[None]]
 
@@ -242,7 +306,7 @@ async def test_a_bug_is_internal_and_says_nothing_else(api):
 async def test_a_deadline_that_passes_aborts(api):
     api.house.engine.go_on = asyncio.Event()
     call = api.generation.GenerateStream(ask(), metadata=as_key(), timeout=0.3)
-    assert (await call.read()).text == "H"
+    assert (await call.read()).choice.text == "H"
     assert (await refused(call.read())).code == "DEADLINE_EXCEEDED"
     await api.assert_empty()
     assert list(api.house.engine.ends.values()) == ["aborted"]

@@ -38,7 +38,7 @@ def stream_by_reflection(port):
         request, chunk = map(message_factory.GetMessageClass, (method.input_type, method.output_type))
         call = channel.unary_stream(f"/{service.full_name}/{method.name}", request.SerializeToString, chunk.FromString)
         chunks = call(request(model="tiny", prompt="hello", sampling={"max_tokens": 5}), metadata=as_key())
-        return database.get_services(), "".join(chunk.text for chunk in chunks)
+        return database.get_services(), "".join(chunk.choice.text for chunk in chunks)
 
 
 async def test_a_client_that_knows_nothing_can_generate(api):
@@ -81,11 +81,11 @@ async def test_stopping_lets_running_calls_end(api):
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = GenerationStub(channel).GenerateStream(ask(), metadata=as_key())
         chunks = aiter(call)
-        first = (await anext(chunks)).text
+        first = (await anext(chunks)).choice.text
         stopping = asyncio.create_task(server.stop())
         await asyncio.sleep(0)
         api.house.engine.go_on.set()
-        assert first + "".join([chunk.text async for chunk in chunks]) == "Hello"
+        assert first + "".join([chunk.choice.text async for chunk in chunks]) == "Hello"
         await asyncio.wait_for(stopping, 30)
 
 

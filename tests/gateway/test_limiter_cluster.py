@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from datetime import date
 
 import pytest
 from redis.asyncio import Redis
@@ -18,12 +19,15 @@ from gateway.accounts.store import account_store
 from gateway.core.errors import ApiError
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
+from gateway.core.usage import Counts, day_of
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import RedisLimiter
 from gateway.store import connect_cluster
+from gateway.usage.books import RedisUsageBooks
 
 NODES = 3
 SLOTS = 16_384
+FAR_AHEAD = date(3000, 1, 1)
 
 
 def free_port() -> int:
@@ -115,3 +119,16 @@ async def test_registries_are_kept_in_it_too(cluster):
     await registry.delete("acme")
     assert registry.records == {}
     await registry.close()
+
+
+async def test_usage_is_counted_and_read_across_slots(cluster):
+    limiter, used = RedisLimiter(cluster, timeout=10.0), Counts(1, 100, 20, 30, 4000)
+    names = [f"tenant-{number}" for number in range(12)]
+    for name in names:
+        grant = await limiter.reserve(ReserveRequest("r", name, "k", 200, "pirate", "batch", lambda: used))
+        await limiter.renew(grant)
+        await limiter.settle(grant, 130)
+        limiter.count(grant)
+    await limiter.close()
+    rows = [row async for page in RedisUsageBooks(cluster).rows("", day_of(grant.day), FAR_AHEAD) for row in page]
+    assert {row.tenant: row.counts for row in rows} == dict.fromkeys(names, used + used)

@@ -88,6 +88,9 @@ ANSWERED = [
     {},
     {"logprobs": True, "top_logprobs": 2},
     {"tools": [TOOL]},
+    {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}, "parallel_tool_calls": False},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}},
+    {"guided_choice": ["a", "b"], "tools": [TOOL], "tool_choice": "none"},
     {"n": 2, "return_token_ids": True, "max_tokens": 3, "user": "me", "metadata": {"a": "b"}},
 ]
 

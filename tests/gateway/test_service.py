@@ -9,8 +9,8 @@ from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, SamplingPa
 from gateway.core.errors import ApiError
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal
-from gateway.generation import Chat, GenerateRequest, merge
-from gateway.openai_render import join
+from gateway.generation import Chat, GenerateRequest
+from gateway.joined import join, merge
 from gateway.settings import ServiceSettings
 
 

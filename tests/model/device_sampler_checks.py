@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.core.types import SampledToken, SamplingParams
 from engine.model.device_sampler import DeviceSampler
 from engine.model.draws import uniforms
+from engine.model.masks import TokenMasks, pack_bits
 from engine.model.sampler import Sampler
 from lora_kernels.triton_sampling import SamplingTiles
 
@@ -57,17 +58,17 @@ class Pair:
         for sampler, (name, one) in product((self.plain, self.device), zip(self.names, params, strict=True)):
             sampler.add(name, one, tokens, num_prompt)
 
-    def step(self, logits: Tensor) -> tuple[list[SampledToken], list[SampledToken]]:
+    def step(self, logits: Tensor, masks: TokenMasks | None = None) -> tuple[list[SampledToken], list[SampledToken]]:
         before = logits.clone()
-        sample = self.device.start(logits, self.names)
+        sample = self.device.start(logits, self.names, masks)
         ours = sample.to_host()
         assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "logits were changed"
         assert sample.ids.tolist() == [one.token for one in ours]
-        return ours, self.plain.sample(logits, self.names)
+        return ours, self.plain.sample(logits, self.names, masks)
 
-    def agree(self, logits: Tensor) -> list[int]:
+    def agree(self, logits: Tensor, masks: TokenMasks | None = None) -> list[int]:
         """The tokens, if both say the same."""
-        ours, theirs = ([one.token for one in sampled] for sampled in self.step(logits))
+        ours, theirs = ([one.token for one in sampled] for sampled in self.step(logits, masks))
         assert ours == theirs, (ours, theirs)
         return ours
 
@@ -173,6 +174,20 @@ def biases_add_up_and_stay_in_the_vocabulary() -> None:
     assert Pair(100, params).agree(torch.zeros(2, 100))[0] == 17
 
 
+def masked_rows_keep_to_their_masks() -> None:
+    """Every second row is held to three tokens that are unlikely; the others are what they are without."""
+    for dtype, vocab in ((torch.float32, 301), (torch.bfloat16, 64)):
+        logits = random_logits(len(MIXED), vocab).to(dtype)
+        allowed = logits.float().argsort(-1)[:, :3]
+        rows = tuple(range(0, len(MIXED), 2))
+        masks = TokenMasks(rows, np.stack([pack_bits(allowed[row].numpy(), vocab) for row in rows]))
+        tokens, free = Pair(vocab, MIXED).agree(logits, masks), Pair(vocab, MIXED).agree(logits)
+        assert all(tokens[row] in allowed[row] for row in rows)
+        assert tokens[1::2] == free[1::2]
+        ours, theirs = Pair(vocab, MIXED).step(logits, masks)
+        assert [bool(one.logprobs) for one in ours] == [bool(one.logprobs) for one in theirs]
+
+
 def logprobs_are_those_of_the_raw_logits() -> None:
     shaping = {"temperature": 0.3, "repetition_penalty": 1.9, "logit_bias": ((8, 30.0),)}
     params = [SamplingParams(logprobs=number, **shaping) for number in (3, None, 0, 20, 5)]
@@ -252,6 +267,7 @@ CHECKS: dict[str, Callable[[], None]] = {
         histories_are_counted,
         stops_are_banned_until_min_tokens,
         biases_add_up_and_stay_in_the_vocabulary,
+        masked_rows_keep_to_their_masks,
         logprobs_are_those_of_the_raw_logits,
         a_row_is_the_same_in_any_batch_and_any_tiles,
         draws_follow_seed_and_position,

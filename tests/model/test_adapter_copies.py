@@ -88,6 +88,21 @@ def test_a_step_without_layers_still_waits_in_the_end():
     assert copies.finish() == ()
 
 
+def test_copies_of_a_step_are_told_apart_from_those_of_the_next():
+    tape, arena = Tape(), torch.zeros(40, PAGE)
+    copies = QueuedCopies(arena, tape)
+    (layout, blob), (_, other) = adapter((4, 4, 4), 0), adapter((4, 4, 4), 1)
+    copies.begin(blob, tuple(range(1, 1 + len(blob))), layout)
+    copies.close()
+    assert torch.equal(arena[1 : 1 + len(blob)], blob)
+    first = len(tape.pending)
+    for start in (11, 21):
+        copies.begin(other, tuple(range(start, start + len(other))), layout)
+    copies.close()
+    assert copies.finish() == (float(first),)
+    assert len(copies.finish()) == 2
+
+
 def test_a_plain_copy_is_there_at_once():
     arena = torch.zeros(10, PAGE)
     copies = PlainCopies(arena)

@@ -88,7 +88,8 @@ class Replay:
         self.decoder = build_decoder(self.spec, open_weights(folder, self.spec), dtype, CPU)
         self.arena = Arena(page_shape(self.spec, BLOCK), NUM_PAGES, 8, dtype, CPU)
         self.arena.pages[1:] = 1e4  # what a page held before must not matter
-        self.state = BatchState(8, 128, BLOCK, CPU)
+        self.state = BatchState(8, 128, BLOCK)
+        self.last_tokens = torch.zeros(8, dtype=torch.int64)
         self.backend = select_backend(CPU, dtype)
         self.rng = random.Random(0)
         self.free = self.rng.sample(range(1, NUM_PAGES), NUM_PAGES - 1)
@@ -114,7 +115,7 @@ class Replay:
         done, logits = [0] * len(sequences), {}
         while any(count < len(tokens) for count, tokens in zip(done, sequences, strict=True)):
             chunks = [self.chunk(i, done, tokens) for i, tokens in enumerate(sequences) if done[i] < len(tokens)]
-            batch = self.state.build(chunks)
+            batch = self.state.gather(chunks).to_device(self.last_tokens)
             rows = self.decoder.forward(batch, self.arena, self.backend)
             for name, row in zip(batch.sample_ids, rows, strict=True):
                 logits[int(name), done[int(name)] - 1] = row
@@ -202,5 +203,5 @@ def test_a_step_that_samples_nothing_has_no_logits(tmp_path):
     save_model("llama", tmp_path)
     replay = Replay(tmp_path)
     replay.state.admit(Admission("a", (1, 2, 3, 4), 4, 0, (1,), None, SamplingParams()), -1)
-    batch = replay.state.build([ScheduledChunk("a", 0, 3, (), samples=False)])
+    batch = replay.state.gather([ScheduledChunk("a", 0, 3, (), samples=False)]).to_device(replay.last_tokens)
     assert replay.decoder.forward(batch, replay.arena, replay.backend).shape == (0, VOCAB)

@@ -23,6 +23,7 @@ NAMES = (
     "histories_are_counted",
     "stops_are_banned_until_min_tokens",
     "biases_add_up_and_stay_in_the_vocabulary",
+    "masked_rows_keep_to_their_masks",
     "logprobs_are_those_of_the_raw_logits",
     "a_row_is_the_same_in_any_batch_and_any_tiles",
     "draws_follow_seed_and_position",

@@ -95,7 +95,7 @@ def schedules(draw):
     )
 
 
-def run(model, adapter_folders, schedule, core):
+def run(model, adapter_folders, schedule, core, overlaps=False):
     """({request id: (token, logprobs) of each token}, counters) of a fresh engine whose memory is full of garbage."""
     config = EngineConfig(
         str(model),
@@ -108,6 +108,7 @@ def run(model, adapter_folders, schedule, core):
         threads=1,
     )
     runner, ticks = ModelRunner(config), iter(range(10**9))
+    runner.overlaps = overlaps
     runner._arena.pages[1:] = 1e4
     runner._host_pages.pages[:] = 1e4
     engine = Engine(EngineState.create(core), runner, clock=lambda: next(ticks) / 1000)
@@ -148,8 +149,9 @@ def draw_margin(logprobs, params, position):
     return np.abs(bounds - uniform).min()
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("preemption", PREEMPTIONS)
-def test_preempted_streams_equal_undisturbed_ones(tiny_llama, adapter_folders, preemption):
+def test_preempted_streams_equal_undisturbed_ones(tiny_llama, adapter_folders, preemption, overlaps):
     totals = Counter()
 
     @settings(max_examples=15, deadline=None)
@@ -157,7 +159,7 @@ def test_preempted_streams_equal_undisturbed_ones(tiny_llama, adapter_folders, p
     def check(schedule):
         undisturbed, calm = run(tiny_llama, adapter_folders, schedule, BIG_CORE)
         assert calm.preemptions == 0
-        streams, counters = run(tiny_llama, adapter_folders, schedule, small_core(schedule, preemption))
+        streams, counters = run(tiny_llama, adapter_folders, schedule, small_core(schedule, preemption), overlaps)
         totals.update(preemptions=counters.preemptions, restored=counters.pages_restored, saved=counters.pages_saved)
         for request in (arrival.request for arrival in schedule.arrivals):
             expected, stream = undisturbed[request.id], streams[request.id]

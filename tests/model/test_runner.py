@@ -56,6 +56,11 @@ def reference(folder, prompt, delta=None):
     return tuple(model.generate(prompt_ids, **options)[0, len(prompt) :].tolist())
 
 
+def execute(runner, plan):
+    runner.submit(plan)
+    return runner.collect()
+
+
 class Driver:
     """A small planner: admits, computes chunks of at most `chunk` tokens, and keeps the pages."""
 
@@ -81,7 +86,7 @@ class Driver:
         return ScheduledChunk(name, start, end - start, tuple(new), samples=end == known)
 
     def step(self, names, **deltas):
-        result = self.runner.execute(StepPlan(chunks=tuple(self.chunk(name) for name in names), **deltas))
+        result = execute(self.runner, StepPlan(chunks=tuple(self.chunk(name) for name in names), **deltas))
         for token in result.sampled:
             self.tokens[token.request_id].append(token.token)
         return result
@@ -186,12 +191,12 @@ def test_adapters_are_loaded_used_evicted_and_loaded_again(runner, folder, tmp_p
 
     loads = (load("x", driver.free[::2]), load("y", driver.free[1::2]))
     driver.free = [page for page in driver.free if not any(page in item.pages for item in loads)]
-    assert len(runner.execute(StepPlan(loads=loads)).load_seconds) == 2
+    assert len(execute(runner, StepPlan(loads=loads)).load_seconds) == 2
     assert driver.finish(prompts, admitted=plan(("x", "base", "y"))) == dict(
         zip("123", (expected["x"], expected["base"], expected["y"]), strict=True)
     )
     again = load("x", [page for item in loads[::-1] for page in item.pages])
-    runner.execute(StepPlan(released=tuple("123"), evicted=tuple(item.adapter for item in loads), loads=(again,)))
+    execute(runner, StepPlan(released=tuple("123"), evicted=tuple(item.adapter for item in loads), loads=(again,)))
     outputs = driver.finish(prompts, admitted=plan(("base", "x", "x")))
     assert list(outputs.values()) == [expected["base"], expected["x"], expected["x"]]
 
@@ -201,7 +206,7 @@ def test_a_prompt_of_the_base_model_joins_an_adapter_that_decodes(runner, folder
     delta, host = save_adapter(tmp_path / "x", 3, seed=3), runner.load_host(str(tmp_path / "x"), lambda _: True)
     driver = Driver(runner, chunk=64)
     load = AdapterLoad(host.id, tuple(driver.free.pop() for _ in range(host.num_pages)))
-    runner.execute(StepPlan(loads=(load,)))
+    execute(runner, StepPlan(loads=(load,)))
     driver.step(["b"], admitted=(driver.admission("b", PROMPTS["b"], adapter=host.id),))
     driver.step(["b"])
     prompts = {name: PROMPTS[name] for name in "bc"}
@@ -232,20 +237,20 @@ def test_a_claim_that_is_granted_is_answered_whatever_happens(runner, tmp_path, 
 
 def test_a_load_of_an_unknown_adapter_is_an_error(runner):
     with pytest.raises(KeyError, match="nobody"):
-        runner.execute(StepPlan(loads=(AdapterLoad("nobody", (1,)),)))
+        execute(runner, StepPlan(loads=(AdapterLoad("nobody", (1,)),)))
 
 
 def test_a_released_request_leaves_nothing_behind(runner):
     driver = Driver(runner)
     driver.step(["a"], admitted=(driver.admission("a", PROMPTS["a"]),))
-    runner.execute(StepPlan(released=("a",)))
+    execute(runner, StepPlan(released=("a",)))
     assert len(runner._batch) == 0
     with pytest.raises(KeyError):
         runner._sampler.remove("a")
 
 
 def test_aborts_of_requests_that_never_ran_are_ignored(runner):
-    result = runner.execute(StepPlan(released=("never seen",)))
+    result = execute(runner, StepPlan(released=("never seen",)))
     assert (result.sampled, result.load_seconds) == ((), ())
 
 

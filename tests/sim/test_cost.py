@@ -84,15 +84,19 @@ def admission(name, seed):
     return Admission(name, (1, 2, 3), 3, 0, (1,), None, SamplingParams(seed=seed))
 
 
+def execute(executor, plan):
+    executor.submit(plan)
+    return executor.collect()
+
+
 def run(noise, seed, device):
     clock, seen = VirtualClock(), []
     disk = VirtualDisk(clock, device.disk_bytes_per_s)
     executor = TimedExecutor(device.cost, clock, disk, {}, lambda *step: seen.append(step), noise, seed)
-    first = executor.execute(StepPlan(admitted=(admission("a", 5),), chunks=(chunk("a", 0, 3),)))
-    second = executor.execute(StepPlan(chunks=(chunk("a", 3, 1),)))
-    again = executor.execute(
-        StepPlan(released=("a",), admitted=(admission("a", 5),), chunks=(chunk("a", 0, 3), chunk("a", 3, 1)))
-    )
+    first = execute(executor, StepPlan(admitted=(admission("a", 5),), chunks=(chunk("a", 0, 3),)))
+    second = execute(executor, StepPlan(chunks=(chunk("a", 3, 1),)))
+    chunks = chunk("a", 0, 3), chunk("a", 3, 1)
+    again = execute(executor, StepPlan(released=("a",), admitted=(admission("a", 5),), chunks=chunks))
     return clock.now, [token.token for result in (first, second, again) for token in result.sampled], seen
 
 

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -46,6 +46,14 @@ def test_every_mode_finishes_every_request(make_setup, policy, scheduler):
     assert lane.prompt_tokens == sum(arrival.prompt_tokens for arrival in workload.trace)
     assert lane.ttft.p50 <= lane.ttft.p90 <= lane.ttft.p99 <= lane.e2e.p99
     assert 0 < report.busy <= 1
+
+
+def test_steps_planned_ahead_answer_alike_and_a_step_later(make_setup):
+    workload = chat(seconds=20, backlog=None)
+    plain, ahead = (simulate(replace(make_setup(), overlaps=overlaps), workload) for overlaps in (False, True))
+    one, other = (report.lanes["interactive"] for report in (plain, ahead))
+    assert (other.finished, other.generated_tokens) == (one.finished, one.generated_tokens)
+    assert one.ttft.p50 < other.ttft.p50 < one.ttft.p50 + ahead.longest_step
 
 
 def test_one_request_takes_what_its_steps_take(make_setup, device):

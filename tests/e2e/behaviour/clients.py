@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
 
 import openai
 
-
-@dataclass
-class Choice:
-    text: str = ""
-    finish: str | None = None
-    calls: dict[int, list[str]] = field(default_factory=lambda: defaultdict(lambda: ["", ""]))
-    """Name and arguments, by the call's number."""
-    logprobs: list[Any] = field(default_factory=list)
-
-
-@dataclass
-class Reply:
-    choices: dict[int, Choice] = field(default_factory=lambda: defaultdict(Choice))
-    usage: tuple[int, int] | None = None
-    """Tokens of the prompt and of the completion."""
-    pieces: int = 0
-
-    @property
-    def only(self) -> Choice:
-        [choice] = self.choices.values()
-        return choice
+from tests.e2e.behaviour.grpc_client import Grpc
+from tests.e2e.behaviour.reply import Reply
 
 
 class Client(Protocol):
@@ -113,7 +92,12 @@ class LangChain:
         return self._openai.ChatOpenAI(**self._options, **own), messages, options
 
 
-CLIENTS: dict[str, type[Client]] = {"openai": OpenAi, "langchain-openai": LangChain, "litellm": LiteLlm}
+CLIENTS: dict[str, type[Client]] = {
+    "openai": OpenAi,
+    "langchain-openai": LangChain,
+    "litellm": LiteLlm,
+    "grpc": Grpc,
+}
 
 
 def _read(answer: Any) -> Reply:

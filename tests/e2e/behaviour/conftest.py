@@ -1,4 +1,4 @@
-"""A gateway over HTTP whose engine says what a test tells it to."""
+"""A gateway whose engine says what a test tells it to."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "gateway"))  # makes `fakes` 
 from served import Served, served
 
 from tests.e2e.behaviour.clients import CLIENTS, Client
+from tests.e2e.behaviour.grpc_client import Grpc
 
 
 @dataclass
@@ -24,7 +25,11 @@ class Stage:
     """Statuses of all that clients asked for, retries included."""
 
     def client(self, key: str = "sk-acme", retries: int = 0) -> Client:
-        return self.kind(f"{self.gateway.url}/v1", key, retries)
+        if self.kind is not Grpc:
+            return self.kind(f"{self.gateway.url}/v1", key, retries)
+        client = Grpc(self.gateway.grpc_target, key, retries)
+        client.answered = self.answered  # over HTTP the gateway's side counts
+        return client
 
 
 @pytest.fixture(params=CLIENTS)

@@ -1,14 +1,16 @@
-"""What every client of OpenAI's may count on, whichever it is."""
+"""What every client may count on, whichever it is, over HTTP and gRPC."""
 
 import json
 
 import openai
 import pytest
-from fakes import BASE
+from fakes import BASE, tiny_tokenizer
 
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
 from gateway.core.limits import Scope
 from gateway.limiter.base import ReserveRequest
+from tests.e2e.behaviour.grpc_client import Refused
+from tests.grammar_walk import walk
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
 PROMPT_TOKENS = 5
@@ -19,12 +21,47 @@ LOOK = {
     "function": {
         "name": "look",
         "description": "Looks somewhere.",
-        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string", "maxLength": 9}},
+            "required": ["place"],
+            "additionalProperties": False,
+        },
     },
 }
+WAIT = {
+    "type": "function",
+    "function": {
+        "name": "wait",
+        "description": "Waits.",
+        "parameters": {
+            "type": "object",
+            "properties": {"seconds": {"enum": [1, 2]}},
+            "required": ["seconds"],
+            "additionalProperties": False,
+        },
+    },
+}
+PARAMETERS = {"look": ["place"], "wait": ["seconds"]}
 CALLS = (
     '<tool_call>\n{"name": "look", "arguments": {"place": "the \\"sea\\""}}\n</tool_call>\n'
     '<tool_call>{"name": "look", "arguments": {"place": "sky"}}</tool_call>'
+)
+
+
+def named(schema):
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+NOBODY = {"type": "function", "function": {"name": "nobody"}}
+NO_SETS = named({"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}})
+COLOR = named(
+    {
+        "type": "object",
+        "properties": {"color": {"enum": ["red", "green"]}},
+        "required": ["color"],
+        "additionalProperties": False,
+    }
 )
 
 pytestmark = pytest.mark.parametrize("how", ["chat", "stream"])
@@ -65,10 +102,44 @@ async def test_tools(stage, how):
     stage.gateway.house.engine.reply = lambda sent: CALLS
     reply = await getattr(stage.client(), how)(**CHAT, tools=[LOOK], tool_choice="auto")
     assert (reply.only.text, reply.only.finish) == ("", "tool_calls")
-    calls = [
-        (called, args if isinstance(args, dict) else json.loads(args)) for called, args in reply.only.calls.values()
-    ]
-    assert calls == [("look", {"place": 'the "sea"'}), ("look", {"place": "sky"})]
+    assert calls(reply) == [("look", {"place": 'the "sea"'}), ("look", {"place": "sky"})]
+
+
+def calls(reply):
+    """Some clients parse arguments themselves."""
+    made = reply.only.calls.values()
+    return [(name, args if isinstance(args, dict) else json.loads(args)) for name, args in made]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"tool_choice": "required"}, {"look", "wait"}),
+        ({"tool_choice": {"type": "function", "function": {"name": "wait"}}, "parallel_tool_calls": False}, {"wait"}),
+    ],
+    ids=["required", "named"],
+)
+async def test_tools_that_have_to_be_called(stage, how, options, names):
+    """The engine answers nonsense, as far as it is let."""
+    nonsense(stage)
+    for seed in range(4):
+        reply = await getattr(stage.client(), how)(**CHAT, tools=[LOOK, WAIT], seed=seed, **options)
+        assert (reply.only.text or "", reply.only.finish) == ("", "tool_calls")
+        made = calls(reply)
+        assert made and {name for name, _ in made} <= names
+        assert [list(arguments) for _, arguments in made] == [PARAMETERS[name] for name, _ in made]
+
+
+async def test_json_schema(stage, how):
+    nonsense(stage)
+    replies = [await getattr(stage.client(), how)(**CHAT, seed=seed, response_format=COLOR) for seed in range(4)]
+    assert {reply.only.finish for reply in replies} == {"stop"}
+    assert all(json.loads(reply.only.text)["color"] in ("red", "green") for reply in replies)
+
+
+def nonsense(stage):
+    backend = tiny_tokenizer()._backend
+    stage.gateway.house.engine.reply = lambda sent: walk(sent.params.grammar, backend, sent.params.seed)
 
 
 async def test_a_call_is_answered_and_the_chat_goes_on(stage, how):
@@ -90,12 +161,13 @@ async def test_a_call_is_answered_and_the_chat_goes_on(stage, how):
         ("sk-wrong-key", {}, openai.AuthenticationError, 401),
         ("sk-acme", {"model": "nobody"}, openai.NotFoundError, 404),
         ("sk-acme", {"max_tokens": 5000}, openai.BadRequestError, 400),
-        ("sk-acme", {"tools": [LOOK], "tool_choice": "required"}, openai.BadRequestError, 400),
+        ("sk-acme", {"tools": [LOOK], "tool_choice": NOBODY}, openai.BadRequestError, 400),
+        ("sk-acme", {"response_format": NO_SETS}, openai.BadRequestError, 400),
         ("sk-globex", {"model": "pirate", "max_tokens": 1000}, openai.RateLimitError, 429),
     ],
 )
 async def test_what_trying_again_cannot_help_is_tried_once(stage, how, key, change, error, status):
-    with pytest.raises(error) as caught:
+    with pytest.raises((error, Refused)) as caught:
         await getattr(stage.client(key, retries=2), how)(**CHAT | change)
     assert caught.value.status_code == status
     assert stage.answered == [status]

@@ -1,0 +1,64 @@
+"""Section F, first half: what a decode step gains by CUDA graphs and by being planned ahead, alone and together."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest.mock import patch
+
+from benchmarks.gpu.decoding import Sizes, Wave, timed_steps
+from benchmarks.gpu.house import House, check_events
+from benchmarks.gpu.journal import Journal
+from engine.core.commit import absorb
+from engine.core.types import AdapterId
+
+LEAST_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    graphs: bool
+    overlaps: bool
+
+    @property
+    def name(self) -> str:
+        return f"{'captured' if self.graphs else 'kernel by kernel'}, {'a step ahead' if self.overlaps else 'in turn'}"
+
+
+MODES = (Mode(True, True), Mode(True, False), Mode(False, True), Mode(False, False))
+
+
+@contextmanager
+def stepping(house: House, mode: Mode) -> Iterator[None]:
+    """The engine steps so meanwhile. It has no requests before and after."""
+    runner = house.runner
+    _settle(house)
+    graphs = runner._steps._graphs if mode.graphs else None
+    with patch.object(runner, "overlaps", mode.overlaps), patch.object(runner._steps, "_graphs", graphs):
+        yield
+        _settle(house)
+
+
+def _settle(house: House) -> None:
+    """Takes up what is under way, so that the next step is the only one."""
+    engine = house.engine
+    while engine.state.under_way:
+        check_events(absorb(engine.state, engine.executor.collect(), engine.clock()))
+
+
+def measure_modes(journal: Journal, house: House, sizes: Sizes, adapters: Sequence[AdapterId]) -> None:
+    """Every mode there is on this device, with and without adapters; and what capturing took."""
+    if house.runner.captured is None:
+        journal.note("CUDA graphs are left out: there are none on a CPU")
+    else:
+        captured = house.runner.captured
+        took = {"seconds": captured.seconds, "MB": captured.num_bytes / 1e6, "kept back MB": captured.reserved / 1e6}
+        journal.row("graph capture", f"{2 * len(captured.graphs.rungs)} graphs", **took)
+    for mode in (one for one in MODES if house.runner.captured or not one.graphs):
+        for name, used in (("base", (None,) * sizes.batch), (f"{sizes.batch} adapters", adapters)):
+            with journal.case(f"{mode.name}, {name}", LEAST_S), stepping(house, mode):
+                seconds, generated, _ = timed_steps(house, Wave(f"{mode.name}, {name}", used), sizes)
+                values = {"step ms": statistics.median(seconds) * 1e3, "tokens/s": generated / sum(seconds)}
+                journal.row(f"decode steps, batch {sizes.batch}, {name}", mode.name, **values)

@@ -1,0 +1,25 @@
+"""What an operator may do to a whole lane, and to single requests: pause, drain, cancel. Called between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.core.commit import finish_early
+from engine.core.state import EngineState
+from engine.core.types import ErrorCode, Lane, LaneMode, Refusal
+
+
+def set_mode(state: EngineState, lane: Lane, mode: LaneMode) -> None:
+    """From the next plan on. Raises ValueError: a policy with one queue for all has no lane to stop."""
+    policy = state.config.scheduling.policy
+    if policy != "lanes":
+        raise ValueError(f"scheduling.policy {policy} has one queue for all lanes")
+    state.modes[lane] = mode
+
+
+def cancel(state: EngineState, request_ids: Iterable[str]) -> int:
+    """Ends those that still live, wherever they are; returns how many did."""
+    found = [state.sequences[request_id] for request_id in request_ids if request_id in state.sequences]
+    for seq in found:
+        finish_early(state, seq, Refusal(ErrorCode.CANCELLED, "an administrator cancelled the request"))
+    return len(found)

@@ -1,0 +1,128 @@
+"""Which steps are captured when an engine starts, and what that takes of the device's memory: it is kept back before
+the page pool takes the rest, and held against what was taken in the end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+import torch
+
+from engine.config import EngineConfig
+from engine.model.arena import Arena, PageShape
+from engine.model.decoder import Decoder
+from engine.model.device_sampler import DeviceSampler
+from engine.model.graphs import CudaRecorder, StepGraphs, StepParts, ladder
+from engine.model.memory import Progress
+from engine.model.sampling import SlotSampler
+from engine.model.spec import ModelSpec
+from engine.model.step_block import StepShape
+from lora_kernels.backend import Backend
+from lora_kernels.layout import MAX_RANK
+from lora_kernels.triton_backend import TritonBackend
+from lora_kernels.triton_decode import DecodeTuning, workspace_bytes
+from lora_kernels.triton_lora_plan import MAX_PARTS, workspace_numbers
+from lora_kernels.triton_sampling import work_bytes
+
+log = structlog.get_logger("graphs")
+
+MIB = 1 << 20
+GRAPH_BYTES = 8 * MIB
+"""What the driver keeps of a graph of some hundred launches: an assumption, until a GPU has told."""
+SLACK_BYTES = 96 * MIB
+"""cuBLAS's workspace for the stream of capture (32 MiB on Hopper), and what torch's allocator rounds up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What was captured, and what that took.
+
+    Attributes:
+        num_bytes: of device memory, where `reserved` were kept back.
+    """
+
+    graphs: StepGraphs
+    seconds: float
+    num_bytes: int
+    reserved: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """Graphs that are captured once everything has its address.
+
+    Attributes:
+        max_rows, max_model_len: see `StepGraphs`.
+        reserved: bytes of device memory that they will take, by estimate.
+    """
+
+    backend: TritonBackend
+    max_rows: int
+    max_model_len: int
+    reserved: int
+
+    def capture(self, decoder: Decoder, arena: Arena, sampler: SlotSampler, progress: Progress) -> Captured:
+        """Captures them, and logs what it took.
+
+        Raises:
+            TypeError: the sampler needs the host.
+        """
+        if not isinstance(sampler, DeviceSampler):
+            raise TypeError(f"steps are captured with a DeviceSampler, not with a {type(sampler).__name__}")
+        device, started = arena.pages.device, time.perf_counter()
+        before = _free_bytes(device)
+        parts = StepParts(decoder, arena, self.backend, sampler)
+        tell_graph = partial(progress, "capturing graphs")
+        graphs = StepGraphs(parts, CudaRecorder(device), self.max_rows, self.max_model_len, tell_graph)
+        taken, seconds = before - _free_bytes(device), round(time.perf_counter() - started, 2)
+        tell = log.warning if taken > self.reserved else log.info
+        tell("captured graphs", rungs=len(graphs.rungs), seconds=seconds, bytes=taken, reserved=self.reserved)
+        return Captured(graphs, seconds, taken, self.reserved)
+
+
+def make_plan(
+    config: EngineConfig, spec: ModelSpec, shape: PageShape, dtype: torch.dtype, backend: Backend, max_model_len: int
+) -> GraphPlan:
+    """For every step of decodes that the configuration allows.
+
+    Raises:
+        TypeError: the backend has no launches that can be recorded.
+    """
+    if not isinstance(backend, TritonBackend):
+        raise TypeError(f"steps are captured with the Triton backend, not with {backend.name}")
+    kv = torch.empty(0, spec.head_dim, dtype=torch.float8_e4m3fn if shape.fp8_kv else dtype, device="cuda")
+    tuning, max_blocks = backend.paged_attention.decode_tuning(kv), -(-max_model_len // shape.block_size)
+    reserved = graph_bytes(spec, dtype, tuning, config.max_seqs, max_blocks)
+    return GraphPlan(backend, config.max_seqs, max_model_len, reserved)
+
+
+def graph_bytes(spec: ModelSpec, dtype: torch.dtype, tuning: DecodeTuning, max_rows: int, max_blocks: int) -> int:
+    """Device memory of all graphs of steps of up to `max_rows` rows, and of what they need besides weights and pages.
+
+    Args:
+        max_blocks: of a sequence.
+    """
+    at_fixed_addresses = (
+        workspace_bytes(max_rows, spec.heads, spec.head_dim, tuning)
+        + 4 * MAX_PARTS * max_rows * MAX_RANK
+        + 4 * StepShape(max_rows, max_blocks, workspace_numbers(max_rows)).size
+        + max_rows * (spec.vocab_size * dtype.itemsize + 8)
+    )
+    graphs = 2 * len(ladder(max_rows)) * GRAPH_BYTES
+    return at_fixed_addresses + _pool_bytes(spec, dtype, max_rows) + graphs + SLACK_BYTES
+
+
+def _pool_bytes(spec: ModelSpec, dtype: torch.dtype, rows: int) -> int:
+    """Of the largest step, as if nothing of a layer were given back before its end; smaller ones use the same."""
+    layer = 5 * spec.hidden_size + 2 * spec.query_width + 2 * spec.kv_width + 3 * spec.intermediate_size
+    angles, logits = 6 * 4 * spec.head_dim, spec.vocab_size * dtype.itemsize
+    return rows * (layer * dtype.itemsize + angles + logits) + work_bytes(rows, spec.vocab_size)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Of the device, with nothing in torch's hands that it does not use."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]

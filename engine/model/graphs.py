@@ -1,0 +1,210 @@
+"""Decode-only steps as CUDA graphs: everything between the upload of a step and its tokens, launched at once.
+
+One graph for each rung of a ladder of batch sizes, from embedding to sampling, and another of the same for steps with
+adapters. A step takes the lowest rung it fits and pads it. Everything a graph reads is at an address that stays:
+weights, pages, the adapters' table, the sampler's words, and one block for what changes each step (step_block.py). Any
+set of adapters may follow, any contexts, any ways of sampling. docs/kernels-graphs.md has sizes and numbers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine.model.arena import Arena
+from engine.model.batch import BatchInput, HostBatch, known_ids
+from engine.model.decoder import Decoder
+from engine.model.device_sampler import DeviceSample, DeviceSampler
+from engine.model.lora import LoraStep
+from engine.model.step_block import HostBlock, StepFields, StepShape, cut_block, write_rows
+from lora_kernels.backend import AttentionBatch
+from lora_kernels.segments import plan_segments
+from lora_kernels.triton_backend import TritonBackend
+from lora_kernels.triton_lora_plan import LoraWorkspace, make_sums, workspace_numbers
+
+FIRST_RUNGS = (1, 2, 4)
+LEAST_RUNG = 8
+RUNGS_AN_OCTAVE = 8
+NO_ADAPTERS = plan_segments(np.empty(0, dtype=np.int32))
+
+Replay = Callable[[], None]
+"""Launches again what was recorded."""
+
+
+class Recorder(Protocol):
+    """Turns launches into something that launches them again."""
+
+    def record(self, launch: Callable[[], None]) -> Replay:
+        """Calls `launch`, which must have no effect beyond memory that the next replay overwrites."""
+
+
+class CudaRecorder:
+    """CUDA graphs that share one pool of memory: they are replayed one after the other, and keep nothing in it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, launch: Callable[[], None]) -> Replay:
+        """See `Recorder.record`. Launches twice: kernels are compiled, and libraries set up, before the capture."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            launch()
+        graph = torch.cuda.CUDAGraph()
+        # Threads that load adapters may pin memory meanwhile.
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            launch()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        return graph.replay
+
+
+def ladder(max_rows: int) -> tuple[int, ...]:
+    """Sizes of steps up to `max_rows`, ascending: by 8 up to 64, and beyond it so that padding is at most an eighth."""
+    rungs = [rung for rung in FIRST_RUNGS if rung < max_rows]
+    rung = LEAST_RUNG
+    while rung < max_rows:
+        rungs.append(rung)
+        rung += max(LEAST_RUNG, (1 << (rung.bit_length() - 1)) // RUNGS_AN_OCTAVE)
+    return (*rungs, max_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """What a step on a GPU is made of."""
+
+    decoder: Decoder
+    arena: Arena
+    backend: TritonBackend
+    sampler: DeviceSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One size of step: where its input lies, and what replays it."""
+
+    shape: StepShape
+    workspace: LoraWorkspace
+    plain: Replay
+    with_adapters: Replay
+
+
+class StepGraphs:
+    """Captures every rung when it is made, largest first; `launch` replays.
+
+    Args:
+        max_rows: of the largest step.
+        max_model_len: tokens of the longest context there may be.
+        on_graph: told how many of how many graphs are captured.
+    """
+
+    def __init__(
+        self,
+        parts: StepParts,
+        recorder: Recorder,
+        max_rows: int,
+        max_model_len: int,
+        on_graph: Callable[[int, int], None] = lambda *_: None,
+    ) -> None:
+        spec, arena, device = parts.decoder.spec, parts.arena, parts.arena.pages.device
+        self.rungs = ladder(max_rows)
+        self._parts, self._recorder, self._max_context = parts, recorder, max_model_len
+        max_blocks = -(-max_model_len // arena.shape.block_size)
+        shapes = tuple(StepShape(rows, max_blocks, workspace_numbers(rows)) for rows in self.rungs)
+        self._block = torch.zeros(max(shape.size for shape in shapes), dtype=torch.int32, device=device)
+        self._host_blocks = cycle((HostBlock(shapes, device), HostBlock(shapes, device)))
+        self._logits = torch.zeros(max_rows, spec.vocab_size, dtype=arena.pages.dtype, device=device)
+        self._ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._sums = make_sums(max_rows, device)
+        parts.backend.paged_attention.reserve(max_rows, spec.heads, arena.kv(0))
+        self._captured = self._capture(shapes, on_graph)
+
+    def fits(self, batch: HostBatch) -> bool:
+        """Whether a step can be replayed: all rows decode, there is a rung for them, and no adapter scales outputs
+        (DoRA), whose launches depend on who does."""
+        is_scaled = self._parts.arena.table.has_scales[batch.segments.slots].any()
+        return batch.is_decoding and batch.num_rows <= self.rungs[-1] and not is_scaled
+
+    @torch.inference_mode()
+    def launch(self, batch: HostBatch) -> DeviceSample:
+        """Uploads a step that fits and replays it; nobody waits. The host may begin the next one at once.
+
+        Raises:
+            ValueError: the step does not fit.
+        """
+        if not self.fits(batch):
+            raise ValueError(f"a step of {batch.num_rows} rows does not fit any graph")
+        arena, sampler = self._parts.arena, self._parts.sampler
+        rung = self._captured[bisect_left(self.rungs, batch.num_rows)]
+        rows = rung.shape.rows
+        has_adapters = bool(arena.table.max_ranks[batch.segments.slots].any())
+        self._upload(rung, batch, has_adapters)
+        arena.copies.wait(self._parts.decoder.spec.layers - 1)
+        (rung.with_adapters if has_adapters else rung.plain)()
+        return sampler.collect(self._ids[:rows], self._logits[:rows], batch.sample_ids)
+
+    def _upload(self, rung: Rung, batch: HostBatch, has_adapters: bool) -> None:
+        """One copy. Of two blocks on the host one may be on its way while the other is filled."""
+        block, numbers = next(self._host_blocks), rung.shape.lora_start
+        fields = block.begin(rung.shape.rows)
+        write_rows(fields, batch)
+        if has_adapters:
+            backend, table = self._parts.backend, self._parts.arena.table
+            numbers += backend.fill_lora(fields.lora, rung.workspace, table, batch.segments)
+        block.send(self._block, numbers)
+
+    @torch.inference_mode()
+    def _capture(self, shapes: tuple[StepShape, ...], on_graph: Callable[[int, int], None]) -> tuple[Rung, ...]:
+        """Largest first: the smaller ones find all the memory they need in the pool."""
+        rungs: list[Rung] = []
+        for done, shape in enumerate(reversed(shapes)):
+            on_graph(2 * done, 2 * len(shapes))
+            rungs.append(self._capture_rung(shape))
+        on_graph(2 * len(shapes), 2 * len(shapes))
+        return tuple(reversed(rungs))
+
+    def _capture_rung(self, shape: StepShape) -> Rung:
+        """With a block of padding, for which nothing is read or written."""
+        fields, backend, arena = cut_block(self._block, shape), self._parts.backend, self._parts.arena
+        self._block.zero_()
+        fields.kv_slots.fill_(-1)
+        fields.sampler_slots.fill_(-1)
+        workspace = LoraWorkspace(shape.rows, self._block.device, meta=fields.lora, sums=self._sums)
+        prepared = backend.record_lora(arena.flat, arena.table, workspace)
+        with_adapters, plain = (
+            self._recorder.record(partial(self._step, fields, self._batch_input(fields), LoraStep(backend, lora)))
+            for lora in (prepared, None)
+        )
+        return Rung(shape, workspace, plain, with_adapters)
+
+    def _step(self, fields: StepFields, batch: BatchInput, lora: LoraStep) -> None:
+        """What is recorded: nothing in it depends on what is in the device's memory."""
+        parts, rows = self._parts, len(fields.token_ids)
+        ids = known_ids(fields.token_ids, fields.sampler_slots, parts.sampler.last_tokens)
+        logits = parts.decoder.forward(replace(batch, token_ids=ids), parts.arena, parts.backend, lora)
+        # Out of the pool, where a smaller graph would keep its own beside those of all others.
+        self._logits[:rows].copy_(logits)
+        self._ids[:rows].copy_(parts.sampler.choose(self._logits[:rows], fields.sampler_slots))
+
+    def _batch_input(self, fields: StepFields) -> BatchInput:
+        """What the host knows of a step when it is captured: its size, and the longest context there may be."""
+        rows = len(fields.token_ids)
+        attention = AttentionBatch(
+            query_starts=torch.arange(rows + 1, dtype=torch.int32, device=self._block.device),
+            context_lens=fields.contexts,
+            block_tables=fields.block_tables,
+            kv_slots=fields.kv_slots,
+            num_decodes=rows,
+            max_query=1,
+            max_context=self._max_context,
+            host_query_starts=tuple(range(rows + 1)),
+            host_context_lens=(self._max_context,) * rows,
+        )
+        return BatchInput(fields.token_ids, fields.positions, attention, NO_ADAPTERS, None, ("",) * rows)

@@ -1,0 +1,52 @@
+"""Which tokens rows of logits may become, one bit each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.model.memory import upload
+
+WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Attributes:
+    rows: of the logits, ascending; the others may become anything.
+    words: int32 [len(rows), ceil(vocab / 32)]. Bit t % 32 of word t // 32 says whether token t is allowed.
+    """
+
+    rows: tuple[int, ...]
+    words: npt.NDArray[np.int32]
+
+    def apply(self, scores: Tensor, places: Sequence[int]) -> None:
+        """Makes what is forbidden impossible, in place. No other edit can bring it back.
+
+        Args:
+            scores: [num_rows, vocab], of any floating dtype.
+            places: where each of `rows` lies in it.
+        """
+        device = scores.device
+        words = upload(self.words, device)
+        bits = words[:, :, None] >> torch.arange(WORD_BITS, dtype=torch.int32, device=device)
+        forbidden = (bits & 1 == 0).flatten(1)[:, : scores.shape[1]]
+        rows = upload(np.array(places, dtype=np.int64), device)
+        scores[rows] = scores[rows].masked_fill(forbidden, -torch.inf)
+
+
+def num_words(vocab_size: int) -> int:
+    """Of a mask."""
+    return -(-vocab_size // WORD_BITS)
+
+
+def pack_bits(token_ids: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.int32]:
+    """int32 [ceil(vocab_size / 32)] with the bits of these tokens set."""
+    bits = np.zeros(num_words(vocab_size) * WORD_BITS, dtype=np.uint8)
+    bits[token_ids] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)

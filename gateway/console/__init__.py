@@ -1,0 +1,1 @@
+"""The console's page: HTML, CSS and plain modules, as browsers read them."""

@@ -1,0 +1,109 @@
+// The console: one key, four views, one question to the gateway every two seconds while somebody looks.
+
+import { Refusal, admin, fetchWith, isSignedIn, signIn, signOut } from "./api.js";
+import { adapters } from "./adapters.js";
+import { setText, toast } from "./dom.js";
+import { Pulse, overview } from "./overview.js";
+import { playground } from "./playground.js";
+import { tenants } from "./tenants.js";
+
+const EVERY_MS = 2000;
+const PATIENCE_MS = 15_000;
+const VIEWS = { overview, tenants, adapters, playground };
+
+const element = (id) => document.getElementById(id);
+const pulse = new Pulse();
+let shown = null;
+let timer = 0;
+let failures = 0;
+let turn = 0;
+
+function show() {
+  const inside = isSignedIn();
+  element("door").hidden = inside;
+  element("house").hidden = !inside;
+  clearTimeout(timer);
+  shown?.leave?.();
+  shown = null;
+  element("content").replaceChildren();
+  if (!inside) {
+    element("admin-key").focus();
+    return;
+  }
+  const name = location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "overview";
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  shown = { ...VIEWS[name].mount(element("content"), { pulse, refresh }), sections: VIEWS[name].sections };
+  refresh();
+}
+
+/** Asks now, and again in a while. Only the newest question may change the page. */
+async function refresh() {
+  clearTimeout(timer);
+  if (!shown || document.hidden) return;
+  const view = shown;
+  const mine = ++turn;
+  try {
+    const seen = await admin("GET", `overview?sections=${["engine", "lanes", ...view.sections].join(",")}`);
+    if (view !== shown || mine !== turn) return;
+    failures = 0;
+    pulse.take(seen);
+    tell(seen.engine);
+    view.update(seen);
+  } catch (error) {
+    if (view !== shown || mine !== turn) return;
+    if (error instanceof Refusal && error.isDoor) {
+      leave("This key is not accepted any more.");
+      return;
+    }
+    failures += 1;
+    trouble(error);
+  }
+  timer = setTimeout(refresh, Math.min(PATIENCE_MS, EVERY_MS * 2 ** Math.min(failures, 4)));
+}
+
+function tell(engine) {
+  element("trouble").hidden = true;
+  element("house").classList.remove("stale");
+  setText(element("engine"), `${engine.model.split("/").at(-1)} · ${engine.device}`);
+  element("engine").className = "engine up";
+}
+
+function trouble(error) {
+  setText(element("trouble"), `What you see is old: ${error.message}. Trying again.`);
+  element("trouble").hidden = false;
+  element("house").classList.add("stale");
+  element("engine").className = "engine down";
+}
+
+async function open(event) {
+  event.preventDefault();
+  const key = element("admin-key").value.trim();
+  setText(element("door-error"), "");
+  try {
+    await fetchWith(key, "GET", "admin/v1/limits");
+    signIn(key, element("keep").checked);
+    element("admin-key").value = "";
+    show();
+    element("content").focus();
+  } catch (error) {
+    const strange = error instanceof Refusal && error.isDoor;
+    setText(element("door-error"), strange ? "That is no administrator’s key here." : error.message);
+    element("admin-key").select();
+  }
+}
+
+function leave(why) {
+  signOut();
+  show();
+  setText(element("door-error"), why);
+}
+
+element("sign-in").addEventListener("submit", open);
+element("sign-out").addEventListener("click", () => leave(""));
+addEventListener("hashchange", show);
+document.addEventListener("visibilitychange", refresh);
+addEventListener("unhandledrejection", (event) => toast(event.reason?.message ?? "something went wrong", "bad"));
+show();

@@ -1,0 +1,25 @@
+"""How deep documents of callers may be nested: what walks them later does so by recursion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.core.errors import invalid_request
+
+MAX_DEPTH = 100
+"""Objects and lists inside one another. OpenAI allows schemas 10 objects, which are 20 of these."""
+
+
+def check_depth(document: Any, field: str) -> None:
+    """Raises ApiError: INVALID_REQUEST."""
+    level = [document]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise invalid_request(f"{field} is nested more than {MAX_DEPTH} levels deep", field)
+
+
+def _inside(value: Any) -> list[Any]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [one for one in inner if isinstance(one, dict | list)]

@@ -1,0 +1,93 @@
+"""Percentiles of latencies by lane, over the last minutes, out of the histograms that /metrics has anyway."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from msgspec import Struct
+from prometheus_client.core import Metric
+
+from engine.core.types import Lane
+from gateway.core.lanes import lane_name
+
+TTFT, ITL = "loralane_time_to_first_token_seconds", "loralane_inter_token_latency_seconds"
+
+WINDOW_SECONDS = 300.0
+SAMPLE_SECONDS = 10.0
+"""Between two counts that are remembered: a window is longer than it should be by at most this."""
+
+Counts = Mapping[tuple[str, str], Sequence[tuple[float, float]]]
+"""Histogram and lane -> (upper bound in seconds, observations up to it), bounds rising to infinity."""
+
+
+class Percentiles(Struct, frozen=True):
+    """In seconds, interpolated between the bounds of a histogram; null where nothing was observed."""
+
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Of the requests that the metrics have counted."""
+
+    window_seconds: float
+    of: Mapping[tuple[str, str], Percentiles]
+
+    def get(self, histogram: str, lane: Lane) -> Percentiles:
+        return self.of.get((histogram, lane_name(lane)), Percentiles())
+
+
+class LatencyWindow:
+    """Remembers counts while somebody looks. Who looks after a long time sees all since the last look."""
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]], clock: Callable[[], float] = time.monotonic) -> None:
+        """`collect`: gives the metrics, with two histograms by lane among them."""
+        self._collect = collect
+        self._clock = clock
+        self._samples: deque[tuple[float, Counts]] = deque([(clock(), {})])
+
+    def read(self) -> Latency:
+        now, counts = self._clock(), self._count()
+        while len(self._samples) > 1 and self._samples[1][0] <= now - WINDOW_SECONDS:
+            self._samples.popleft()
+        since, before = self._samples[0]
+        if now - self._samples[-1][0] >= SAMPLE_SECONDS:
+            self._samples.append((now, counts))
+        return Latency(now - since, {key: _percentiles(rows, before.get(key, ())) for key, rows in counts.items()})
+
+    def _count(self) -> Counts:
+        found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for family in self._collect():
+            for sample in family.samples if family.name in (TTFT, ITL) else ():
+                if sample.name.endswith("_bucket"):
+                    row = float(sample.labels["le"]), sample.value
+                    found.setdefault((family.name, sample.labels["lane"]), []).append(row)
+        return {key: sorted(rows) for key, rows in found.items()}
+
+
+def _percentiles(now: Sequence[tuple[float, float]], before: Sequence[tuple[float, float]]) -> Percentiles:
+    earlier = dict(before)
+    rows = [(bound, count - earlier.get(bound, 0.0)) for bound, count in now]
+    if not rows or rows[-1][1] <= 0:
+        return Percentiles()
+    p50, p95, p99 = (percentile(rows, share) for share in (0.5, 0.95, 0.99))
+    return Percentiles(p50, p95, p99, round(rows[-1][1]))
+
+
+def percentile(rows: Sequence[tuple[float, float]], share: float) -> float:
+    """The value below which so large a share lies, as if observations were spread evenly in their bucket. What lies
+    beyond the last bound counts as the bound."""
+    wanted = share * rows[-1][1]
+    low = below = 0.0
+    for bound, count in rows:
+        if count >= wanted:
+            return low if bound == inf else low + (bound - low) * (wanted - below) / max(count - below, 1e-9)
+        low, below = bound, count
+    return low

@@ -1,0 +1,114 @@
+"""What a limiter has to tell Redis and could not yet: kept, and sent when it answers again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+
+import structlog
+
+from gateway.core.usage import NOTHING, Counts
+from gateway.limiter.base import Grant
+from gateway.limiter.calls import RedisCalls, StoreError
+from gateway.limiter.spool import UsageSpool
+
+log = structlog.get_logger("limiter")
+
+MAX_OWED = 65_536
+RETRY_SECONDS = 1.0
+"""Between two tries, where nothing else finds out that Redis is back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A settlement: what a reservation came to."""
+
+    grant: Grant
+    requests: int
+    tokens: int
+    uncertain: bool = False
+    """Whether the reservation was made is not known, nor whether it may yet arrive."""
+    counts: Counts = NOTHING
+    """What it used: counted if it is settled by this."""
+    made: float = inf
+    """Seconds on the limiter's clock."""
+
+
+class Owed:
+    """Settlements, and usage of requests that were admitted without Redis. Redis being away is never raised."""
+
+    def __init__(self, calls: RedisCalls, spool: UsageSpool, send: Callable[[Correction], Awaitable[int]]) -> None:
+        self.spool = spool
+        self.lost_tokens = 0
+        """Used, and never to be counted."""
+        self._calls = calls
+        self._send = send
+        self._corrections: deque[Correction] = deque()
+        self._delivery: asyncio.Task[None] | None = None
+        self._retrying: asyncio.Task[None] | None = None
+
+    async def pay(self, correction: Correction) -> None:
+        """Now, or as soon as Redis answers."""
+        if not self._calls.allowed():
+            self.add(correction)
+            return
+        with suppress(StoreError):
+            await self._send_or_keep(correction)
+
+    def add(self, correction: Correction) -> None:
+        if len(self._corrections) >= MAX_OWED:
+            self.lose(self._corrections.popleft())
+        self._corrections.append(correction)
+
+    def lose(self, correction: Correction) -> None:
+        if not correction.counts:
+            return
+        self.lost_tokens += correction.counts.tokens
+        log.error("usage_lost", lease=correction.grant.lease, counts=correction.counts.words())
+
+    def count(self, grant: Grant) -> None:
+        """What a request has used that another limiter admitted."""
+        self.spool.add(grant.request, grant.day, grant.request.used())
+        if not self.spool.is_empty and (self._retrying is None or self._retrying.done()):
+            self._retrying = asyncio.create_task(self._keep_delivering(), name="limiter-usage")
+
+    def deliver_soon(self) -> None:
+        is_due = self._corrections or not self.spool.is_empty
+        if is_due and (self._delivery is None or self._delivery.done()):
+            self._delivery = asyncio.create_task(self._deliver(), name="limiter-owed")
+
+    async def close(self) -> None:
+        """Sends what is left, if Redis answers; usage that is lost then is logged, one by one."""
+        if self._retrying is not None:
+            self._retrying.cancel()
+            await asyncio.wait([self._retrying])
+        if self._delivery is not None:
+            await self._delivery
+        await self._deliver()
+        for correction in self._corrections:
+            self.lose(correction)
+        self.spool.report_lost()
+
+    async def _send_or_keep(self, correction: Correction) -> None:
+        try:
+            await self._send(correction)
+        except (StoreError, asyncio.CancelledError):
+            self.add(correction)
+            raise
+
+    async def _deliver(self) -> None:
+        """Until nothing is left, or Redis is away again."""
+        with suppress(StoreError):
+            while self._corrections:
+                await self._send_or_keep(self._corrections.popleft())
+            await self.spool.deliver()
+
+    async def _keep_delivering(self) -> None:
+        while not self.spool.is_empty:
+            await asyncio.sleep(RETRY_SECONDS)
+            if self._calls.allowed():
+                await self._deliver()

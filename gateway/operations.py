@@ -1,0 +1,258 @@
+"""What operators see and do of lanes and live requests, in words both protocols translate to.
+
+The engine is asked, not this process: it knows the requests of every gateway process that shares it, and it decides who
+starts. Percentiles alone are of the requests that this gateway's metrics have counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from operator import attrgetter
+from typing import Literal
+
+from msgspec import Struct
+
+from engine.client import EngineApi, EngineUnavailable, LaneRejected
+from engine.core.types import Lane, LaneMode
+from engine.pb import engine_pb2 as pb
+from engine.wire import lane_mode_from_pb
+from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
+from gateway.glance import Glance
+from gateway.latency import ITL, TTFT, Latency, LatencyWindow, Percentiles
+
+LaneName = Literal["interactive", "batch"]
+LANE_NAMES: Mapping[Lane, LaneName] = {Lane.INTERACTIVE: "interactive", Lane.BATCH: "batch"}
+LANES: Mapping[str, Lane] = {name: lane for lane, name in LANE_NAMES.items()}
+MODES: Mapping[str, LaneMode] = {"pause": LaneMode.PAUSED, "drain": LaneMode.DRAINING, "resume": LaneMode.OPEN}
+MOST_LISTED = 200
+ALL = 2**32 - 1
+SHORTEST_ID = 6
+"""Digits of an id that are enough, if no other request's begins with them."""
+
+
+class LaneStatus(Struct, frozen=True):
+    lane: LaneName
+    mode: Literal["open", "paused", "draining"]
+    running: int
+    waiting: int
+    oldest_wait_seconds: float
+    slo_ttft_attainment: float
+    """Share of recent first tokens that were in time; 1 where there were none."""
+    slo_itl_attainment: float
+    preemptions: int
+    """Of its requests, since the engine started."""
+    device_seconds: float
+    ttft_seconds: Percentiles
+    itl_seconds: Percentiles
+    window_seconds: float
+    """How far back the percentiles go."""
+
+
+class LiveRequest(Struct, frozen=True):
+    id: str
+    request_id: str
+    """The caller's own; need not be unique."""
+    tenant: str
+    key: str
+    """A key's short id."""
+    model: str
+    adapter: str
+    """Empty: the base model."""
+    lane: LaneName
+    state: Literal["queued", "running"]
+    answers: int
+    """Still on their way, of as many as were asked for."""
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    max_tokens: int
+    preemptions: int
+    age_seconds: float
+    started: float
+    """When the engine got it, in Unix seconds."""
+
+
+class LiveRequests(Struct, frozen=True):
+    """Of every gateway process that shares the engine."""
+
+    requests: list[LiveRequest]
+    total: int
+    """Live answers, listed or not: a request may have several."""
+
+
+class EngineStatus(Struct, frozen=True):
+    """Pages are of the pool; counts are since the engine started."""
+
+    model: str
+    device: str
+    steps: int
+    generated_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    total_pages: int
+    free_pages: int
+    kv_pages: int
+    cached_pages: int
+    adapter_pages: int
+
+
+class Operations:
+    """Every method raises ApiError: ENGINE_UNAVAILABLE. Looks are shared by all who look within a second."""
+
+    def __init__(self, engine: EngineApi, latency: LatencyWindow) -> None:
+        self._engine = engine
+        self._latency = latency
+        self._stats = Glance(engine.stats)
+        self._lanes = Glance(self._look_at_lanes)
+        self._requests = Glance(lambda: engine.live_requests(MOST_LISTED))
+
+    async def lanes(self) -> list[LaneStatus]:
+        return await self._lanes.get()
+
+    async def set_mode(self, name: str, action: str) -> LaneStatus:
+        """For every gateway, from the engine's next step on. `action`: pause, drain or resume.
+
+        Raises:
+            ApiError: INVALID_REQUEST, no such lane, or an engine whose policy has none.
+        """
+        if name not in LANES:
+            raise invalid_request(f"lane must be one of {', '.join(LANES)}", "lane")
+        with _engine_answers():
+            try:
+                await self._engine.set_lane(LANES[name], MODES[action])
+            except LaneRejected as error:
+                raise invalid_request(str(error), "lane") from error
+        self.forget()
+        return next(status for status in await self.lanes() if status.lane == name)
+
+    async def requests(self) -> LiveRequests:
+        """Those that run, then those that wait; at most MOST_LISTED."""
+        with _engine_answers():
+            live = await self._requests.get()
+        return LiveRequests(_grouped(live.requests), live.total)
+
+    async def cancel(self, request_id: str) -> LiveRequest:
+        """Ends a request of any gateway process, by its id or the beginning of it; returns what it was.
+
+        Its caller is told 503 `preempted` and not to retry, and pays for what was generated.
+
+        Raises:
+            ApiError: REQUEST_NOT_FOUND, it has ended or never was; INVALID_REQUEST, several begin like this.
+        """
+        with _engine_answers():
+            live = await self._engine.live_requests(ALL)
+            answers = _found(live.requests, request_id)
+            ended = await self._engine.cancel([answer.request_id for answer in answers])
+        self.forget()
+        if not ended:
+            raise request_not_found(request_id)
+        return _live_request(answers)
+
+    def forget(self) -> None:
+        """The next who looks sees what is there now."""
+        for glance in (self._stats, self._lanes, self._requests):
+            glance.forget()
+
+    async def reserved(self) -> Mapping[str, int]:
+        """Tokens that live requests have reserved and may yet use, by tenant."""
+        with _engine_answers():
+            return (await self._requests.get()).reserved_tokens
+
+    async def engine(self) -> EngineStatus:
+        with _engine_answers():
+            stats = await self._stats.get()
+        info, counted = self._engine.info, EngineStatus.__struct_fields__[2:]
+        return EngineStatus(info.model, info.device, **{name: getattr(stats, name) for name in counted})
+
+    async def tenants(self) -> Mapping[str, tuple[int, int]]:
+        """Running and waiting requests by tenant."""
+        with _engine_answers():
+            stats = await self._stats.get()
+        found: dict[str, tuple[int, int]] = {}
+        for tenant in stats.tenants:
+            running, waiting = found.get(tenant.tenant, (0, 0))
+            found[tenant.tenant] = running + tenant.running, waiting + tenant.waiting
+        return found
+
+    async def _look_at_lanes(self) -> list[LaneStatus]:
+        with _engine_answers():
+            stats = await self._stats.get()
+        latency = self._latency.read()
+        return [_lane_status(lane, latency) for lane in stats.lanes]
+
+
+def request_not_found(request_id: str) -> ApiError:
+    return ApiError(Fault.REQUEST_NOT_FOUND, f"no live request has the id {request_id!r}", "id")
+
+
+@contextmanager
+def _engine_answers() -> Iterator[None]:
+    try:
+        yield
+    except EngineUnavailable as error:
+        raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not available") from error
+
+
+def _lane_status(stats: pb.LaneStats, latency: Latency) -> LaneStatus:
+    lane = Lane(stats.lane)
+    return LaneStatus(
+        lane=LANE_NAMES[lane],
+        mode=lane_mode_from_pb(stats.mode).value,
+        running=stats.running,
+        waiting=stats.waiting,
+        oldest_wait_seconds=stats.oldest_wait_seconds,
+        slo_ttft_attainment=stats.slo_ttft_attainment,
+        slo_itl_attainment=stats.slo_itl_attainment,
+        preemptions=stats.preemptions,
+        device_seconds=stats.device_seconds,
+        ttft_seconds=latency.get(TTFT, lane),
+        itl_seconds=latency.get(ITL, lane),
+        window_seconds=latency.window_seconds,
+    )
+
+
+def _grouped(answers: Sequence[pb.LiveRequest]) -> list[LiveRequest]:
+    """The answers of one request as one, the oldest first of those that run, then of those that wait."""
+    by_id = sorted(answers, key=attrgetter("origin.id"))
+    requests = [_live_request(list(group)) for _, group in groupby(by_id, key=attrgetter("origin.id"))]
+    return sorted(requests, key=lambda request: (request.state == "queued", -request.age_seconds))
+
+
+def _live_request(answers: Sequence[pb.LiveRequest]) -> LiveRequest:
+    first = min(answers, key=attrgetter("request_id"))
+    age = max(answer.age_seconds for answer in answers)
+    return LiveRequest(
+        id=first.origin.id,
+        request_id=first.origin.request_id,
+        tenant=first.tenant,
+        key=first.origin.key,
+        model=first.origin.model,
+        adapter=first.origin.adapter,
+        lane=LANE_NAMES[Lane(first.lane)],
+        state="running" if any(answer.running for answer in answers) else "queued",
+        answers=len(answers),
+        prompt_tokens=first.prompt_tokens,
+        cached_tokens=first.cached_tokens,
+        generated_tokens=sum(answer.generated_tokens for answer in answers),
+        max_tokens=sum(answer.max_tokens for answer in answers),
+        preemptions=sum(answer.preemptions for answer in answers),
+        age_seconds=round(age, 3),
+        started=round(time.time() - age, 3),
+    )
+
+
+def _found(answers: Sequence[pb.LiveRequest], request_id: str) -> list[pb.LiveRequest]:
+    ids = {answer.origin.id for answer in answers}
+    if request_id not in ids and len(request_id) >= SHORTEST_ID:
+        ids = {known for known in ids if known.startswith(request_id)}
+    else:
+        ids &= {request_id}
+    found = [answer for answer in answers if answer.origin.id in ids]
+    if not found:
+        raise request_not_found(request_id)
+    if len(ids) > 1:
+        raise invalid_request(f"several live requests have ids that begin with {request_id!r}", "id")
+    return found

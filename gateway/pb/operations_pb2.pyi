@@ -1,0 +1,119 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ListLanesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListLanesResponse(_message.Message):
+    __slots__ = ("lanes",)
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    lanes: _containers.RepeatedCompositeFieldContainer[LaneStatus]
+    def __init__(self, lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ...) -> None: ...
+
+class Percentiles(_message.Message):
+    __slots__ = ("p50", "p95", "p99", "count")
+    P50_FIELD_NUMBER: _ClassVar[int]
+    P95_FIELD_NUMBER: _ClassVar[int]
+    P99_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    p50: float
+    p95: float
+    p99: float
+    count: int
+    def __init__(self, p50: _Optional[float] = ..., p95: _Optional[float] = ..., p99: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
+
+class LaneStatus(_message.Message):
+    __slots__ = ("lane", "mode", "running", "waiting", "oldest_wait_seconds", "slo_ttft_attainment", "slo_itl_attainment", "preemptions", "device_seconds", "ttft_seconds", "itl_seconds", "window_seconds")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SLO_TTFT_ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    SLO_ITL_ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ITL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    lane: str
+    mode: str
+    running: int
+    waiting: int
+    oldest_wait_seconds: float
+    slo_ttft_attainment: float
+    slo_itl_attainment: float
+    preemptions: int
+    device_seconds: float
+    ttft_seconds: Percentiles
+    itl_seconds: Percentiles
+    window_seconds: float
+    def __init__(self, lane: _Optional[str] = ..., mode: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., oldest_wait_seconds: _Optional[float] = ..., slo_ttft_attainment: _Optional[float] = ..., slo_itl_attainment: _Optional[float] = ..., preemptions: _Optional[int] = ..., device_seconds: _Optional[float] = ..., ttft_seconds: _Optional[_Union[Percentiles, _Mapping]] = ..., itl_seconds: _Optional[_Union[Percentiles, _Mapping]] = ..., window_seconds: _Optional[float] = ...) -> None: ...
+
+class SetLaneRequest(_message.Message):
+    __slots__ = ("lane", "action")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    lane: str
+    action: str
+    def __init__(self, lane: _Optional[str] = ..., action: _Optional[str] = ...) -> None: ...
+
+class ListRequestsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRequestsResponse(_message.Message):
+    __slots__ = ("requests", "total")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[LiveRequest]
+    total: int
+    def __init__(self, requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
+
+class LiveRequest(_message.Message):
+    __slots__ = ("id", "request_id", "tenant", "key", "model", "adapter", "lane", "state", "answers", "prompt_tokens", "cached_tokens", "generated_tokens", "max_tokens", "preemptions", "age_seconds", "started")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    request_id: str
+    tenant: str
+    key: str
+    model: str
+    adapter: str
+    lane: str
+    state: str
+    answers: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    max_tokens: int
+    preemptions: int
+    age_seconds: float
+    started: float
+    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., lane: _Optional[str] = ..., state: _Optional[str] = ..., answers: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., age_seconds: _Optional[float] = ..., started: _Optional[float] = ...) -> None: ...
+
+class CancelRequestRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...

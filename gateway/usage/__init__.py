@@ -1,0 +1,1 @@
+"""Usage as operators read it: rows from Redis, filtered, summed, priced and written down."""

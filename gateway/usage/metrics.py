@@ -1,0 +1,31 @@
+"""What is not in the books of usage, as metrics: on its way there, or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class Uncounted(Protocol):
+    """Tokens that the books of usage do not have."""
+
+    @property
+    def undelivered_tokens(self) -> int: ...
+
+    @property
+    def lost_tokens(self) -> int: ...
+
+
+class UsageMetrics(Collector):
+    def __init__(self, uncounted: Uncounted) -> None:
+        self._uncounted = uncounted
+
+    def collect(self) -> Iterable[Metric]:
+        waiting, lost = self._uncounted.undelivered_tokens, self._uncounted.lost_tokens
+        yield GaugeMetricFamily(
+            "loralane_usage_undelivered_tokens", "Used while Redis was away, to be counted.", waiting
+        )
+        yield CounterMetricFamily("loralane_usage_lost_tokens", "Used, and never to be counted.", lost)

@@ -1,0 +1,191 @@
+"""Engines on simulated memory, and what to ask of them: what a slot holds is known, so that a wrong read shows."""
+
+from hypothesis import strategies as st
+
+from engine.core.commands import AdapterFetched, AddAdapter, FetchCancelled, FetchFailed, GrammarReady, Submit
+from engine.core.config import CoreConfig, LaneGoals, Scheduling
+from engine.core.grammars import Grammar, GrammarKind
+from engine.core.state import EngineState
+from engine.core.types import Lane, Request, SamplingParams
+from engine.engine import Engine
+from engine.executor.fake import FakeExecutor, fake_token
+
+ADAPTERS = {"a": 1, "b": 2, "c": 5}
+"""Their pages, and their bytes packed."""
+GRAMMARS = [Grammar(GrammarKind.REGEX, text) for text in ("x", "y", "z")]
+
+
+class MemoryExecutor(FakeExecutor):
+    """Also simulates the memory: what a slot holds is the prefix that was computed into it, and reads are checked.
+
+    Fetches are under way until somebody answers them, unless they are answered at once."""
+
+    def __init__(self, config, vocab_size=50, at_once=True, overlaps=False):
+        super().__init__(vocab_size, overlaps=overlaps)
+        self.size = config.block_size
+        self.slots = {}
+        self.host = {}
+        self.resident = {}
+        self.at_once = at_once
+        self.host_bytes = config.host_adapter_bytes
+        self.packed = set()
+        self.fetching = {}
+        """Adapter -> whether it has been called off."""
+        self.preparing, self.prepared = set(), set()
+
+    def submit(self, plan):
+        for load in plan.loads:
+            assert load.adapter in self.packed, "a load of an adapter that is not in host memory"
+        super().submit(plan)
+
+    def compute(self, plan):
+        for page, host_page in plan.saves:
+            self.host[host_page] = [self.slots[page, i] for i in range(self.size)]
+        for adapter in plan.evicted:
+            del self.resident[adapter]
+        for load in plan.loads:
+            self.resident[load.adapter] = load.pages
+            self.slots.update({(page, i): load.adapter for page in load.pages for i in range(self.size)})
+        for page, host_page in plan.restores:
+            self.slots.update({(page, i): held for i, held in enumerate(self.host[host_page])})
+        result = super().compute(plan)
+        sampled = {s.request_id for s in result.sampled}
+        for chunk in plan.chunks:
+            self._compute(chunk, sampled)
+        return result
+
+    def fetch(self, plan):
+        self.packed.difference_update(plan.host_dropped)
+        for adapter in plan.cancelled_fetches:
+            assert self.fetching.get(adapter) is not True, "called off twice"
+            if adapter in self.fetching:
+                self.fetching[adapter] = True
+        for fetch in plan.fetches:
+            self.begin(fetch.adapter)
+        while self.at_once and self.fetching:
+            self.answer(next(iter(self.fetching)), AdapterFetched)
+
+    def prepare(self, plan):
+        for grammar in plan.forgotten:
+            assert grammar in self.preparing | self.prepared, "forgotten without need"
+            self.preparing.discard(grammar)
+            self.prepared.discard(grammar)
+        for grammar in plan.prepared:
+            assert grammar not in self.preparing | self.prepared, "prepared twice"
+            self.preparing.add(grammar)
+        for admission in plan.admitted:
+            assert admission.params.grammar in (None, *self.prepared), "admitted before its grammar is ready"
+        while self.at_once and self.preparing:
+            self.tell(next(iter(self.preparing)), GrammarReady)
+
+    def tell(self, grammar, kind):
+        self.preparing.discard(grammar)
+        self.prepared.add(grammar)
+        self.report(kind(grammar) if kind is GrammarReady else kind(grammar, "too large"))
+
+    def begin(self, adapter):
+        assert adapter not in self.fetching and adapter not in self.packed, "fetched twice"
+        self.fetching[adapter] = False
+        held = self.packed | self.fetching.keys()
+        assert sum(ADAPTERS.get(name, 0) for name in held) <= self.host_bytes, "host memory is overcommitted"
+
+    def answer(self, adapter, kind):
+        del self.fetching[adapter]
+        if kind is AdapterFetched:
+            self.packed.add(adapter)
+        more = {AdapterFetched: (0.001,), FetchFailed: ("it is gone",), FetchCancelled: ()}[kind]
+        self.report(kind(adapter, *more))
+
+    def _compute(self, chunk, sampled):
+        seq = self.sequences[chunk.request_id]
+        adapter = seq.admission.adapter
+        known = seq.tokens[:-1] if chunk.request_id in sampled else seq.tokens
+        end = chunk.start + chunk.num_tokens
+        assert chunk.samples == (end == len(known))
+        for position in range(chunk.start, end):
+            self.slots[seq.pages[position // self.size], position % self.size] = (adapter, tuple(known[: position + 1]))
+        for position in range(end):
+            held = self.slots[seq.pages[position // self.size], position % self.size]
+            assert held == (adapter, tuple(known[: position + 1])), "a sequence reads KV that is not its own"
+        for page in self.resident.get(adapter, ()):
+            assert self.slots[page, 0] == adapter, "an adapter's pages were overwritten"
+        assert adapter is None or adapter in self.resident
+
+
+def make_engine(config, **options):
+    state = EngineState.create(config)
+    ticks = iter(range(10**9))
+    return Engine(state, MemoryExecutor(config, **options), clock=lambda: next(ticks) * 1e-3)
+
+
+def added(adapter, pages=None):
+    return AddAdapter(adapter, pages or ADAPTERS[adapter], num_bytes=ADAPTERS.get(adapter, 0), path=adapter)
+
+
+def expected_tokens(request, count, vocab_size=50):
+    tokens = list(request.prompt)
+    for _ in range(count):
+        tokens.append(fake_token(request.adapter, request.params.seed, tokens, vocab_size))
+    return tokens[len(request.prompt) :]
+
+
+goals = st.builds(LaneGoals, ttft_s=st.just(0.05), itl_s=st.sampled_from([0.001, 0.01]))
+schedulings = st.builds(
+    Scheduling,
+    scheduler=st.sampled_from(["continuous", "continuous", "static", "dynamic"]),
+    policy=st.sampled_from(["lanes", "lanes", "lanes", "fcfs", "sjf", "priority"]),
+    preemption=st.sampled_from(["recompute", "swap", "checkpoint"]),
+    checkpoint_pages=st.integers(1, 4),
+    min_chunk=st.integers(1, 4),
+    adapter_age_s=st.sampled_from([0.0, 0.01]),
+    hold_s=st.sampled_from([0.005, 300.0]),
+    watermark=st.sampled_from([0.0, 0.2]),
+    window_s=st.just(0.002),
+)
+configs = st.builds(
+    CoreConfig,
+    host_pages=st.sampled_from([0, 3, 6, 12]),
+    interactive=goals,
+    scheduling=schedulings,
+    num_pages=st.integers(12, 40),
+    block_size=st.sampled_from([1, 2, 4]),
+    max_seqs=st.integers(1, 5),
+    max_model_len=st.just(48),
+    token_budget=st.integers(5, 20),
+    max_resident_adapters=st.integers(1, 3),
+    min_kv_pages=st.sampled_from([0, 0, 4]),
+    max_adapter_pages=st.sampled_from([0, 0, 5, 7]),
+    host_adapter_bytes=st.sampled_from([5, 6, 7, 100]),
+    max_fetches=st.integers(1, 3),
+    prefetch_window=st.integers(1, 4),
+    fetch_backoff_s=st.sampled_from([0.0, 0.01]),
+    max_preparations=st.integers(1, 2),
+    max_grammars=st.sampled_from([1, 100]),
+    max_waiting=st.just(1000),
+    eos_token_ids=st.just((7,)),
+    prefix_caching=st.booleans(),
+)
+# Few distinct tokens and a shared head, so that prefixes meet.
+prompts = st.tuples(st.integers(0, 8), st.lists(st.integers(0, 1), min_size=1, max_size=10)).map(
+    lambda p: (*([0] * p[0]), *p[1])
+)
+
+
+def run_all(engine, requests, adapters=ADAPTERS):
+    for adapter, pages in adapters.items():
+        engine.inbox.put(added(adapter, pages))
+    for request in requests:
+        engine.inbox.put(Submit(request))
+    events = []
+    while engine.state.has_work or engine.inbox._commands:
+        events += engine.step()
+        assert len(events) < 100_000
+    return events
+
+
+def tokens_of(events, name):
+    return [token for event in events if event.request_id == name for token in event.tokens]
+
+
+def request(name, prompt, max_tokens=8, lane=Lane.INTERACTIVE, adapter=None, arrival=0.0, **params):
+    return Request(name, tuple(prompt), SamplingParams(max_tokens, **params), adapter, lane, arrival=arrival)

@@ -1,0 +1,168 @@
+"""Requests that wait for a grammar: who goes on, what is prepared first, and what each of them is told."""
+
+import pytest
+
+from engine.core.check import leftovers, violations
+from engine.core.commands import Abort, GrammarFailed, GrammarReady, Submit
+from engine.core.endings import finish_reason
+from engine.core.grammars import Grammar, GrammarKind
+from engine.core.sequence import Sequence
+from engine.core.types import FinishReason, Lane, Request, SamplingParams, StepResult
+from tests.core.virtual import House
+
+
+def grammar(name):
+    return Grammar(GrammarKind.REGEX, name)
+
+
+class School(House):
+    """Grammars are prepared when somebody says so."""
+
+    def __init__(self, **config):
+        super().__init__({}, **config)
+        self.asked = []
+        self.executor.prepare = self._note
+
+    def _note(self, plan):
+        self.asked += [f"not {one.text}" for one in plan.forgotten]
+        self.asked += [one.text for one in plan.prepared]
+
+    def ask(self, name, text=None, lane=Lane.INTERACTIVE, max_tokens=2, prompt=20):
+        follow = None if text is None else grammar(text)
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=text is None, grammar=follow)
+        prompt = tuple(range(len(self.times) + 5, len(self.times) + 5 + prompt))
+        self.times[name] = []
+        self.engine.inbox.put(Submit(Request(name, prompt, params, lane=lane, arrival=self.clock.now)))
+
+    def ready(self, *texts):
+        for text in texts:
+            self.engine.inbox.put(GrammarReady(grammar(text)))
+
+    def steps(self, count=6):
+        for _ in range(count):
+            self.step()
+            assert violations(self.state) == []
+
+
+def test_those_behind_go_on():
+    school = School()
+    school.ask("first", "slow")
+    school.ask("second")
+    school.steps()
+    assert school.ends.keys() == {"second"} and school.times["first"] == []
+    school.ready("slow")
+    school.steps()
+    assert school.ends.keys() == {"first", "second"}
+    assert leftovers(school.state) == []
+
+
+def test_one_preparation_serves_all_who_need_it():
+    school = School()
+    for name in "abc":
+        school.ask(name, "same")
+    school.steps(3)
+    assert school.asked == ["same"]
+    school.ready("same")
+    school.steps()
+    assert school.ends.keys() == {"a", "b", "c"} and school.asked == ["same", "not same"]
+
+
+def test_a_batch_leaves_room_for_people():
+    school = School(max_preparations=2)
+    for name in "abc":
+        school.ask(name, f"batch {name}", Lane.BATCH)
+    school.steps(2)
+    assert school.asked == ["batch a"]
+    school.ask("d", "person")
+    school.ask("e", "another")
+    school.steps(2)
+    assert school.asked == ["batch a", "person"]
+    school.ready("batch a")
+    school.steps(1)
+    assert school.asked[2:] == ["another"]
+
+
+def test_whoever_waits_in_vain_is_told_why():
+    school = School()
+    for name, text in (("a", "bad"), ("b", "bad"), ("c", "good")):
+        school.ask(name, text)
+    school.steps(1)
+    school.engine.inbox.put(GrammarFailed(grammar("bad"), "it is no regex"))
+    school.ready("good")
+    school.steps()
+    assert [school.reason(name) for name in "abc"] == ["invalid_grammar", "invalid_grammar", "length"]
+    assert school.ends["a"].refusal.message == "it is no regex"
+    assert leftovers(school.state) == []
+
+
+def test_leaving_while_it_is_prepared():
+    school = School()
+    school.ask("a", "slow")
+    school.ask("b", "never begun", Lane.BATCH)
+    school.steps(1)
+    for name in "ab":
+        school.engine.inbox.put(Abort(name))
+    school.steps(2)
+    assert leftovers(school.state) == [] and not school.state.has_work
+    school.ready("slow")  # too late to matter
+    school.engine.inbox.put(GrammarFailed(grammar("slow"), "nor does this"))
+    school.steps(2)
+    assert "not slow" in school.asked and "not never begun" not in school.asked
+    school.ask("c", "slow")
+    school.steps(1)
+    assert school.asked.count("slow") == 2
+    assert school.times["c"] == []
+
+
+def test_the_preempted_need_it_still():
+    school = School(num_pages=8, max_seqs=2)
+    school.ask("batch", "kept", Lane.BATCH, max_tokens=40, prompt=60)
+    school.steps(1)
+    school.ready("kept")
+    school.steps(6)
+    school.ask("person", None, prompt=60)
+    school.steps(60)
+    assert school.state.counters.preemptions and school.ends.keys() == {"batch", "person"}
+    assert school.asked == ["kept", "not kept"]
+
+
+def test_too_many_different_ones_are_refused_for_now():
+    school = School(max_grammars=2)
+    for name, text in (("a", "1"), ("b", "2"), ("c", "2")):
+        school.ask(name, text)
+    school.ask("d", "3")
+    school.steps(1)
+    assert school.ends.keys() == {"d"} and school.reason("d") == "lane_queue_full"
+    assert school.ends["d"].refusal.retry_after > 0
+
+
+def test_one_that_becomes_too_much_ends_its_request():
+    school = School()
+    school.ask("a", "x", max_tokens=9)
+    school.ask("b", max_tokens=3)
+    school.steps(1)
+    school.ready("x")
+    school.steps(1)
+    collect = school.executor.collect
+
+    def fail():
+        sampled = tuple(one for one in collect().sampled if one.request_id != "a")
+        return StepResult(sampled, (("a", "too many states"),))
+
+    school.executor.collect = fail
+    school.steps(1)
+    assert (school.reason("a"), school.ends["a"].refusal.message) == ("invalid_grammar", "too many states")
+    assert school.ends["a"].tokens == ()
+    school.executor.collect = collect
+    school.steps()
+    assert leftovers(school.state) == []
+
+
+@pytest.mark.parametrize("asked", [{"min_tokens": 9}, {"ignore_eos": True}])
+def test_an_eos_that_a_grammar_allows_is_the_end(asked):
+    def reason(**more):
+        params = SamplingParams(max_tokens=20, **asked, **more)
+        return finish_reason(Sequence(Request("r", (5,), params), [5, 6, 7]), (7,), 100)
+
+    assert reason(grammar=grammar("x")) is FinishReason.STOP
+    assert reason() is None

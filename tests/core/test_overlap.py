@@ -1,0 +1,229 @@
+"""A step planned while another is computed: nothing is told twice, nothing is lost, and device time is the device's."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.check import leftovers, violations
+from engine.core.commands import Abort, DropAdapter, Submit
+from engine.core.config import CoreConfig, LaneGoals
+from engine.core.step_budget import StepBudget
+from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from tests.core.memory import ADAPTERS, added, configs, expected_tokens, make_engine, prompts, request, run_all
+from tests.core.virtual import PREFILL, STEP, House
+
+ROOMY = CoreConfig(num_pages=60, block_size=4, max_seqs=4, max_model_len=64, token_budget=64, eos_token_ids=(7,))
+PLAN = 0.004
+"""Seconds the host takes over a plan; a step takes at least 10 ms."""
+
+
+def busy(**options):
+    """A house with more to do than it has room for, host copies included."""
+    house = House(num_pages=30, max_seqs=6, host_pages=40, eos_token_ids=tuple(range(200)), **options)
+    house.executor.plan_seconds = PLAN
+    for i in range(10):
+        house.submit(f"r{i}", 20 + 3 * i, 40, Lane(i % 2), tenant=f"t{i % 3}")
+        house.engine.inbox.put(Submit(Request(f"e{i}", (i, i + 1), SamplingParams(60), tenant=f"t{i % 3}")))
+    return house
+
+
+def chunks_of(house, name):
+    return [chunk for plan in house.executor.plans for chunk in plan.chunks if chunk.request_id == name]
+
+
+def told(events, name):
+    ends = [event.finish_reason for event in events if event.request_id == name and event.finish_reason]
+    return [token for event in events if event.request_id == name for token in event.tokens], *ends
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.integers(0, 12),
+        prompts,
+        st.integers(1, 12),
+        st.sampled_from([None, *ADAPTERS]),
+        st.sampled_from(Lane),
+        st.booleans(),
+        st.sampled_from([None, None, None, 1, 3, 9]),
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@given(config=configs, arrivals=arrivals)
+@settings(max_examples=60, deadline=None)
+def test_requests_are_answered_alike_behind_and_beside_the_device(config, arrivals):
+    """Whatever is preempted, swapped, aborted, stopped by a token or waits for its adapter on either way."""
+    plain, ahead = (serve(config, arrivals, overlaps) for overlaps in (False, True))
+    for number, (*_, aborted) in enumerate(arrivals):
+        name = f"r{number}"
+        tokens, reason = told(plain, name)
+        others, other_reason = told(ahead, name)
+        if aborted is None:
+            assert (others, other_reason) == (tokens, reason)
+        else:
+            assert all(one == other for one, other in zip(tokens, others, strict=False))
+
+
+def serve(config, arrivals, overlaps):
+    engine = make_engine(config, overlaps=overlaps)
+    for adapter in ADAPTERS:
+        engine.inbox.put(added(adapter))
+    events, step = [], 0
+    while engine.state.has_work or engine.inbox._commands or step <= 24:
+        for number, (begin, prompt, max_tokens, adapter, lane, ignore_eos, aborted) in enumerate(arrivals):
+            if step == begin:
+                params = {"ignore_eos": ignore_eos, "seed": 3}
+                engine.inbox.put(
+                    Submit(request(f"r{number}", prompt, max_tokens, lane, adapter, begin / 1000, **params))
+                )
+            if aborted is not None and step == begin + aborted:
+                engine.inbox.put(Abort(f"r{number}"))
+        events += engine.step()
+        assert violations(engine.state) == []
+        step += 1
+        assert step < 3000
+    assert leftovers(engine.state) == []
+    return events
+
+
+def test_the_host_plans_while_the_device_computes():
+    ends = {}
+    for overlaps in (False, True):
+        house = House(overlaps=overlaps)
+        house.executor.plan_seconds = PLAN
+        house.submit("r", 16, 50)
+        house.finish()
+        ends[overlaps] = house.times["r"][-1]
+    steps = 50
+    assert ends[False] == pytest.approx(sum(house.executor.took) + steps * PLAN)
+    assert ends[True] == pytest.approx(sum(house.executor.took) + PLAN)
+
+
+def test_a_pending_token_gives_the_next_one_all_of_its_time():
+    house = House(overlaps=True, interactive=LaneGoals(ttft_s=0.001, itl_s=0.03))
+    house.learn()
+    house.submit("late", 16, 9)
+    house.step()
+    house.clock.advance(0.005)
+    assert house.state.sequences["late"].num_pending == 1
+    assert house.state.sequences["late"].due < house.clock.now
+    assert StepBudget(house.state, house.clock.now, timed=True)._slack == 0.03
+
+
+def test_steps_are_known_by_what_the_device_took():
+    house = House(overlaps=True)
+    house.executor.plan_seconds = PLAN
+    house.learn()
+    assert house.ledger.model.prices.step == pytest.approx(STEP, rel=0.02)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_every_second_of_the_device_is_charged_once(overlaps):
+    """Those of results that are thrown away included, because their request had ended."""
+    house = busy(overlaps=overlaps)
+    house.finish()
+    assert house.state.counters.preemptions > 0
+    stopped = [name for name, end in house.ends.items() if end.finish_reason is FinishReason.STOP]
+    assert stopped
+    spent = sum(
+        seconds + (0 if overlaps else PLAN)
+        for seconds, plan in zip(house.executor.took, house.executor.plans, strict=True)
+        if plan.chunks
+    )
+    accounts = house.ledger.accounts.of.values()
+    assert sum(house.ledger.busy.values()) == pytest.approx(spent)
+    assert sum(account.seconds for account in accounts) == pytest.approx(spent)
+
+
+def test_a_chunk_is_billed_though_its_sequence_is_preempted_before_its_result_is_there():
+    house = House(overlaps=True, num_pages=12, max_seqs=4)
+    house.batch("b", 100, 8, tenant="late")
+    house.step()
+    assert house.ledger.accounts.get(Lane.BATCH, "late").served == 0
+    house.submit("i", 120, 2)
+    house.step()
+    assert house.state.sequences["b"].num_preemptions == 1
+    assert house.ledger.accounts.get(Lane.BATCH, "late").served == pytest.approx(house.executor.took[0])
+
+
+def test_a_token_known_beforehand_to_be_the_last_is_followed_by_nothing():
+    house = House(overlaps=True)
+    house.submit("r", 16, 5)
+    house.finish()
+    assert [(chunk.start, chunk.num_tokens) for chunk in chunks_of(house, "r")] == [
+        (0, 16),
+        *((16 + i, 1) for i in range(4)),
+    ]
+
+
+def test_what_follows_a_stop_is_thrown_away():
+    house = House(overlaps=True)
+    prompt = (1, 2, 3)
+    tokens = expected_tokens(Request("r", prompt, SamplingParams(9)), 9, 1000)
+    params = SamplingParams(9, stop_token_ids=(tokens[3],))
+    house.engine.inbox.put(Submit(Request("r", prompt, params)))
+    house.finish()
+    assert (len(house.times["r"]), house.reason("r")) == (tokens.index(tokens[3]) + 1, "stop")
+    assert len(chunks_of(house, "r")) == len(house.times["r"]) + 1
+    assert house.state.counters.generated_tokens == len(house.times["r"])
+    assert leftovers(house.state) == []
+
+
+def test_a_name_that_is_used_again_does_not_get_what_was_meant_for_another():
+    engine = make_engine(ROOMY, overlaps=True)
+    first, second = request("r", [1, 2, 3], 20, ignore_eos=True), request("r", [4, 5], 6, ignore_eos=True)
+    engine.inbox.put(Submit(first))
+    before = [event for _ in range(4) for event in engine.step()]
+    engine.inbox.put(Abort("r"))
+    engine.inbox.put(Submit(second))
+    after = []
+    while engine.state.has_work:
+        after += engine.step()
+    heard, reason = told(after[:1], "r")
+    assert (heard, reason) == ([], FinishReason.ABORT)
+    assert told(before, "r") == (expected_tokens(first, 3),)
+    assert told(after[1:], "r") == (expected_tokens(second, 6), FinishReason.LENGTH)
+
+
+def test_a_page_is_found_as_soon_as_its_tokens_are_known_and_no_sooner():
+    engine = make_engine(replace(ROOMY, block_size=2), overlaps=True)
+    r = request("r", [1, 2, 3], 9, ignore_eos=True)
+    engine.inbox.put(Submit(r))
+    for _ in range(8):
+        engine.step()
+        (seq,) = engine.state.running.values()
+        assert len(seq.tokens) == seq.num_computed, "the step under way computes the newest token"
+        assert len(engine.state.prefix.page_of) == len(seq.tokens) // 2
+    again = Request("again", (*r.prompt, *expected_tokens(r, 3)), SamplingParams(1, ignore_eos=True))
+    events = run_all(engine, [again], {})
+    assert next(event for event in events if event.tokens and event.request_id == "again").num_cached == 4
+
+
+def test_an_adapter_is_known_until_nothing_under_way_reads_it():
+    engine = make_engine(ROOMY, overlaps=True)
+    engine.inbox.put(added("a"))
+    engine.inbox.put(Submit(request("r", [1, 2], 30, adapter="a", ignore_eos=True)))
+    while not engine.state.running:
+        engine.step()
+    engine.step()
+    engine.inbox.put(DropAdapter("a"))
+    engine.inbox.put(Abort("r"))
+    while "a" in engine.state.adapters:
+        engine.step()
+    (last,) = engine.state.under_way
+    assert last.plan.evicted == ("a",) and last.plan.chunks == ()
+    while engine.state.has_work:
+        engine.step()
+    assert engine.executor.resident == {}
+
+
+def test_somebody_whose_place_comes_free_only_by_a_result_starts_at_once():
+    house = House(overlaps=True, max_seqs=1)
+    house.submit("first", 16, 3)
+    house.submit("second", 16, 1)
+    house.finish()
+    assert house.times["second"][0] - house.times["first"][-1] == pytest.approx(STEP + 16 * PREFILL)

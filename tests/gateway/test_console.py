@@ -1,0 +1,280 @@
+"""The console in a real browser, over a real port, on a gateway with a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+import httpx
+import pytest
+from browser import chromium
+from fakes import BASE, write_adapter
+from served import Served, served
+
+from engine.core.types import Lane, LaneMode
+
+FILLED = {"tenants": ".tenant", "adapters": "tbody b", "playground": ".talk", "overview": ".lane"}
+UNNAMED = "button:not([aria-label]):empty, svg:not([role], [aria-hidden]), input:not([aria-label], [id], label input)"
+PARSES_TEXT = r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function|https?://(?!www\.w3)"
+CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
+
+
+@dataclass
+class Console:
+    """A page of the console, and what it did behind our backs."""
+
+    gateway: Served
+    page: Any
+    errors: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    """Urls."""
+
+    def enter(self, key: str = "sk-admin", view: str = "overview", *, keep: bool = False) -> None:
+        self.page.goto(f"{self.gateway.url}/console#{view}")
+        self.page.get_by_label("Admin key").fill(key)
+        self.page.get_by_label("Keep it").set_checked(keep)
+        self.page.get_by_role("button", name="Open the console").click()
+
+    def chat(self, key: str = "sk-acme", **fields: Any) -> httpx.Response:
+        """As any client would."""
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.post(f"{self.gateway.url}/v1/chat/completions", headers=headers, json=CHAT | fields, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def console(browser, tmp_path):
+    with served(tmp_path) as gateway:
+        context = browser.new_context(reduced_motion="reduce")
+        context.set_default_timeout(10_000)
+        found = Console(gateway, context.new_page())
+        found.page.on("pageerror", lambda error: found.errors.append(str(error)))
+        found.page.on("console", lambda message: found.errors.append(message.text) if is_wrong(message) else None)
+        found.page.on("request", lambda request: found.asked.append(request.url))
+        yield found
+        context.close()
+        assert found.errors == []
+        gateway.run(gateway.house.assert_empty())
+
+
+def is_wrong(message: Any) -> bool:
+    """What a browser says by itself of an answer that is an error is part of some tests."""
+    return message.type == "error" and "Failed to load resource" not in message.text
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+
+
+def test_a_stranger_sees_nothing(console):
+    page = console.page
+    for key in ("sk-wrong", "sk-acme"):
+        console.enter(key)
+        page.get_by_text("That is no administrator").wait_for()
+    assert page.locator("#content").text_content() == "" and not page.locator("#house").is_visible()
+    assert not [url for url in console.asked if "v1/overview" in url]
+    console.enter()
+    page.get_by_role("region", name="Lane interactive").wait_for()
+    stored = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])")
+    assert "sk-" not in stored + "".join(console.asked)
+    page.reload()
+    page.get_by_label("Admin key").wait_for()
+
+
+def test_the_key_is_kept_for_the_tab_if_wanted_and_forgotten_at_the_door(console):
+    page = console.page
+    console.enter(keep=True)
+    page.get_by_role("region", name="Lane batch").wait_for()
+    page.reload()
+    page.get_by_role("region", name="Lane batch").wait_for()
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_label("Admin key").wait_for()
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_a_lane_is_paused_at_the_second_press_and_opened_again(console):
+    page, engine = console.page, console.gateway.house.engine
+    console.enter()
+    lane = page.get_by_role("region", name="Lane batch")
+    lane.get_by_role("button", name="Pause").click()
+    assert engine.modes[Lane.BATCH] is LaneMode.OPEN
+    lane.get_by_role("button", name="Pause batch?").click()
+    lane.get_by_text("paused").wait_for()
+    assert engine.modes == {Lane.INTERACTIVE: LaneMode.OPEN, Lane.BATCH: LaneMode.PAUSED}
+    lane.get_by_role("button", name="Resume").click()
+    lane.get_by_role("button", name="Drain").wait_for()
+    assert engine.modes[Lane.BATCH] is LaneMode.OPEN
+
+
+def test_a_limit_edited_in_place_binds_on_the_next_request(console):
+    page = console.page
+    console.enter(view="tenants")
+    limit = page.get_by_label("tokens a day of acme")
+    assert console.chat().status_code == 200
+    limit.fill("3")
+    limit.press("Enter")
+    page.get_by_text("tokens a day of acme: 3").wait_for()
+    refused = console.chat()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+    page.get_by_role("region", name="Tenant acme").get_by_text("Last refused").wait_for()
+    limit.fill("many")
+    limit.press("Enter")
+    page.get_by_text("“many” is no limit").wait_for()
+    limit.press("Escape")
+    assert limit.input_value() == "3"
+    limit.fill("")
+    limit.press("Enter")
+    page.get_by_text("tokens a day of acme: no limit").wait_for()
+    assert console.chat().status_code == 200
+
+
+def test_a_live_request_is_cancelled_and_its_caller_is_told(console):
+    page, house = console.page, console.gateway.house
+    house.engine.go_on = asyncio.Event()
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(console.chat, stream=True)
+        console.enter()
+        table = page.get_by_role("region", name="Live requests")
+        table.get_by_text("1 of 20").wait_for()
+        table.get_by_role("button", name="Cancel request").click()
+        table.get_by_text("Really cancel?").click()
+        told = answer.result(10).text
+        table.get_by_text("Nothing is running").wait_for()
+    assert '"code":"preempted"' in told and "an administrator cancelled" in told and "[DONE]" not in told
+    (record,) = house.watcher.records
+    assert (record.status, record.completion_tokens) == (503, 1)
+    assert list(house.limiter.ends.values()) == [[record.prompt_tokens + 1]]
+
+
+def test_the_playground_streams_as_a_tenant_and_never_as_the_administrator(console):
+    page, engine = console.page, console.gateway.house.engine
+    engine.go_on, engine.reply = asyncio.Event(), lambda request: "A<b>bold</b> answer"
+    console.enter(view="playground")
+    key = page.get_by_label("Tenant key")
+    key.fill("sk-admin")
+    key.press("Tab")
+    page.get_by_text("That is the administrator").wait_for()
+    assert key.input_value() == "" and not [url for url in console.asked if "/v1/models" in url]
+    key.fill("sk-globex")
+    key.press("Tab")
+    page.get_by_role("option", name="captain").wait_for(state="attached")
+    assert page.get_by_label("Model").inner_text().split() == [BASE, "pirate", "captain"]
+    page.get_by_label("Model").select_option("pirate")
+    page.get_by_label("Lane").select_option("batch")
+    page.get_by_label("Most tokens").fill("64")
+    page.get_by_label("Message").fill("hello")
+    page.get_by_label("Message").press("Enter")
+    said = page.locator(".said.assistant")
+    until(lambda: said.inner_text() == "A")
+    assert engine.open == 1, "the first words are there while the engine still writes"
+    engine.go_on.set()
+    page.get_by_text("batch lane").wait_for()
+    assert said.inner_text() == "A<b>bold</b> answer"
+    (request,) = engine.requests
+    assert (request.tenant, request.lane, request.origin.model) == ("globex", Lane.BATCH, "pirate")
+
+
+def test_stopping_the_playground_aborts(console):
+    page, engine = console.page, console.gateway.house.engine
+    engine.go_on = asyncio.Event()
+    console.enter(view="playground")
+    page.get_by_label("Tenant key").fill("sk-acme")
+    page.get_by_label("Tenant key").press("Tab")
+    page.get_by_role("option", name="poet").wait_for(state="attached")
+    page.get_by_label("Most tokens").fill("64")
+    page.get_by_label("Message").fill("hello")
+    page.get_by_role("button", name="Send").click()
+    until(lambda: page.locator(".said.assistant").inner_text() == "H")
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("stopped").wait_for()
+    until(lambda: engine.ends)
+    assert list(engine.ends.values()) == ["aborted"]
+
+
+def test_adapters_are_loaded_pinned_and_unloaded(console, tmp_path):
+    page, house = console.page, console.gateway.house
+    write_adapter(tmp_path, "bard")
+    console.enter(view="adapters")
+    form = page.get_by_role("form", name="Load an adapter")
+    form.get_by_label("Name").fill("team/bard")
+    form.get_by_label("Folder or hub id").fill("/etc")
+    form.get_by_role("button", name="Load").click()
+    page.locator(".toast.bad").wait_for()
+    form.get_by_label("Folder or hub id").fill("bard")
+    form.get_by_label("Only for these tenants").fill("globex, acme")
+    form.get_by_role("button", name="Load").click()
+    page.get_by_text("only acme · only globex").wait_for()
+    assert house.adapters.records["team/bard"].tenants == ("acme", "globex")
+    pin = page.get_by_role("button", name="Pin team/bard")
+    for pinned in (True, False):
+        pin.click()
+        page.get_by_role("button", name="Pin team/bard", pressed=pinned).wait_for()
+        assert house.adapters.records["team/bard"].pinned is pinned
+    page.get_by_label("Find adapters").fill("globex")
+    assert page.locator("tbody tr:visible b").all_inner_texts() == ["team/bard"]
+    page.get_by_role("button", name="Unload team/bard").click()
+    page.get_by_text("Really unload?").click()
+    page.get_by_text("No adapter is like that").wait_for()
+    assert list(house.adapters.records) == ["pirate", "poet"]
+
+
+def test_what_others_wrote_is_shown_as_text(console):
+    page, evil = console.page, "<img src=x onerror=document.title='owned'>"
+    console.enter(view="adapters")
+    form = page.get_by_role("form", name="Load an adapter")
+    form.get_by_label("Name").fill("x")
+    form.get_by_label("Folder or hub id").fill(evil)
+    form.get_by_role("button", name="Load").click()
+    page.get_by_text(evil).wait_for()
+    assert page.locator("#toasts img, #content img").count() == 0 and page.title() == "loralane console"
+
+
+def test_an_engine_that_is_away_is_said_and_what_is_shown_counts_as_old(console):
+    page, engine = console.page, console.gateway.house.engine
+    console.enter()
+    page.get_by_role("region", name="Lane batch").wait_for()
+    engine.ready = False
+    page.get_by_text("What you see is old: the engine is not available").wait_for()
+    engine.ready = True
+    page.get_by_role("alert").filter(has_text="old").wait_for(state="hidden")
+
+
+def test_a_phone_and_a_keyboard_are_enough(console):
+    page = console.page
+    page.set_viewport_size({"width": 375, "height": 812})
+    console.enter()
+    page.get_by_role("region", name="Lane batch").wait_for()
+    for view in ("tenants", "adapters", "playground", "overview"):
+        link = page.get_by_role("link", name=view.capitalize())
+        link.focus()
+        page.keyboard.press("Enter")
+        page.locator("#content h1").filter(has_text=view.capitalize()).wait_for(state="attached")
+        assert link.get_attribute("aria-current") == "page"
+        page.locator(FILLED[view]).first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") == 375, view
+    assert page.locator(f"#house :is({UNNAMED})").count() == 0
+
+
+def test_no_file_of_the_page_can_make_code_of_text():
+    files = [entry for entry in resources.files("gateway.console").iterdir() if entry.name.endswith((".js", ".html"))]
+    assert len(files) > 8
+    for entry in files:
+        text = entry.read_text()
+        found = re.search(PARSES_TEXT, text)
+        assert found is None, (entry.name, found)
+    page = resources.files("gateway.console").joinpath("index.html").read_text()
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]* src=)", page)

@@ -1,0 +1,200 @@
+"""What /metrics exposes, what docs/metrics.md says of it, what dashboards and alerts make of it: one and the same."""
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from fakes import House, build_house
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
+from engine.pb import engine_pb2 as pb
+from gateway.core.limits import Scope
+from gateway.metrics import FIRST_TOKEN, TOKEN
+from gateway.usage.metrics import UsageMetrics
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAT = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}]}
+LABELLED = re.compile(r"`([a-z_]+)`")
+CELL_EDGE = re.compile(r"(?<!\\)\|")
+NAME, TYPE, LABELS, UNIT = range(4)
+
+BY_LANE = (
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "time_per_output_token_seconds"),
+    *("request_duration_seconds", "queue_time_seconds", "requests_running", "requests_waiting"),
+    *("slo_attainment", "vtc_gap_seconds", "vtc_bound_seconds"),
+)
+PROMISED = (
+    *("kv_pages", "adapter_pages", "free_pages", "preemptions_total", "recomputed_tokens_total"),
+    *("adapter_loads_total", "adapter_evictions_total", "adapter_load_seconds_total"),
+    *("step_predicted_seconds_total", "step_actual_seconds_total"),
+    *("tokens_total", "limiter_decisions_total", "limiter_mode"),
+)
+ROUTERS = ["lora_requests_info", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"]
+
+
+@pytest.fixture
+async def house(tmp_path) -> House:
+    """One in which everything has happened that a metric tells of."""
+    house = await build_house(tmp_path)
+    house.metrics.register(UsageMetrics(SimpleNamespace(undelivered_tokens=0, lost_tokens=0)))
+    house.engine.picture = pb.EngineStats(
+        lanes=[pb.LaneStats(lane=pb.LANE_INTERACTIVE), pb.LaneStats(lane=pb.LANE_BATCH)],
+        tenants=[pb.TenantStats(tenant="acme", device_seconds=1.0)],
+        preemptions_by_cause={"pages": 3},
+    )
+    await house.limiter.set_limits(Scope("acme"), {"tokens_per_day": 1, "shadow": ["tokens_per_day"]})
+    async with house.client() as client:
+        await client.post("/v1/chat/completions", json=CHAT)
+        await client.post("/v1/chat/completions", content=b"{")
+    async with house.client("sk-globex") as client:
+        await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 200})
+    return house
+
+
+async def families(house: House):
+    async with house.client(None) as client:
+        text = (await client.get("/metrics")).text
+    return list(text_string_to_metric_families(text))
+
+
+def exposed_name(family) -> str:
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def exposed(family) -> tuple[str, str, frozenset[str]]:
+    labels = {label for sample in family.samples for label in sample.labels}
+    return exposed_name(family), family.type, frozenset(labels - {"le"})
+
+
+def documented() -> list[list[str]]:
+    """Cells of every row that is about a metric."""
+    lines = (ROOT / "docs" / "metrics.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in CELL_EDGE.split(line)[1:-1]] for line in lines if line.startswith("| `")]
+    return [[row[NAME].strip("`"), *row[1:]] for row in rows]
+
+
+async def test_the_document_lists_what_is_exposed_and_nothing_else(house):
+    rows = [(row[NAME], row[TYPE], frozenset(LABELLED.findall(row[LABELS]))) for row in documented()]
+    assert len(rows) == len(set(rows))
+    told = {exposed(family) for family in await families(house)}
+    assert set(rows) - told == set()
+    assert told - set(rows) == set()
+
+
+def test_names_end_in_their_units():
+    for row in documented():
+        in_seconds = row[NAME].removesuffix("_total").endswith("_seconds")
+        assert in_seconds == (row[UNIT] == "seconds") or row[NAME].startswith("vllm:"), row
+        assert row[NAME].endswith("_bytes") == (row[UNIT] == "bytes"), row
+        assert row[NAME].endswith("_total") == (row[TYPE] == "counter"), row
+
+
+async def test_all_that_was_promised_is_there(house):
+    labels = {name: labels for name, _, labels in map(exposed, await families(house))}
+    promised = {f"loralane_{name}" for name in (*PROMISED, *BY_LANE)} | {f"vllm:{name}" for name in ROUTERS}
+    assert promised - labels.keys() == set()
+    assert [name for name in BY_LANE if "lane" not in labels[f"loralane_{name}"]] == []
+    assert labels["vllm:lora_requests_info"] == {"max_lora", "running_lora_adapters", "waiting_lora_adapters"}
+
+
+async def test_every_histogram_is_whole_and_every_sample_has_happened(house):
+    told = await families(house)
+    assert [family.name for family in told if not family.samples] == []
+    for family in told:
+        if family.type == "histogram":
+            counts = {s.labels.get("lane"): s.value for s in family.samples if s.name.endswith("_count")}
+            ends = {s.labels.get("lane"): s.value for s in family.samples if s.labels.get("le") == "+Inf"}
+            assert counts == ends
+            assert sum(counts.values()) > 0
+
+
+def test_goals_are_bounds_so_that_attainment_can_be_read_off():
+    for goals in (INTERACTIVE_GOALS, BATCH_GOALS):
+        assert goals.ttft_s in FIRST_TOKEN
+        assert goals.itl_s in TOKEN
+
+
+# PromQL, as far as needed to find the metrics in it
+
+GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+KEYWORDS = {"and", "or", "unless", "bool", "offset", "group_left", "group_right", "on", "by"}
+
+
+def metrics_of(expression: str) -> set[str]:
+    bare = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]', "", GROUPING.sub(" ", expression))
+    words = re.findall(r"[A-Za-z_:][\w:]*(?!\s*\(|[\w:])", bare)
+    return set(words) - KEYWORDS
+
+
+def labels_of(expression: str) -> set[str]:
+    grouped = {label.strip() for found in GROUPING.findall(expression) for label in found.split(",")}
+    matched = {
+        label for braces in re.findall(r"\{[^}]*\}", expression) for label in re.findall(r"(\w+)\s*[=!]", braces)
+    }
+    return grouped | matched
+
+
+def rules():
+    groups = yaml.safe_load((ROOT / "configs" / "prometheus" / "loralane.rules.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def panels():
+    dashboard = json.loads((ROOT / "configs" / "grafana" / "loralane.json").read_text())
+    return dashboard, dashboard["panels"]
+
+
+def expressions():
+    alerts = {rule["alert"]: [rule["expr"]] for rule in rules()}
+    drawn = {panel["title"]: [target["expr"] for target in panel.get("targets", ())] for panel in panels()[1]}
+    return [(name, expr) for name, exprs in [*alerts.items(), *drawn.items()] for expr in exprs]
+
+
+async def test_dashboards_and_alerts_name_only_metrics_and_labels_that_exist(house):
+    labels = {}
+    for family in await families(house):
+        for name in {sample.name for sample in family.samples}:
+            labels[name] = exposed(family)[2] | {"le", "instance", "job"}
+    labels["up"] = {"job", "instance"}
+    for where, expr in expressions():
+        named = metrics_of(expr)
+        assert named, where
+        assert named - labels.keys() == set(), where
+        assert labels_of(expr) - {""} - set().union(*(labels[name] for name in named)) == set(), where
+
+
+def test_the_reader_of_promql_sees_what_is_there():
+    expr = 'sum by (lane, le) (rate(a_bucket{x="b", y!~"c"}[5m])) / on (z) group_left sum(vllm:d) > 0.5 and e{} == 1'
+    assert metrics_of(expr) == {"a_bucket", "vllm:d", "e"}
+    assert labels_of(expr) == {"lane", "le", "x", "y", "z"}
+
+
+def test_every_alert_is_explained_and_no_other():
+    text = (ROOT / "docs" / "observability.md").read_text()
+    names = [rule["alert"] for rule in rules()]
+    assert len(names) == len(set(names))
+    assert re.findall(r"^### (Loralane\w+)$", text, re.M) == names
+    assert {rule["labels"]["severity"] for rule in rules()} == {"page", "ticket"}
+    assert all(rule["annotations"]["summary"] for rule in rules())
+
+
+def test_the_dashboard_fits_together():
+    dashboard, drawn = panels()
+    assert len({panel["id"] for panel in drawn}) == len(drawn)
+    assert {item["name"] for item in dashboard["templating"]["list"]} == {"datasource", "instance"}
+    for panel in drawn:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        if panel["type"] != "row":
+            assert panel["description"] and panel["datasource"]["uid"] == "${datasource}"
+    assert not [pair for pair in combinations(drawn, 2) if overlap(*(panel["gridPos"] for panel in pair))]
+
+
+def overlap(one, other) -> bool:
+    spans = (("x", "w"), ("y", "h"))
+    return all(one[at] < other[at] + other[size] and other[at] < one[at] + one[size] for at, size in spans)

@@ -1,0 +1,178 @@
+"""Usage as operators read it: over HTTP, over gRPC and in a terminal, and as nobody else can."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+from collections import Counter
+from decimal import Decimal
+from io import StringIO
+
+import pytest
+from fakes import DEVICE_SECONDS, House, build_house
+from grpc_house import as_key, open_grpc_house, refused
+from typer.testing import CliRunner
+
+from gateway.cli import app as cli
+from gateway.core.tenants import hash_key, key_id
+from gateway.core.usage import today
+from gateway.pb import usage_pb2 as pb
+from gateway.pb.usage_pb2_grpc import UsageAdminStub
+
+USAGE = "/admin/v1/usage"
+CALLS = [
+    ("sk-acme", "pirate", "priority"),
+    ("sk-acme", "captain", "flex"),
+    ("sk-acme", "poet", "flex"),
+    ("sk-acme", "tiny", "flex"),
+    ("sk-globex", "pirate", "priority"),
+]
+
+
+@pytest.fixture
+async def house(tmp_path) -> House:
+    house = await build_house(tmp_path)
+    house.engine.cached = lambda request: min(3, len(request.prompt) - 1)
+    return house
+
+
+async def answers(house: House) -> Counter:
+    """What callers were told that they used, over several requests."""
+    told: Counter = Counter()
+    for key, model, tier in CALLS:
+        body = {"model": model, "messages": [{"role": "user", "content": "hi " + model}], "max_tokens": 6, "n": 2}
+        async with house.client(key) as client:
+            response = await client.post("/v1/chat/completions", json={**body, "service_tier": tier})
+        usage = response.json()["usage"]
+        told.update(requests=1, prompt_tokens=usage["prompt_tokens"], completion_tokens=usage["completion_tokens"])
+        told.update(cached_tokens=usage["prompt_tokens_details"]["cached_tokens"])
+    return told
+
+
+async def get(house: House, **params):
+    async with house.client("sk-admin") as client:
+        response = await client.get(USAGE, params=params)
+    assert response.status_code == 200, response.text
+    return response
+
+
+async def test_usage_is_what_the_answers_said(house):
+    told = await answers(house)
+    report = (await get(house)).json()
+    assert {name: report["total"][name] for name in told} == told
+    lines = [(line["tenant"], line["adapter"], line["lane"], line["requests"]) for line in report["usage"]]
+    assert lines == [
+        ("acme", "pirate", "batch", 1),
+        ("acme", "pirate", "interactive", 1),
+        ("acme", "poet", "batch", 1),
+        ("acme", "tiny", "batch", 1),
+        ("globex", "pirate", "interactive", 1),
+    ]
+    assert report["total"]["device_seconds"] == pytest.approx(told["completion_tokens"] * DEVICE_SECONDS)
+    assert (report["from"], report["to"]) == (str(today().replace(day=1)), str(today()))
+    tiny = report["usage"][3]
+    fresh = tiny["prompt_tokens"] - tiny["cached_tokens"]
+    expected = (
+        fresh * Decimal("0.1") + tiny["cached_tokens"] * Decimal("0.1") + tiny["completion_tokens"] * Decimal("0.4")
+    )
+    assert Decimal(tiny["amount"]) == expected / 10**6
+    assert Decimal(tiny["cost"]) == Decimal(str(tiny["device_seconds"])) * Decimal("3.6") / 3600
+
+
+async def test_what_costs_nothing_is_not_counted(house):
+    house.engine.fail_after = 2
+    await answers_of_failures(house)
+    house.engine.fail_after = None
+    async with house.client("sk-acme") as client:
+        assert (await client.post("/v1/chat/completions", json={"model": "nobody", "messages": []})).status_code >= 400
+    assert (await get(house)).json()["total"]["requests"] == 0
+
+
+async def answers_of_failures(house: House) -> None:
+    async with house.client("sk-acme") as client:
+        body = {"model": "poet", "messages": [{"role": "user", "content": "hi"}]}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 503
+
+
+async def test_csv_by_parameter_or_accept(house):
+    await answers(house)
+    by_parameter = await get(house, format="csv", group_by="key,lane", tenant="acme")
+    assert by_parameter.headers["content-type"].startswith("text/csv")
+    assert f"-{today()}.csv" in by_parameter.headers["content-disposition"]
+    lines = list(csv.DictReader(StringIO(by_parameter.text)))
+    assert [(line["key"], line["lane"], line["requests"], line["currency"]) for line in lines] == [
+        (key_id(hash_key("sk-acme")), "batch", "3", "USD"),
+        (key_id(hash_key("sk-acme")), "interactive", "1", "USD"),
+    ]
+    async with house.client("sk-admin") as client:
+        by_header = await client.get(USAGE, headers={"accept": "text/csv"}, params={"group_by": "none"})
+    [line] = csv.DictReader(StringIO(by_header.text))
+    assert line["requests"] == "5"
+
+
+async def test_filters_that_are_misspelt_are_no_bill_for_everybody(house):
+    async with house.client("sk-admin") as client:
+        for params, param in (({"tennant": "acme"}, "tennant"), ({"format": "xml"}, "format"), ({"from": "x"}, "from")):
+            response = await client.get(USAGE, params=params)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_only_administrators_read_usage(house):
+    for key, status in (("sk-acme", 403), ("sk-globex", 403), (None, 401)):
+        async with house.client(key) as client:
+            response = await client.get(USAGE, params={"tenant": "acme"})
+        assert response.status_code == status
+        assert "usage" not in response.json()
+
+
+async def test_over_grpc_it_is_the_same(tmp_path):
+    async with open_grpc_house(tmp_path) as api:
+        told = await answers(api.house)
+        stub = UsageAdminStub(api.channel)
+        report = await stub.Report(pb.UsageReportRequest(group_by="lane,adapter"), metadata=as_key("admin"))
+        assert [(line.adapter, line.lane, line.requests) for line in report.usage] == [
+            ("pirate", "batch", 1),
+            ("pirate", "interactive", 2),
+            ("poet", "batch", 1),
+            ("tiny", "batch", 1),
+        ]
+        assert (report.total.prompt_tokens, report.total.completion_tokens) == (
+            told["prompt_tokens"],
+            told["completion_tokens"],
+        )
+        assert not report.usage[0].HasField("tenant")
+        over_http = (await get(api.house, group_by="lane,adapter")).json()
+        assert [line.amount for line in report.usage] == [line["amount"] for line in over_http["usage"]]
+        denied = await refused(stub.Report(pb.UsageReportRequest(), metadata=as_key("acme")))
+        assert denied.code == "PERMISSION_DENIED"
+        bad = await refused(stub.Report(pb.UsageReportRequest(lane="fast"), metadata=as_key("admin")))
+        assert (bad.code, bad.fields) == ("INVALID_ARGUMENT", ["lane"])
+        await api.assert_empty()
+
+
+async def test_in_a_terminal(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    async with open_grpc_house(tmp_path) as api:
+        await answers(api.house)
+        target = ["--target", f"127.0.0.1:{api.port}", "--key", "sk-admin"]
+
+        async def run(*arguments: str, exit_code: int = 0) -> str:
+            done = await asyncio.to_thread(CliRunner().invoke, cli, ["usage", *arguments, *target])
+            assert done.exit_code == exit_code, done.output
+            return done.stdout
+
+        table = await run()
+        assert [word in table for word in ("globex", "poet", "interactive", "amount, USD", "total")] == [True] * 5
+        report = json.loads(await run("--json", "--by", "tenant", "--lane", "interactive"))
+        assert [(line["tenant"], line["requests"]) for line in report["usage"]] == [("acme", 1), ("globex", 1)]
+        assert report == (await get(api.house, group_by="tenant", lane="interactive")).json()
+        as_csv = await run("--csv", "--by", "tenant,key", "--adapter", "po*")
+        assert as_csv == (await get(api.house, group_by="tenant,key", adapter="po*", format="csv")).text.replace(
+            "\r", ""
+        )
+        assert "5" in await run("--by", "none")
+        await run("--from", "never", exit_code=1)
+        await run("--csv", "--json", exit_code=2)
+        help_text = await asyncio.to_thread(CliRunner().invoke, cli, ["usage", "--help"])
+        assert "loralane usage --tenant acme" in help_text.stdout

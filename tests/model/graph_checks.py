@@ -1,0 +1,245 @@
+"""Steps that are recorded once and replayed, against the same steps launched one by one, under Triton's interpreter. A
+script of its own, because Triton decides at import whether kernels are interpreted: start it with TRITON_INTERPRET=1
+and the folder of the tiny model.
+
+What is recorded is called again (rerun.py). That side never knows a token when it plans the step that computes it.
+
+Prints one JSON object: check -> null, or the traceback of its failure.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from graph_engine import an_engine_ahead_of_replays
+from rerun import Rerun
+from torch import Tensor
+
+from engine.core.types import Admission, SampledToken, SamplingParams, ScheduledChunk
+from engine.model.arena import Arena, page_shape
+from engine.model.batch import UNKNOWN, BatchState
+from engine.model.decoder import Decoder, build_decoder
+from engine.model.device_sampler import DeviceSample, DeviceSampler
+from engine.model.graphs import StepGraphs, StepParts
+from engine.model.lora import TARGETS, target_widths
+from engine.model.spec import read_spec
+from engine.model.steps import Steps
+from engine.model.weights import open_weights
+from lora_kernels.layout import pack_adapter, plan_layout
+from lora_kernels.triton_attention import PagedAttention
+from lora_kernels.triton_backend import TritonBackend
+from lora_kernels.triton_decode import DecodeTuning
+from lora_kernels.triton_lora_tuning import LoraTuning
+from lora_kernels.triton_sampling import SamplingTiles
+
+CPU = torch.device("cpu")
+BLOCK, NUM_PAGES, MAX_SEQS, MAX_LEN, VOCAB = 16, 80, 4, 64, 97
+OF_4, OF_2, OF_1, PLAIN = 0, 2, 4, 1
+"""Numbers of what is recorded: two for each rung, the largest first; with adapters, and without."""
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=1.2, seed=5, repetition_penalty=1.2)
+FILTERED = SamplingParams(temperature=1.2, seed=6, top_k=9)
+LOGPROBS = SamplingParams(temperature=0.7, seed=8, logprobs=2)
+
+
+class Watched(DeviceSampler):
+    """Remembers the logits of the last step."""
+
+    logits = torch.empty(0)
+
+    def collect(self, ids: Tensor, logits: Tensor, request_ids: Sequence[str]) -> DeviceSample:
+        self.logits = logits[: len(request_ids)].clone()
+        return super().collect(ids, logits, request_ids)
+
+
+@cache
+def tiny_decoder() -> Decoder:
+    folder = Path(sys.argv[1])
+    spec = read_spec(folder)
+    return build_decoder(spec, open_weights(folder, spec), torch.float32, CPU)
+
+
+class World:
+    """One engine's device side, without a scheduler. Pages that nobody owns are NaN."""
+
+    def __init__(self, is_recorded: bool) -> None:
+        decoder, self.is_recorded = tiny_decoder(), is_recorded
+        self.arena = Arena(page_shape(decoder.spec, BLOCK), NUM_PAGES, 4, torch.float32, CPU)
+        self.arena.pages[1:] = torch.nan
+        decode = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=3)
+        backend = TritonBackend(LoraTuning(shrink_programs=4, expand_programs=2), PagedAttention(decode))
+        self.sampler = Watched(VOCAB, CPU, (2, 3), MAX_SEQS, SamplingTiles(128, 128))
+        self.state = BatchState(MAX_SEQS, MAX_LEN, BLOCK)
+        self.recorder, graphs = Rerun(), None
+        if is_recorded:
+            parts = StepParts(decoder, self.arena, backend, self.sampler)
+            graphs = StepGraphs(parts, self.recorder, MAX_SEQS, MAX_LEN)
+        self.steps = Steps(decoder, self.arena, backend, self.sampler, graphs)
+
+    def load(self, name: str, rank: int, pages: Sequence[int], is_scaled: bool = False) -> None:
+        """A random adapter of every projection, the same for the same name."""
+        spec, generator = tiny_decoder().spec, torch.Generator().manual_seed(ord(name))
+        ranks = np.full((spec.layers, len(TARGETS)), rank, dtype=np.int32)
+        widths, scaled = target_widths(spec), np.full(ranks.shape, is_scaled)
+        layout = plan_layout(ranks, widths, self.arena.shape.elements, scaled)
+        random = partial(torch.randn, generator=generator)
+        places = {place: widths[place[1]].tolist() for place in np.ndindex(ranks.shape)}
+        blocks = {place: (random(rank, into) * 0.2, random(out, rank) * 0.2) for place, (into, out) in places.items()}
+        scales = {place: random(2, out) * 0.1 for place, (_, out) in places.items() if is_scaled}
+        blob = pack_adapter(layout, blocks, self.arena.shape.elements, torch.float32, scales)
+        self.arena.load_adapter(name, layout, blob, tuple(pages[: layout.num_pages]))
+
+    def admit(self, admission: Admission) -> None:
+        name = admission.request_id
+        self.sampler.add(name, admission.params, admission.tokens, admission.num_prompt)
+        self.state.admit(admission, self.arena.slot(admission.adapter), int(self.sampler.slots([name])[0]))
+
+    def release(self, name: str) -> None:
+        self.state.release(name)
+        self.sampler.remove(name)
+
+    def step(self, chunks: Sequence[ScheduledChunk]) -> list[SampledToken]:
+        sample = self.steps.launch(self.state.gather(chunks))
+        sampled = sample.to_host() if sample else []
+        for token in sampled:
+            self.state.append(token.request_id, UNKNOWN if self.is_recorded else token.token)
+        return sampled
+
+
+class Pair:
+    """A recorded world and one that is not, told the same."""
+
+    def __init__(self) -> None:
+        self.recorded, self.plain = World(True), World(False)
+        self.tokens: dict[str, list[int]] = {}
+        self.computed: dict[str, int] = {}
+        self.pages: dict[str, list[int]] = {}
+        self.free = [7, 3, 11, 5, 2, 13, 9, 4, 15, 6, 17, 8]
+
+    def both(self, call: Callable[[World], Any]) -> None:
+        call(self.recorded)
+        call(self.plain)
+
+    def admit(
+        self, name: str, tokens: Sequence[int], adapter: str | None = None, params: SamplingParams = GREEDY
+    ) -> None:
+        self.tokens[name], self.computed[name], self.pages[name] = list(tokens), 0, []
+        admission = Admission(name, tuple(tokens), len(tokens), 0, (), adapter, params)
+        self.both(lambda world: world.admit(admission))
+
+    def preempt(self, name: str) -> None:
+        self.both(lambda world: world.release(name))
+
+    def resume(
+        self, name: str, num_prompt: int, adapter: str | None, params: SamplingParams, num_computed: int
+    ) -> None:
+        """With what is computed in the pages that it had."""
+        self.computed[name], kept = num_computed, self.pages[name] if num_computed else []
+        self.free += [page for page in self.pages[name] if page not in kept]
+        self.pages[name] = list(kept)
+        tokens = tuple(self.tokens[name])
+        admission = Admission(name, tokens, num_prompt, num_computed, tuple(kept), adapter, params)
+        self.both(lambda world: world.admit(admission))
+
+    def step(self, names: Sequence[str]) -> int | None:
+        """What was replayed, if anything. Both must say the same, and mean it."""
+        chunks = [self.chunk(name) for name in names]
+        before = len(self.recorded.recorder.replayed)
+        ours, theirs = self.recorded.step(chunks), self.plain.step(chunks)
+        assert [(one.request_id, one.token) for one in ours] == [(one.request_id, one.token) for one in theirs]
+        for one, other in zip(ours, theirs, strict=True):
+            if other.logprobs is not None:
+                assert one.logprobs and abs(one.logprobs.logprob - other.logprobs.logprob) < 1e-4
+            self.tokens[one.request_id].append(one.token)
+        torch.testing.assert_close(self.recorded.sampler.logits, self.plain.sampler.logits, rtol=1e-4, atol=1e-4)
+        pages = (world.arena.pages for world in (self.recorded, self.plain))
+        torch.testing.assert_close(*pages, rtol=1e-4, atol=1e-4, equal_nan=True)
+        assert not self.recorded.arena.pages[0].any(), "the null page was written"
+        replayed = self.recorded.recorder.replayed[before:]
+        return replayed[0] if replayed else None
+
+    def chunk(self, name: str) -> ScheduledChunk:
+        start, end = self.computed[name], len(self.tokens[name])
+        self.computed[name] = end
+        new = [self.free.pop(0) for _ in range(-(-end // BLOCK) - len(self.pages[name]))]
+        self.pages[name] += new
+        return ScheduledChunk(name, start, end - start, tuple(new), samples=True)
+
+
+def any_set_of_adapters_with_padding() -> None:
+    pair = Pair()
+    pair.both(lambda world: world.load("x", 3, range(20, 40)))
+    pair.both(lambda world: world.load("y", 20, range(40, 80)))
+    pair.admit("a", range(10, 41))
+    pair.admit("b", (4, 5, 6), "x", SAMPLED)
+    pair.admit("c", (9, 8), "y", LOGPROBS)
+    assert pair.step("abc") is None, "a step with prompts was replayed"
+    assert [pair.step("abc") for _ in range(3)] == [OF_4] * 3, "the longest context is in splits from the second on"
+    assert pair.step("ab") == OF_2
+    assert pair.step("a") == OF_1 + PLAIN
+    assert pair.step("b") == OF_1
+    pair.admit("d", (30, 31, 32), params=FILTERED)
+    assert pair.step("acd") is None
+    assert pair.step("ad") == OF_2 + PLAIN
+    assert pair.step("abcd") == OF_4
+
+
+def requests_come_and_go() -> None:
+    """Preempted ones resume from nothing, and from pages they had, with a token the host knows beside those it does
+    not; an adapter moves to other pages and another slot."""
+    pair = Pair()
+    pair.both(lambda world: world.load("x", 3, range(20, 40)))
+    pair.admit("a", (50, 51, 52, 53))
+    pair.admit("b", (4, 5, 6), "x", LOGPROBS)
+    assert pair.step("ab") is None
+    assert pair.step("ab") == OF_2
+    pair.preempt("b")
+    pair.preempt("a")
+    pair.both(lambda world: world.arena.evict_adapter("x"))
+    pair.both(lambda world: world.load("z", 5, range(20, 30)))
+    pair.both(lambda world: world.load("x", 3, range(30, 50)))
+    pair.resume("a", 4, None, GREEDY, num_computed=len(pair.tokens["a"]) - 1)
+    assert pair.step("a") == OF_1 + PLAIN
+    pair.resume("b", 3, "x", LOGPROBS, num_computed=0)
+    pair.admit("c", (60, 61), "z")
+    assert pair.step("bac") is None
+    pair.preempt("a")
+    pair.resume("a", 4, None, GREEDY, num_computed=len(pair.tokens["a"]) - 1)
+    assert pair.step("abc") == OF_4
+
+
+def scaled_outputs_are_not_replayed() -> None:
+    pair = Pair()
+    pair.both(lambda world: world.load("d", 4, range(20, 40), is_scaled=True))
+    pair.admit("a", (50, 51, 52, 53), "d")
+    pair.admit("b", (4, 5, 6))
+    assert [pair.step("ab") for _ in range(2)] == [None] * 2
+    assert pair.step("b") == OF_1 + PLAIN
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    check.__name__: check
+    for check in (any_set_of_adapters_with_padding, requests_come_and_go, scaled_outputs_are_not_replayed)
+} | {"an_engine_ahead_of_replays": lambda: an_engine_ahead_of_replays(Path(sys.argv[1]))}
+
+
+def outcome(check: Callable[[], None]) -> str | None:
+    try:
+        with torch.inference_mode():
+            check()
+    except Exception:
+        return traceback.format_exc()
+    return None
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps({name: outcome(check) for name, check in CHECKS.items()}))

@@ -1,0 +1,126 @@
+"""A whole engine that plans each step ahead of replays, against one that launches each step when it is planned. For
+processes in which Triton's kernels are interpreted (graph_checks.py)."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from rerun import Rerun
+from tiny_adapters import save_adapter
+
+from engine.config import EngineConfig
+from engine.core.check import leftovers, violations
+from engine.core.commands import Abort, Submit
+from engine.core.config import CoreConfig, Scheduling
+from engine.core.state import EngineState
+from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from engine.engine import Engine
+from engine.model.device_sampler import DeviceSampler
+from engine.model.graphs import StepGraphs, StepParts
+from engine.model.runner import ModelRunner
+from engine.model.steps import Steps
+from lora_kernels.triton_attention import PagedAttention
+from lora_kernels.triton_backend import TritonBackend
+from lora_kernels.triton_decode import DecodeTuning
+from lora_kernels.triton_lora_tuning import LoraTuning
+from lora_kernels.triton_sampling import SamplingTiles
+
+CPU = torch.device("cpu")
+BLOCK, NUM_PAGES, MAX_SEQS, MAX_LEN, VOCAB, EOS = 16, 14, 3, 64, 97, (2, 3)
+ABORT_AFTER = 2
+"""Tokens."""
+PARAMS = {
+    "greedy": SamplingParams(8, temperature=0.0, ignore_eos=True, logprobs=2),
+    "drawn": SamplingParams(7, temperature=1.1, seed=5, top_k=20, ignore_eos=True),
+    "adapted": SamplingParams(7, temperature=0.0, ignore_eos=True, repetition_penalty=1.5, frequency_penalty=0.7),
+    "stopped": SamplingParams(9, temperature=0.0, stop_token_ids=tuple(range(0, VOCAB, 4))),
+    "aborted": SamplingParams(9, temperature=0.0, ignore_eos=True),
+    "last": SamplingParams(1, temperature=0.0, ignore_eos=True),
+}
+IN_BATCH = ("greedy", "drawn", "adapted")
+LATE = 4
+"""Steps until the others come, and take the place of those in the batch lane."""
+
+
+class World:
+    """Steps an engine whose pages are NaN until they are written, and keeps what came of every request."""
+
+    def __init__(self, model: Path, adapter: Path, ahead: bool) -> None:
+        sizes = {"block_size": BLOCK, "num_pages": NUM_PAGES, "max_seqs": MAX_SEQS, "max_model_len": MAX_LEN}
+        runner = ModelRunner(EngineConfig(str(model), dtype="float32", device="cpu", swap_gb=0.001, threads=1, **sizes))
+        self.recorder = Rerun()
+        _compute_with_triton(runner, self.recorder if ahead else None)
+        runner._arena.pages[1:] = torch.nan
+        runner.overlaps = ahead
+        core = CoreConfig(
+            **sizes,
+            token_budget=32,
+            host_pages=6,
+            eos_token_ids=EOS,
+            prefix_caching=False,
+            scheduling=Scheduling(preemption="swap"),
+        )
+        ticks = iter(range(10**9))
+        self.runner = runner
+        self.engine = Engine(EngineState.create(core), runner, clock=lambda: next(ticks) / 1000)
+        self.adapter = self.engine.load_adapter(str(adapter)).id
+        self.tokens: dict[str, list[int]] = {name: [] for name in PARAMS}
+        self.ends: dict[str, FinishReason] = {}
+
+    def submit(self, name: str) -> None:
+        prompt, adapter = range(5, 12 + 2 * len(name)), self.adapter if name.startswith("adapted") else None
+        lane = Lane.BATCH if name in IN_BATCH else Lane.INTERACTIVE
+        self.engine.inbox.put(Submit(Request(name, tuple(prompt), PARAMS[name], adapter, lane)))
+
+    def step(self) -> None:
+        for event in self.engine.step():
+            assert event.request_id not in self.ends, "an event after the terminal one"
+            self.tokens[event.request_id] += event.tokens
+            if event.finish_reason is not None:
+                self.ends[event.request_id] = event.finish_reason
+        assert violations(self.engine.state) == []
+
+    def run(self) -> None:
+        for name in IN_BATCH:
+            self.submit(name)
+        for _ in range(LATE):
+            self.step()
+        for name in PARAMS.keys() - set(IN_BATCH):
+            self.submit(name)
+        while len(self.ends) < len(PARAMS):
+            self.step()
+            if len(self.tokens["aborted"]) == ABORT_AFTER:
+                self.engine.inbox.put(Abort("aborted"))
+        while self.engine.state.has_work:
+            self.step()
+        assert leftovers(self.engine.state) == [] and len(self.runner._batch) == 0
+
+
+def _compute_with_triton(runner: ModelRunner, recorder: Rerun | None) -> None:
+    """Steps are replayed if there is a recorder."""
+    decode = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=3)
+    backend = TritonBackend(LoraTuning(shrink_programs=4, expand_programs=2), PagedAttention(decode))
+    sampler = DeviceSampler(VOCAB, CPU, EOS, MAX_SEQS, SamplingTiles(128, 128))
+    parts = StepParts(runner._decoder, runner._arena, backend, sampler)
+    graphs = StepGraphs(parts, recorder, MAX_SEQS, MAX_LEN) if recorder else None
+    runner._sampler, runner._steps = sampler, Steps(parts.decoder, parts.arena, backend, sampler, graphs)
+
+
+def an_engine_ahead_of_replays(model: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        save_adapter(Path(scratch) / "x", 3, seed=3)
+        plain, ahead = (World(model, Path(scratch) / "x", is_ahead) for is_ahead in (False, True))
+        plain.run()
+        ahead.run()
+    assert ahead.ends == plain.ends
+    assert plain.ends["stopped"] is FinishReason.STOP and plain.ends["aborted"] is FinishReason.ABORT
+    for name in PARAMS.keys() - {"aborted"}:
+        assert ahead.tokens[name] == plain.tokens[name], name
+    assert ahead.tokens["aborted"][:ABORT_AFTER] == plain.tokens["aborted"][:ABORT_AFTER]
+    counters = ahead.engine.state.counters
+    assert counters.preemptions > 0 and counters.pages_restored > 0
+    kinds = {number % 2 for number in ahead.recorder.replayed}
+    assert kinds == {0, 1}, "replays with adapters and without"
+    assert plain.recorder.replayed == []

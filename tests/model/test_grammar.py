@@ -1,0 +1,379 @@
+"""Answers that follow a grammar: a tiny model of random weights, which left to itself writes noise."""
+
+import json
+import random
+import threading
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import regex as patterns
+import torch
+from grammar_model import EOS, byte_tokenizer, save_byte_model
+
+from engine.config import EngineConfig
+from engine.core.check import leftovers, violations
+from engine.core.commands import Abort, GrammarFailed, GrammarReady, Submit
+from engine.core.config import CoreConfig
+from engine.core.grammars import Grammar, GrammarKind
+from engine.core.state import EngineState
+from engine.core.types import FinishReason, Lane, Request, SampledToken, SamplingParams
+from engine.engine import Engine
+from engine.grammar_source import MAX_CHARACTERS
+from engine.model import grammar as rooms
+from engine.model.grammar import GrammarCache, GrammarRoom
+from engine.model.grammar_compiler import Compiler
+from engine.model.masks import TokenMasks, num_words, pack_bits
+from engine.model.runner import ModelRunner
+from tests.schemas import check, random_schema
+
+VOCAB = 270
+BYTES = byte_tokenizer()
+SQL = 'root ::= "SELECT " column " FROM t" where?\ncolumn ::= "a" | "b"\nwhere ::= " WHERE " column "=" [0-9]{1,3}'
+LARK = 'start: greeting ", " NAME "!"\ngreeting: "hello" | "bye"\nNAME: /[A-Z][a-z]{2,5}/'
+
+
+def regex(text):
+    return Grammar(GrammarKind.REGEX, text)
+
+
+def schema(document):
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(document))
+
+
+def free(text):
+    return Grammar(GrammarKind.CONTEXT_FREE, text)
+
+
+@pytest.fixture(scope="module")
+def byte_model(tmp_path_factory):
+    return save_byte_model(tmp_path_factory.mktemp("bytes"))
+
+
+class House:
+    """An engine around the model, in fp32."""
+
+    def __init__(self, model, overlaps=False, **core):
+        sizes = {"num_pages": 400, "max_seqs": 16, "token_budget": 64, "block_size": 16} | core
+        shared = {name: sizes[name] for name in ("num_pages", "max_seqs", "token_budget", "block_size")}
+        self.runner = ModelRunner(EngineConfig(str(model), dtype="float32", device="cpu", threads=1, **shared))
+        self.runner.overlaps = overlaps
+        state = EngineState.create(CoreConfig(max_model_len=512, eos_token_ids=(EOS,), **sizes))
+        self.engine = Engine(state, self.runner)
+        self.tokens, self.logprobs, self.ends = {}, {}, {}
+
+    def ask(self, name, grammar=None, prompt=b"once", lane=Lane.INTERACTIVE, **params):
+        self.tokens[name], self.logprobs[name] = [], []
+        params = {"max_tokens": 400, "seed": len(self.tokens)} | params
+        prompt = tuple(BYTES.encode(prompt.decode()).ids)
+        params = SamplingParams(grammar=grammar, **params)
+        self.engine.inbox.put(Submit(Request(name, prompt, params, lane=lane, arrival=self.engine.clock())))
+        return name
+
+    def step(self):
+        for event in self.engine.step():
+            self.tokens[event.request_id] += event.tokens
+            self.logprobs[event.request_id] += event.logprobs
+            if event.finish_reason is not None:
+                self.ends[event.request_id] = event
+
+    def finish(self):
+        while self.engine.state.has_work or self.engine.inbox._commands:
+            self.step()
+            if self.engine.state.in_flight.is_empty:
+                self.engine.inbox.wait(0.01)
+                self.engine.inbox._arrived.clear()
+        assert violations(self.engine.state) == leftovers(self.engine.state) == []
+        return self
+
+    def text(self, name):
+        return BYTES.decode([token for token in self.tokens[name] if token != EOS])
+
+    def answer(self, grammar, **params):
+        """(text, why it ended) of one request."""
+        name = self.ask(f"r{len(self.tokens)}", grammar, **params)
+        return self.finish().text(name), self.ends[name].finish_reason
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["in turn", "ahead"])
+def house(byte_model, request):
+    """Also with steps that are planned while the one before is computed."""
+    return House(byte_model, overlaps=request.param)
+
+
+def test_random_schemas_at_temperature_one(house):
+    rng = random.Random(5)
+    schemas = {house.ask(f"schema-{i}", schema(s)): s for i in range(40) if (s := random_schema(rng))}
+    house.finish()
+    for name, wanted in schemas.items():
+        check(house.text(name), wanted)
+        assert house.ends[name].finish_reason is FinishReason.STOP
+    assert len({house.text(name) for name in schemas}) > 30
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        (regex(r"[a-f0-9]{8}(-[a-f0-9]{4}){3}"), r"[a-f0-9]{8}(-[a-f0-9]{4}){3}"),
+        (regex(r"\p{Greek}{3}é?"), None),
+        (free('start: "yes" | "no" | "dunno\\n\\"é😀\\""'), r'yes|no|dunno\n"é😀"'),
+        (free(LARK), r"(hello|bye), [A-Z][a-z]{2,5}!"),
+        (free(SQL), r"SELECT [ab] FROM t( WHERE [ab]=[0-9]{1,3})?"),
+    ],
+)
+@pytest.mark.parametrize("shaping", [{}, {"temperature": 0.0}, {"top_p": 0.3, "top_k": 4, "repetition_penalty": 1.8}])
+def test_other_grammars(house, grammar, pattern, shaping):
+    text, reason = house.answer(grammar, **shaping)
+    assert patterns.fullmatch(pattern or grammar.text, text), text
+    assert reason is FinishReason.STOP
+
+
+def test_an_answer_may_be_cut_short(house):
+    text, reason = house.answer(regex("[a-z]{50}"), max_tokens=7)
+    assert reason is FinishReason.LENGTH and text.isalpha() and 7 <= len(text) <= 21
+
+
+def test_min_tokens_count_as_long_as_the_grammar_has_more(house):
+    name = house.ask("long", regex("a*"), min_tokens=9)
+    house.finish()
+    assert len(house.tokens[name]) > 9 and set(house.text(name)) == {"a"}
+    assert house.answer(free('start: "yes"'), min_tokens=9) == ("yes", FinishReason.STOP)
+
+
+def test_no_bias_brings_back_what_is_forbidden(house):
+    bias = ((EOS, 100.0), (BYTES.token_to_id("z"), 100.0), (BYTES.token_to_id("b"), 50.0))
+    assert house.answer(regex("[ab]{6}"), logit_bias=bias)[0] == "b" * 6
+
+
+def test_logprobs_are_the_models_own(house):
+    """Not those of what the grammar left: an allowed token is one of many to the model."""
+    name = house.ask("probable", regex("[0-9]{4}"), logprobs=3, temperature=0.0)
+    house.finish()
+    first = house.logprobs[name][0]
+    assert first.logprob < first.top[0][1] and first.top[0][0] != house.tokens[name][0]
+
+
+def test_stop_tokens_end_a_grammars_answer_too(house):
+    text, reason = house.answer(regex("[ab]{200}"), stop_token_ids=(BYTES.token_to_id("b"),), seed=3)
+    assert reason is FinishReason.STOP and len(text) < 200 and text.endswith("b")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [
+        (regex("(["), "unclosed character class"),
+        (schema({"type": "foo"}), "Invalid type: foo"),
+        (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (schema({"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}), "uniqueItems"),
+        (schema({"$ref": "#/nowhere"}), "does not exist"),
+        (schema({"$ref": "https://example.com/schema.json"}), "does not fetch"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"type":'), "not a JSON document"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '[{"type": "object"}]'), "must be a JSON object"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"properties":{"x":' * 2000 + "{}" + "}}" * 2000), "recursion"),
+        (free("start: nowhere"), "unknown name"),
+        (free("root := x"), "Expected ::="),
+        (free("root ::= " + "(" * 20_000), "recursion"),
+        (regex("a" * (MAX_CHARACTERS + 1)), f"may be {MAX_CHARACTERS}"),
+        (schema({"enum": [f"{i * 7919 % 10007}" * 2 for i in range(4000)]}), None),
+        (regex("((a{1000}){1000}){1000}"), None),
+    ],
+)
+def test_what_is_none_or_too_much_is_refused(house, grammar, why):
+    name = house.ask(f"refused-{len(house.tokens)}", grammar, max_tokens=20)
+    refusal = house.finish().ends[name].refusal
+    if why is None:  # large, and either followed or refused
+        assert refusal is None or refusal.code.value == "invalid_grammar"
+    else:
+        assert refusal.code.value == "invalid_grammar" and why in refusal.message
+
+
+def test_a_grammar_that_becomes_too_much_spoils_only_the_request_that_made_it_so(house):
+    """Its automaton has a state for every history of 200 characters."""
+    hostile = regex("(.*a.{200}){5}")
+    for attempt in range(2):
+        name = house.ask(f"hostile-{attempt}", hostile, logit_bias=((BYTES.token_to_id("a"), 3.0),))
+        beside = house.ask(f"beside-{attempt}", regex("[0-9]{12}"))
+        house.finish()
+        assert len(house.text(beside)) == 12
+        assert len(house.tokens[name]) > 5
+
+
+def test_rows_without_a_grammar_are_the_same_beside_any(byte_model):
+    """Bit for bit: greedy, drawn, filtered and penalised ones, and their logprobs."""
+    shapes = (
+        {"temperature": 0.0},
+        {},
+        {"top_p": 0.8, "top_k": 20},
+        {"temperature": 0.7, "frequency_penalty": 1.0},
+        {"temperature": 0.0, "logit_bias": ((70, 1.0),)},
+    )
+
+    def run(*grammars):
+        house = House(byte_model)
+        for number, one in enumerate(grammars):
+            house.ask(f"grammar-{number}", one)
+        for _ in range(20):
+            house.step()
+        names = [house.ask(f"free-{i}", seed=i, logprobs=4, max_tokens=30, **s) for i, s in enumerate(shapes)]
+        house.finish()
+        return [(house.tokens[name], house.logprobs[name]) for name in names]
+
+    same_shape = [None] * 3  # as many rows beside them: products of matrices round by their shapes
+    assert run(regex("a{300}"), regex("[ab]{300}"), schema({"type": "object"})) == run(*same_shape)
+
+
+def test_the_preempted_go_on_as_if_nothing_had_been(byte_model):
+    """Batch requests whose pages are taken again and again, against the same ones undisturbed. Greedy ones, kept from
+    repeating themselves: between drawn tokens rounding decides now and then."""
+    shaping = {"lane": Lane.BATCH, "max_tokens": 55, "temperature": 0.0, "frequency_penalty": 0.5}
+    numbers = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 999}, "minItems": 15}
+    grammars = [
+        schema({"type": "object", "properties": {"all": numbers}, "required": ["all"]}),
+        regex("[a-z]{20}[A-Z]{30}"),
+    ] * 2
+
+    def run(disturbed, **core):
+        house = House(byte_model, **core)
+        names = [house.ask(f"b{i}", one, **shaping) for i, one in enumerate(grammars)]
+        for number in range(12):
+            for _ in range(6):
+                house.step()
+            if disturbed:
+                house.ask(f"person-{number}", prompt=b"x" * 30, max_tokens=4, ignore_eos=True)
+        house.finish()
+        return [house.tokens[name] for name in names], house.engine.state.counters.preemptions
+
+    undisturbed, none = run(False, block_size=4)
+    resumed, preemptions = run(True, block_size=4, num_pages=24, max_seqs=4)
+    assert none == 0 < preemptions
+    assert resumed == undisturbed and len({*map(tuple, resumed)}) == 2
+
+
+class Held:
+    """A compiler that waits for leave with grammars named so, and counts."""
+
+    def __init__(self, compiler):
+        self.compiler, self.leave, self.count = compiler, threading.Event(), Counter()
+
+    def compile(self, grammar):
+        self.count[grammar] += 1
+        if grammar.text.startswith("held"):
+            assert self.leave.wait(30)
+        return self.compiler.compile(grammar)
+
+
+@pytest.fixture
+def held(byte_model, monkeypatch):
+    made = []
+
+    def hold(*args):
+        made.append(Held(Compiler(*args)))
+        return made[-1]
+
+    monkeypatch.setattr("engine.model.runner.Compiler", hold)
+    house = House(byte_model)
+    yield house, made[0]
+    made[0].leave.set()
+
+
+def test_what_takes_long_to_prepare_holds_nobody_up(held):
+    """With both threads busy others without a grammar go on, and so does whoever needs one that is there already."""
+    house, compiler = held
+    assert house.answer(regex("ready[0-9]"))[1] is FinishReason.STOP
+    slow = [house.ask(f"slow-{i}", regex(f"held{i}")) for i in range(3)]
+    others = [house.ask("free", max_tokens=5, ignore_eos=True), house.ask("other", regex("[xy]{3}"), max_tokens=5)]
+    for _ in range(30):
+        house.step()
+    assert "free" in house.ends and not {*slow, "other"} & house.ends.keys()
+    compiler.leave.set()
+    house.finish()
+    assert [house.text(name) for name in slow] == ["held0", "held1", "held2"]
+    assert others[1] in house.ends
+
+
+def test_leaving_while_a_grammar_is_compiled(held):
+    house, compiler = held
+    names = [house.ask(f"leaves-{i}", regex(f"held{i}")) for i in range(3)]
+    for _ in range(3):
+        house.step()
+    for name in names:
+        house.engine.inbox.put(Abort(name))
+    house.finish()
+    assert {house.ends[name].finish_reason for name in names} == {FinishReason.ABORT}
+    compiler.leave.set()
+    assert house.answer(regex("held0"))[0] == "held0"
+    assert compiler.count[regex("held0")] == 1
+    assert compiler.count[regex("held2")] == 0
+
+
+def test_compiled_grammars_are_kept_but_not_all(byte_model, monkeypatch):
+    monkeypatch.setattr(rooms, "KEPT", 2)
+    compiler, answers = Held(Compiler(byte_model, VOCAB, (EOS,))), []
+    arrived = threading.Semaphore(0)
+    cache = GrammarCache(compiler, lambda answer: (answers.append(answer), arrived.release()))
+
+    def use(*names):
+        for name in names:
+            cache.begin(regex(name))
+            arrived.acquire()
+        for name in names:
+            cache.forget(regex(name))
+
+    use("a", "b", "c", "d")
+    use("d", "c", "a")
+    assert compiler.count == {regex("a"): 2, regex("b"): 1, regex("c"): 1, regex("d"): 1}
+    assert {type(answer) for answer in answers} == {GrammarReady}
+    use("(")
+    use("(")
+    assert compiler.count[regex("(")] == 1
+    assert [type(answer) for answer in answers[-2:]] == [GrammarFailed] * 2
+
+
+def test_a_spent_grammar_is_compiled_again(byte_model):
+    compiler = Held(Compiler(byte_model, VOCAB, (EOS,)))
+    arrived = threading.Semaphore(0)
+    room = GrammarRoom(compiler, VOCAB, (EOS,), lambda answer: arrived.release())
+    params = SamplingParams(grammar=regex("[ab]+"))
+    for round_ in range(2):
+        room.prepare([params.grammar] * round_, [params.grammar])
+        arrived.acquire()
+        room.add("r", params, (70,), 1)
+        assert room.advance([SampledToken("r", 99), SampledToken("other", 99)]).keys() == {"r"}
+        room.remove("r")
+    assert compiler.count[params.grammar] == 2
+
+
+def test_a_model_without_what_it_takes_says_so(tiny_llama, byte_model):
+    for compiler in (Compiler(tiny_llama, 97, (2,)), Compiler(byte_model, VOCAB, ())):
+        with pytest.raises(ValueError, match=r"no tokenizer\.json or no EOS"):
+            compiler.compile(regex("a"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [5, 32, 97, 270])
+def test_masks_forbid_what_has_no_bit(vocab, dtype):
+    rng = np.random.default_rng(vocab)
+    allowed = [rng.choice(vocab, size=rng.integers(1, vocab), replace=False) for _ in range(3)]
+    words = np.stack([pack_bits(ids, vocab) for ids in allowed])
+    assert words.shape == (3, num_words(vocab)) and words.dtype == np.int32
+    logits = torch.randn(5, vocab, dtype=dtype)
+    scores = logits.clone()
+    TokenMasks((1, 2, 4), words).apply(scores, (1, 2, 4))
+    expected = logits.clone()
+    for row, ids in zip((1, 2, 4), allowed, strict=True):
+        expected[row, np.setdiff1d(np.arange(vocab), ids)] = -torch.inf
+    assert torch.equal(scores, expected)
+
+
+def test_a_sampler_is_left_what_a_room_does_not_see_to(byte_model):
+    room = GrammarRoom(Compiler(byte_model, VOCAB, (EOS,)), VOCAB, (EOS,), lambda answer: None)
+    plain = SamplingParams(min_tokens=4)
+    assert room.add("plain", plain, (70,), 1) is plain
+    assert room.masks(["plain"]) is None
+    room.remove("plain")
+    guided = replace(plain, grammar=regex("a+"))
+    room.prepare([], [guided.grammar])
+    assert room.add("guided", guided, (70,), 1) == replace(guided, min_tokens=0)
+    masks = room.masks(["plain", "guided"])
+    assert masks.rows == (1,) and masks.words.shape == (1, num_words(VOCAB))

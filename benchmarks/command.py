@@ -26,7 +26,7 @@ def make_parser(module: str, description: str | None, *, peer: bool = True) -> a
     if peer:
         python = os.environ.get("LORALANE_VLLM_PYTHON")
         parser.add_argument("--vllm-python", type=Path, default=Path(python) if python else None)
-    parser.add_argument("--cores", type=_cores, default="0,1", help="of the servers; the client gets the others")
+    parser.add_argument("--cores", type=core_set, default="0,1", help="of the servers; the client gets the others")
     parser.add_argument("--json", type=Path, help="also write everything here")
     parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
     return parser
@@ -55,5 +55,5 @@ def run(bench: Callable[[Console, Path], None]) -> None:
             raise SystemExit(1) from error
 
 
-def _cores(text: str) -> frozenset[int]:
+def core_set(text: str) -> frozenset[int]:
     return frozenset(int(core) for core in text.split(","))

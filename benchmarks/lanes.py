@@ -30,7 +30,7 @@ from benchmarks.server import pinned, running
 from engine.model.prepare import prepare_model
 from gateway.bench.client import Target
 from gateway.bench.document import versions
-from gateway.bench.drive import drive, run_loop
+from gateway.bench.drive import drive
 from gateway.bench.measure import LaneReport, Percentiles, report
 from gateway.bench.plan import Plan
 from gateway.bench.run import warm_up
@@ -38,6 +38,7 @@ from gateway.bench.spec import LaneSpec, Lengths
 from gateway.bench.tables import milliseconds, remarks
 from gateway.config_file import read_yaml
 from gateway.outputs import print_wide
+from gateway.process import run_loop
 
 INTERACTIVE, BATCH = "interactive", "batch"
 HEAD_START = 3.0

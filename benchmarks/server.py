@@ -52,6 +52,13 @@ def serving(model: Path, adapters: Mapping[str, Path], data_dir: Path, log: Path
 @contextmanager
 def running(command: Command, log: Path) -> Iterator[str]:
     """Yields the base URL of a server that is ready. Raises RuntimeError if it is not in time."""
+    with launched(command, log):
+        yield command.url
+
+
+@contextmanager
+def launched(command: Command, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Yields the process of a server that is ready. Raises RuntimeError if it is not in time."""
     with log.open("w") as output, pinned(command.cpus):
         # In a session of its own, so that what it starts can be stopped with it.
         process = subprocess.Popen(
@@ -59,7 +66,7 @@ def running(command: Command, log: Path) -> Iterator[str]:
         )
     try:
         _wait(process, command.url + command.ready, log)
-        yield command.url
+        yield process
     finally:
         _stop(process)
 

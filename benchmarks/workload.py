@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from gateway.bench.client import Target
-from gateway.bench.drive import drive, run_loop
+from gateway.bench.drive import drive
 from gateway.bench.measure import succeeded
 from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
+from gateway.process import run_loop
 
 PROJECTIONS = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 
 from engine.core.types import AdapterId, Lane, LaneMode, Request, TokenEvent
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
-from engine.wire import LANE_MODES, LANES, event_from_pb, request_to_pb
+from engine.wire import GATEWAY, LANE_MODES, LANES, event_from_pb, request_to_pb
 
 log = structlog.get_logger("engine.client")
 
@@ -49,8 +51,8 @@ class EngineApi(Protocol):
     def ready(self) -> bool:
         """Connected to an engine whose model is loaded."""
 
-    def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        """Submits a request and yields its events; the last one carries a finish_reason.
+    def generate(self, request: Request) -> AsyncGenerator[list[TokenEvent], None]:
+        """Submits a request and yields its events, all that have come each time; the last carries a finish_reason.
 
         Closing the generator early (`contextlib.aclosing`) aborts the request.
 
@@ -93,6 +95,30 @@ class EngineApi(Protocol):
         """For all gateways, until the engine starts anew. Raises LaneRejected, EngineUnavailable."""
 
 
+class Arrivals:
+    """Events of one request, between the engine's stream and who reads them."""
+
+    __slots__ = ("_events", "_reader")
+
+    def __init__(self) -> None:
+        self._events: list[TokenEvent | None] = []
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, event: TokenEvent | None) -> None:
+        """None: the engine is gone."""
+        self._events.append(event)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def take(self) -> list[TokenEvent | None]:
+        """At least one."""
+        if not self._events:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        events, self._events = self._events, []
+        return events
+
+
 class EngineClient:
     """An `EngineApi` over one gRPC channel. Reconnects by itself until closed; what was in flight is lost and says so.
 
@@ -117,7 +143,9 @@ class EngineClient:
         self._stub = pb_grpc.EngineStub(self._channel)
         self._ready = asyncio.Event()
         self._commands: asyncio.Queue[pb.Command] | None = None
-        self._streams: dict[str, asyncio.Queue[TokenEvent | None]] = {}
+        self._streams: dict[str, Arrivals] = {}
+        self._identity: tuple[tuple[str, str], ...] = ()
+        """Metadata of this session's calls."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -138,22 +166,23 @@ class EngineClient:
                 await self._task
         await self._channel.close()
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(self, request: Request) -> AsyncGenerator[list[TokenEvent], None]:
         if not self.ready or self._commands is None:
             raise EngineUnavailable("the engine is not ready")
         commands = self._commands
-        events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
-        self._streams[request.id] = events
+        arrivals = self._streams[request.id] = Arrivals()
         commands.put_nowait(pb.Command(submit=request_to_pb(request)))
         finished = False
         try:
             while not finished:
-                event = await events.get()
-                if event is None:
-                    finished = True
+                arrived = await arrivals.take()
+                events = [event for event in arrived if event is not None]
+                ended = bool(events) and events[-1].finish_reason is not None
+                finished = ended or len(events) < len(arrived)
+                if events:
+                    yield events
+                if finished and not ended:
                     raise EngineUnavailable("the engine stopped while the request ran")
-                finished = event.finish_reason is not None
-                yield event
         finally:
             self._streams.pop(request.id, None)
             if not finished:
@@ -161,7 +190,7 @@ class EngineClient:
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
         try:
-            return await self._stub.LoadAdapter(pb.LoadAdapterRequest(path=path), timeout=self._load_seconds)
+            return await self._ask(self._stub.LoadAdapter, pb.LoadAdapterRequest(path=path), self._load_seconds)
         except grpc.aio.AioRpcError as error:
             if error.code() in REJECTIONS:
                 raise AdapterRejected(error.details() or "") from error
@@ -172,14 +201,14 @@ class EngineClient:
     async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
         request = pb.UnloadAdapterRequest(adapter=adapter, drain_seconds=drain_seconds)
         try:
-            return (await self._stub.UnloadAdapter(request, timeout=drain_seconds + UNLOAD_MARGIN_SECONDS)).aborted
+            return (await self._ask(self._stub.UnloadAdapter, request, drain_seconds + UNLOAD_MARGIN_SECONDS)).aborted
         except grpc.aio.AioRpcError as error:
             raise EngineUnavailable(error.details() or "") from error
 
     async def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
         request = pb.PinAdapterRequest(adapter=adapter, pinned=pinned)
         try:
-            await self._stub.PinAdapter(request, timeout=STATS_SECONDS)
+            await self._ask(self._stub.PinAdapter, request, STATS_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() in REJECTIONS:
                 raise AdapterRejected(error.details() or "") from error
@@ -187,31 +216,34 @@ class EngineClient:
 
     async def stats(self, *, check: bool = False) -> pb.EngineStats:
         try:
-            return await self._stub.Stats(pb.StatsRequest(check=check), timeout=STATS_SECONDS)
+            return await self._ask(self._stub.Stats, pb.StatsRequest(check=check), STATS_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise EngineUnavailable(error.details() or "") from error
 
     async def live_requests(self, limit: int) -> pb.RequestsResponse:
         try:
-            return await self._stub.Requests(pb.RequestsRequest(limit=limit), timeout=STATS_SECONDS)
+            return await self._ask(self._stub.Requests, pb.RequestsRequest(limit=limit), STATS_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise EngineUnavailable(error.details() or "") from error
 
     async def cancel(self, request_ids: Iterable[str]) -> int:
         request = pb.CancelRequest(request_ids=request_ids)
         try:
-            return (await self._stub.Cancel(request, timeout=STATS_SECONDS)).cancelled
+            return (await self._ask(self._stub.Cancel, request, STATS_SECONDS)).cancelled
         except grpc.aio.AioRpcError as error:
             raise EngineUnavailable(error.details() or "") from error
 
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
         request = pb.SetLaneRequest(lane=LANES[lane], mode=LANE_MODES[mode])
         try:
-            await self._stub.SetLane(request, timeout=STATS_SECONDS)
+            await self._ask(self._stub.SetLane, request, STATS_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise LaneRejected(error.details() or "") from error
             raise EngineUnavailable(error.details() or "") from error
+
+    def _ask(self, call: Callable[..., Awaitable[Any]], request: Message, seconds: float) -> Awaitable[Any]:
+        return call(request, timeout=seconds, metadata=self._identity)
 
     async def _stay_connected(self) -> None:
         while True:
@@ -229,7 +261,8 @@ class EngineClient:
         """Holds one session from its beginning to its end."""
         self.info.CopyFrom(await self._stub.Describe(pb.DescribeRequest(), wait_for_ready=True))
         commands: asyncio.Queue[pb.Command] = asyncio.Queue()
-        call = self._stub.Session()
+        self._identity = ((GATEWAY, uuid.uuid4().hex),)
+        call = self._stub.Session(metadata=self._identity)
         sender = asyncio.create_task(self._send(call, commands))
         try:
             if self.on_connect is not None:
@@ -245,18 +278,21 @@ class EngineClient:
     async def _send(self, call: grpc.aio.StreamStreamCall, commands: asyncio.Queue[pb.Command]) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader sees the broken stream
             while True:
-                await call.write(await commands.get())
+                waiting = [await commands.get()]
+                while not commands.empty():
+                    waiting.append(commands.get_nowait())
+                await call.write(pb.Commands(commands=waiting))
 
     def _dispatch(self, message: pb.StepEvents) -> None:
         for event in message.events:
             stream = self._streams.get(event.request_id)
             if stream is not None:
-                stream.put_nowait(event_from_pb(event))
+                stream.put(event_from_pb(event))
 
     def _lose(self) -> None:
         """Tells every open stream that its engine is gone."""
         self._ready.clear()
         self._commands = None
         for stream in self._streams.values():
-            stream.put_nowait(None)
+            stream.put(None)
         self._streams.clear()

@@ -12,11 +12,16 @@ from engine.core.commands import Abort, Submit
 from engine.core.lane_modes import cancel, set_mode
 from engine.core.types import Lane, TokenEvent
 from engine.engine import Engine
+from engine.executor.base import HostAdapter
+from engine.holders import Holders
 from engine.live import live_requests
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.snapshot import snapshot
-from engine.wire import event_to_pb, lane_mode_from_pb, request_from_pb
+from engine.wire import GATEWAY, event_to_pb, lane_mode_from_pb, request_from_pb
+
+MAX_EVENTS = 1024
+"""Of one message: what a gateway that is behind may get at once."""
 
 
 class GatewaySession:
@@ -27,6 +32,17 @@ class GatewaySession:
         """None ends the stream."""
         self.ended = False
 
+    def messages(self) -> Iterator[pb.StepEvents]:
+        """One a step; to a gateway that is behind, those of several steps in one."""
+        while (message := self.outbox.get()) is not None:
+            while len(message.events) < MAX_EVENTS and not self.outbox.empty():
+                later = self.outbox.get()
+                if later is None:
+                    yield message
+                    return
+                message.events.extend(later.events)
+            yield message
+
 
 class EngineService(pb_grpc.EngineServicer):
     """Thread-safe. `deliver` is called by the step loop, everything else by gRPC's threads."""
@@ -36,6 +52,7 @@ class EngineService(pb_grpc.EngineServicer):
         self._info = info
         self._lock = threading.Lock()
         self._owner: dict[str, GatewaySession] = {}
+        self._holders = Holders()
 
     def deliver(self, events: list[TokenEvent]) -> None:
         """Sends each session its events of one step in one message."""
@@ -51,16 +68,17 @@ class EngineService(pb_grpc.EngineServicer):
             session.outbox.put(message)
 
     def Session(  # noqa: N802
-        self, request_iterator: Iterator[pb.Command], context: grpc.ServicerContext
+        self, request_iterator: Iterator[pb.Commands], context: grpc.ServicerContext
     ) -> Iterator[pb.StepEvents]:
         session = GatewaySession()
         context.add_callback(lambda: session.outbox.put(None))
         reader = threading.Thread(target=self._read, args=(session, request_iterator), daemon=True)
         reader.start()
         try:
-            yield from iter(session.outbox.get, None)
+            yield from session.messages()
         finally:
             self._abandon(session)
+            self._holders.leave(_gateway(context))
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.EngineInfo:  # noqa: N802
         return self._info
@@ -70,7 +88,7 @@ class EngineService(pb_grpc.EngineServicer):
     ) -> pb.AdapterInfo:
         started = self._engine.clock()
         try:
-            host = self._engine.load_adapter(request.path)
+            host = self._load(request.path, _gateway(context))
         except TimeoutError:
             context.abort(grpc.StatusCode.UNAVAILABLE, "no step has ended for a while, so the adapter was not taken up")
         except (ValueError, OSError) as error:
@@ -87,6 +105,8 @@ class EngineService(pb_grpc.EngineServicer):
     def UnloadAdapter(  # noqa: N802
         self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext
     ) -> pb.UnloadAdapterResponse:
+        if not self._holders.let_go(request.adapter, _gateway(context)):
+            return pb.UnloadAdapterResponse()
         return pb.UnloadAdapterResponse(aborted=self._engine.unload_adapter(request.adapter, request.drain_seconds))
 
     def PinAdapter(  # noqa: N802
@@ -121,10 +141,19 @@ class EngineService(pb_grpc.EngineServicer):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.SetLaneResponse()
 
-    def _read(self, session: GatewaySession, commands: Iterator[pb.Command]) -> None:
+    def _load(self, path: str, gateway: str) -> HostAdapter:
+        """Raises ValueError, OSError, TimeoutError."""
+        while True:
+            began = self._holders.now()
+            host = self._engine.load_adapter(path)
+            if self._holders.hold(host.id, gateway, began):
+                return host
+
+    def _read(self, session: GatewaySession, messages: Iterator[pb.Commands]) -> None:
         try:
-            for command in commands:
-                self._take(session, command)
+            for message in messages:
+                for command in message.commands:
+                    self._take(session, command)
         except grpc.RpcError:
             pass  # the stream broke: its callback ends the session, which aborts what it carried
         finally:
@@ -149,3 +178,7 @@ class EngineService(pb_grpc.EngineServicer):
                 del self._owner[request_id]
         for request_id in orphans:
             self._engine.inbox.put(Abort(request_id))
+
+
+def _gateway(context: grpc.ServicerContext) -> str:
+    return str(dict(context.invocation_metadata()).get(GATEWAY, ""))

@@ -17,6 +17,9 @@ from engine.core.types import (
 )
 from engine.pb import engine_pb2 as pb
 
+GATEWAY = "loralane-gateway"
+"""Metadata that tell gateways of one engine apart: an id of the session."""
+
 _FINISH: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_NONE,
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -156,12 +159,15 @@ def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
 
 
 def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
+    tokens, logprobs, finish, cached = message.token_ids, message.logprobs, message.finish_reason, message.cached_tokens
+    if tokens and not (logprobs or finish or cached or message.wait_seconds):  # as most are, and there is one a token
+        return TokenEvent(message.request_id, tuple(tokens), device_seconds=message.device_seconds)
     return TokenEvent(
         request_id=message.request_id,
-        tokens=tuple(message.token_ids),
-        logprobs=tuple(_logprobs_from_pb(item) for item in message.logprobs),
-        finish_reason=_FINISH_BACK[message.finish_reason],
-        num_cached=message.cached_tokens,
+        tokens=tuple(tokens),
+        logprobs=tuple(_logprobs_from_pb(item) for item in logprobs),
+        finish_reason=_FINISH_BACK[finish],
+        num_cached=cached,
         wait=message.wait_seconds,
         adapter_wait=message.adapter_wait_seconds,
         refusal=_refusal_from_pb(message) if message.error_code else None,

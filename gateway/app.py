@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
-import os
-import signal
-import socket
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-import uvicorn
 from redis.asyncio import Redis
 from rich.console import Console
 from rich.progress import Progress
@@ -35,49 +26,47 @@ from gateway.config import Config
 from gateway.core.errors import ApiError
 from gateway.grpc_api import GrpcServer
 from gateway.http_api import create_app
-from gateway.http_guard import guarded
 from gateway.latency import LatencyWindow
+from gateway.launch import Ground, Launch, StartError, grounded, model_name
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
+from gateway.listeners import grpc_port, http_port
 from gateway.metrics import Metrics
 from gateway.observability import open_observers
 from gateway.operations import Operations
+from gateway.process import settle_memory, told_to_stop
 from gateway.service import Gateway
 from gateway.settings import ServiceSettings
-from gateway.store import open_store
+from gateway.store import connected
 from gateway.supervisor import EngineSupervisor
 from gateway.tokenizer import Tokenizer
 from gateway.usage.admin import UsageAdmin
 from gateway.usage.books import RedisUsageBooks
 from gateway.usage.metrics import UsageMetrics
 
-log = structlog.get_logger("app")
-
-EMBEDDED_NAME = "smollm2-135m-instruct"
 ENGINE_START_SECONDS = 600.0
 """Reading tens of gigabytes of weights takes minutes."""
 
 
-class StartError(Exception):
-    """The gateway cannot start; the message says why and what to do."""
-
-
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """Where this gateway runs, apart from what its configuration says."""
+class Built:
+    """A gateway that could answer, if it listened."""
 
     config: Config
-    model_dir: Path
-    """The prepared model."""
-    data_dir: Path
-    fake_engine: bool = False
-    """Serve digests instead of a model (see engine/executor/fake.py)."""
+    gateway: Gateway
+    engine: EngineClient
+    limiter: FailoverLimiter
+    http: ASGIApp
+    grpc: GrpcServer
+
+    def banner(self, http_port: int, grpc_port: int) -> Banner:
+        return Banner(self.config, self.gateway, self.engine.info, http_port, grpc_port)
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A gateway that answers."""
+    """A gateway that answers, with an engine of its own."""
 
     gateway: Gateway
     engine: EngineClient
@@ -85,25 +74,14 @@ class Running:
     limiter: FailoverLimiter
     http_port: int
     grpc_port: int
-
-
-def model_name(config: Config) -> str:
-    """What clients call the base model, unless the configuration says otherwise: the last part of its path or id."""
-    if config.model.name:
-        return config.model.name
-    if config.model.source == "embedded":
-        return EMBEDDED_NAME
-    return Path(config.model.source).name.removesuffix(".gguf").lower()
+    banner: Banner
 
 
 async def serve(launch: Launch, console: Console) -> None:
     """Runs until SIGINT or SIGTERM, then lets running requests end."""
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
+    stopping = told_to_stop()
     async with running(launch, console) as app:
-        Banner(launch.config, app.gateway, app.engine.info, app.http_port, app.grpc_port).print(console)
+        app.banner.print(console)
         await stopping.wait()
         console.print("stopping ...")
 
@@ -116,29 +94,48 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
         StartError: something that the configuration names is not there or not usable.
         ConfigError: it asks for what is not installed.
     """
+    async with (
+        grounded(launch) as (ground, supervisor),
+        built(launch, ground, console, supervisor) as app,
+        listening(app) as (http, grpc),
+    ):
+        yield Running(app.gateway, app.engine, supervisor, app.limiter, http, grpc, app.banner(http, grpc))
+
+
+@asynccontextmanager
+async def listening(app: Built, *, shared: bool = False) -> AsyncIterator[tuple[int, int]]:
+    """Yields the ports of HTTP and gRPC. `shared`: with other processes. Raises StartError."""
+    http = app.config.http
+    async with http_port(app.http, http.host, http.port, shared=shared) as number, grpc_port(app.grpc) as grpc_number:
+        yield number, grpc_number
+
+
+@asynccontextmanager
+async def built(
+    launch: Launch, ground: Ground, console: Console, supervisor: EngineSupervisor | None = None
+) -> AsyncIterator[Built]:
+    """A gateway over a store and an engine that are there, or about to be.
+
+    `supervisor`: of the engine, where this process started it: one that dies before it was ready will not get better.
+
+    Raises:
+        StartError: something that the configuration names is not there or not usable.
+    """
     config = launch.config
     async with AsyncExitStack() as stack:
-        redis = await stack.enter_async_context(
-            open_store(launch.data_dir, config.redis.url, cluster=config.redis.cluster)
-        )
+        redis = await stack.enter_async_context(connected(ground.store, cluster=config.redis.cluster))
         limiter = _limiter(config, redis)
         stack.push_async_callback(limiter.close)
         seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
         registered = account_store(redis, config.redis.key_prefix)
         accounts = await stack.enter_async_context(open_accounts(registered, config.admins(), limiter.know, seeds))
-        supervisor = EngineSupervisor(
-            config.engine_config(launch.model_dir, launch.data_dir / "engine"),
-            _engine_socket(launch.data_dir),
-            fake=launch.fake_engine,
-        )
-        await stack.enter_async_context(supervisor)
         sources = AdapterSources(config.adapters, config.adapters.cache or launch.data_dir / "fetched")
         stack.callback(sources.close)
-        engine, adapters = await _connect(stack, supervisor, redis, config, sources)
+        engine, adapters = await _connect(stack, ground.engine, redis, config, sources)
         tokenizer = await asyncio.to_thread(Tokenizer.load, launch.model_dir)
         await _wait_for_engine(engine, supervisor, console)
         await _preload(adapters, config, console)
-        metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane})
+        metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, ground.metrics)
         observers = await stack.enter_async_context(open_observers(config.observability))
         gateway = Gateway(
             engine,
@@ -163,28 +160,25 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
             metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
             usage=usage,
         )
-        http_port = await stack.enter_async_context(_http(app, config.http.host, config.http.port))
-        grpc_port = await stack.enter_async_context(
-            _grpc(
-                GrpcServer(
-                    gateway,
-                    accounts,
-                    accounts,
-                    operations,
-                    host=config.grpc.host,
-                    port=config.grpc.port,
-                    usage=usage,
-                )
-            )
+        grpc = GrpcServer(
+            gateway,
+            accounts,
+            accounts,
+            operations,
+            host=config.grpc.host,
+            port=config.grpc.port,
+            shared=ground.metrics is not None,
+            usage=usage,
         )
-        yield Running(gateway, engine, supervisor, limiter, http_port, grpc_port)
+        settle_memory()
+        yield Built(config, gateway, engine, limiter, app, grpc)
 
 
 async def _connect(
-    stack: AsyncExitStack, supervisor: EngineSupervisor, redis: Redis, config: Config, sources: AdapterSources
+    stack: AsyncExitStack, address: str, redis: Redis, config: Config, sources: AdapterSources
 ) -> tuple[EngineClient, AdapterRegistry]:
     """A client that gives an engine the registry's adapters before it counts as ready."""
-    engine = EngineClient(supervisor.address, load_seconds=config.adapters.load_timeout_s)
+    engine = EngineClient(address, load_seconds=config.adapters.load_timeout_s)
     base = model_name(config)
     adapters = AdapterRegistry(
         engine,
@@ -210,12 +204,6 @@ def _settings(config: Config) -> ServiceSettings:
     )
 
 
-def _engine_socket(data_dir: Path) -> Path:
-    """In the temporary folder: socket paths are short, data directories may be deep."""
-    digest = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"loralane-engine-{digest}-{os.getpid()}.sock"
-
-
 def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
     shared = RedisLimiter(
         redis,
@@ -228,15 +216,15 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
     return FailoverLimiter(shared, LocalLimiter(limits.replicas, policy=limits.when_redis_is_away))
 
 
-async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor, console: Console) -> None:
-    """An engine that dies before it was ever ready will not get better by itself."""
-    ready = asyncio.create_task(engine.wait_ready())
-    died = asyncio.create_task(supervisor.wait_first_exit())
+async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | None, console: Console) -> None:
+    """Raises StartError: it has died, or is not ready in time."""
+    waiting = [asyncio.create_task(engine.wait_ready())]
+    waiting += [asyncio.create_task(supervisor.wait_first_exit())] if supervisor else []
     with console.status("starting the engine: loading weights"):
-        await asyncio.wait({ready, died}, timeout=ENGINE_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    died.cancel()
+        await asyncio.wait(waiting, timeout=ENGINE_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
     if not engine.ready:
-        ready.cancel()
         raise StartError("the engine did not start; its last words are above")
 
 
@@ -260,63 +248,3 @@ async def _preload(adapters: AdapterRegistry, config: Config, console: Console) 
                     group.create_task(seed(name, path))
         except* StartError as errors:
             raise errors.exceptions[0] from None
-
-
-@asynccontextmanager
-async def _grpc(server: GrpcServer) -> AsyncIterator[int]:
-    try:
-        port = await server.start()
-    except OSError as error:
-        raise StartError(str(error)) from error
-    try:
-        yield port
-    finally:
-        await server.stop()
-
-
-@asynccontextmanager
-async def _http(app: ASGIApp, host: str, port: int) -> AsyncIterator[int]:
-    """uvicorn on a socket of ours, so that a port in use is our error and port 0 is known at once. Yields the port."""
-    listener = _bind(host, port)
-    server = _Server(guarded(app, timeout_graceful_shutdown=10))
-    task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        await task
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to `serve`: uvicorn's own handlers would end the process before the engine is stopped."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}; use another port") from error
-    return listener
-
-
-def configure_logging() -> None:
-    """JSON lines on standard error."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -58,6 +57,7 @@ def serve(
     adapter_root: Annotated[list[Path] | None, typer.Option(help="Folder to hot-load from; repeatable.")] = None,
     http_port: Annotated[int | None, typer.Option(help="HTTP port; 0 takes any free one.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes any free one.")] = None,
+    gateways: Annotated[int | None, typer.Option(help="Gateway processes that share the ports.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where converted models and the embedded store live.")] = None,
 ) -> None:
     """Serve a base model and its adapters over HTTP and gRPC.
@@ -65,6 +65,7 @@ def serve(
     - `loralane serve` runs the demo: SmolLM2 with three adapters, on loopback.
     - `loralane serve --model ./llama-3-8b --lora support=./loras/support`
     - `loralane serve --config configs/production.yaml`
+    - `loralane serve --gateways 4` shares the ports between four gateway processes, over one engine
     """
     data_dir = (data_dir or default_data_dir(os.environ)).expanduser()
     try:
@@ -72,6 +73,7 @@ def serve(
         settings = _with_adapters(settings, lora or [], [*(adapter_root or []), data_dir / "adapters"])
         settings = _with_engine(settings, dtype, load_format)
         settings = _with_ports(settings, http_port, grpc_port)
+        settings = settings if gateways is None else replace(settings, gateways=gateways)
     except ValueError as error:
         _fail(str(error))
     _run(settings, data_dir)
@@ -105,15 +107,19 @@ def chat(
 
 def _run(config: Config, data_dir: Path) -> None:
     # Imported here: `--help` and `check` should not wait for a tokenizer library.
-    from gateway.app import Launch, StartError, configure_logging
-    from gateway.app import serve as serve_gateway
+    from gateway.launch import Launch, StartError
+    from gateway.process import configure_logging, run_loop
     from gateway.store import StoreStartError
 
+    if config.gateways == 1:
+        from gateway.app import serve as serve_gateways
+    else:
+        from gateway.fleet import serve as serve_gateways
     configure_logging()
     (data_dir / "adapters").mkdir(parents=True, exist_ok=True)
     folder = _prepare(config.model.source, data_dir)
     try:
-        asyncio.run(serve_gateway(Launch(config, folder, data_dir), console))
+        run_loop(serve_gateways(Launch(config, folder, data_dir), console))
     except (ConfigError, StartError, StoreStartError) as error:
         _fail(str(error))
 

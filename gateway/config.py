@@ -36,6 +36,8 @@ DEMO_HASHES = frozenset(hash_key(key) for key in DEMO_KEYS)
 HASHED = re.compile(r"sha256:([0-9a-f]{64})")
 FROM_ENVIRONMENT = re.compile(r"\$\{[^}]+\}")
 MIN_KEY_LENGTH = 12
+MAX_GATEWAYS = 16
+"""Each keeps a thread of the engine's server for its session, and up to four more while adapters are loaded."""
 ELSEWHERE: Mapping[str, Any] = {
     "model": "",
     "state_dir": "",
@@ -62,8 +64,12 @@ class Config:
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    gateways: int = 1
+    """Gateway processes that share the ports, the engine and Redis."""
 
     def __post_init__(self) -> None:
+        if not 1 <= self.gateways <= MAX_GATEWAYS:
+            raise ConfigError(f"gateways: must be from 1 to {MAX_GATEWAYS}, not {self.gateways}")
         self._check_keys()
 
     def _check_keys(self) -> None:

@@ -26,6 +26,11 @@ class Timer:
             self._waiting = False
             self.timeout.reschedule(self._whole)
 
+    def answered(self) -> None:
+        """What follows has all the time it needs."""
+        if not self.timeout.expired():
+            self.timeout.reschedule(None)
+
     def verdict(self) -> ApiError:
         what = "no token" if self._waiting else "no complete answer"
         return ApiError(Fault.DEADLINE_EXCEEDED, f"there was {what} before the deadline")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
@@ -51,6 +52,8 @@ class GenerateRequest:
     reserve_tokens: int = 0
     """Output tokens to reserve for each answer, where a caller names more than max_tokens."""
     stop: tuple[str, ...] = ()
+    whole: bool = False
+    """Nobody waits for single tokens: a chunk may have all that have come."""
     n: int = 1
     lane: Lane | None = None
     """None: the tenant's default."""
@@ -119,6 +122,8 @@ class GenerationChunk:
     """Set on the last chunk of every answer."""
     usage: Usage | None = None
     """Of the whole request; set on its very last chunk."""
+    more: bool = False
+    """Another chunk of this answer is here already: what is written may be written with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,27 +143,33 @@ class Answer:
     def __init__(self, index: int, detokenizer: Detokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._index = index
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stop)
+        self._matcher = StopMatcher(stop) if stop else None
         self._min_tokens = min_tokens
         self._num_tokens = 0
 
-    def absorb(self, event: TokenEvent) -> GenerationChunk:
-        """The chunk's finish_reason is set when a stop string or the event ends the answer."""
+    def absorb(self, event: TokenEvent, more: bool = False) -> GenerationChunk:
+        """The chunk's finish_reason is set when a stop string or the event ends the answer.
+
+        `more`: events that come after this one are here already.
+        """
         # An engine's STOP means that the last token is an EOS or a stop token: it counts, but has no text.
         visible = event.tokens[:-1] if event.finish_reason is FinishReason.STOP else event.tokens
         text, num_used, stopped = self._push(visible)
         if stopped:
             return self._chunk(event, text, num_used, "stop")
         if event.finish_reason is None:
-            return self._chunk(event, text, len(event.tokens), None)
+            return GenerationChunk(self._index, text, event.tokens, event.logprobs, more=more)
         tail, stopped = self._match(self._detokenizer.flush())
-        tail = tail if stopped else tail + self._matcher.flush()
+        if self._matcher is not None and not stopped:
+            tail += self._matcher.flush()
         silent = event.finish_reason is FinishReason.STOP
         finish: Finish = "stop" if stopped or silent else "length"
         return self._chunk(event, text + tail, len(event.tokens), finish, silent)
 
     def _push(self, token_ids: Sequence[int]) -> tuple[str, int, bool]:
         """Text to show, how many of the tokens led to it, and whether a stop string ended it."""
+        if self._matcher is None:
+            return self._detokenizer.push(token_ids), len(token_ids), False
         shown: list[str] = []
         for count, token_id in enumerate(token_ids, 1):
             self._num_tokens += 1
@@ -169,7 +180,9 @@ class Answer:
         return "".join(shown), len(token_ids), False
 
     def _match(self, text: str) -> tuple[str, bool]:
-        return (text, False) if self._num_tokens <= self._min_tokens else self._matcher.push(text)
+        if self._matcher is None or self._num_tokens <= self._min_tokens:
+            return text, False
+        return self._matcher.push(text)
 
     def _chunk(
         self, event: TokenEvent, text: str, num_tokens: int, finish: Finish | None, silent: bool = False
@@ -177,3 +190,15 @@ class Answer:
         return GenerationChunk(
             self._index, text, event.tokens[:num_tokens], event.logprobs[:num_tokens], silent, finish
         )
+
+
+def united(events: Sequence[TokenEvent]) -> TokenEvent:
+    """Events of one answer, in order, as one."""
+    return events[-1]._replace(
+        tokens=tuple(chain.from_iterable(event.tokens for event in events)),
+        logprobs=tuple(chain.from_iterable(event.logprobs for event in events)),
+        num_cached=min(event.num_cached for event in events),
+        device_seconds=max(event.device_seconds for event in events),
+        wait=events[0].wait,
+        adapter_wait=events[0].adapter_wait,
+    )

@@ -70,6 +70,7 @@ class GrpcServer:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        shared: bool = False,
         max_message_bytes: int = 8 * 2**20,
         grace_seconds: float = 10.0,
         usage: UsageAdmin | None = None,
@@ -79,6 +80,7 @@ class GrpcServer:
             accounts: None leaves tenants and keys to the configuration.
             operations: None leaves lanes and live requests alone.
             port: 0 takes any free one.
+            shared: other processes of ours listen on it too, and the kernel deals connections out.
             max_message_bytes: of one request; gRPC itself refuses a larger one with RESOURCE_EXHAUSTED.
             grace_seconds: how long running calls may go on when the server stops.
             usage: None where nothing counts it.
@@ -88,7 +90,7 @@ class GrpcServer:
         self._admin = AdapterAdminService(gateway.adapters, keys)
         self._limits = LimitAdminService(LimitAdmin(gateway.limiter), keys)
         self._health = EngineHealth(SERVICES, lambda: gateway.engine.ready)
-        self._server = grpc.aio.server(options=_options(max_message_bytes))
+        self._server = grpc.aio.server(options=_options(max_message_bytes, shared))
         generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(gateway, keys), self._server)
         adapters_pb2_grpc.add_AdapterAdminServicer_to_server(self._admin, self._server)
         limits_pb2_grpc.add_LimitAdminServicer_to_server(self._limits, self._server)
@@ -130,7 +132,7 @@ class GrpcServer:
         await self.stop()
 
 
-def _options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
+def _options(max_message_bytes: int, shared: bool) -> tuple[tuple[str, int], ...]:
     sizes = (("grpc.max_receive_message_length", max_message_bytes), ("grpc.max_send_message_length", -1))
     # Without SO_REUSEPORT a port that another server holds is an error, not a coin toss between the two.
-    return (*KEEPALIVE, *sizes, ("grpc.so_reuseport", 0))
+    return (*KEEPALIVE, *sizes, ("grpc.so_reuseport", int(shared)))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,12 +15,10 @@ from starlette.types import Receive, Scope, Send
 from gateway.core.errors import ApiError, internal
 from gateway.core.tenants import Principal
 from gateway.generation import Admitted, GenerateRequest, Generation, Usage
-from gateway.openai_render import Envelope, Style
+from gateway.openai_render import Envelope, Style, encode_json
 from gateway.service import Gateway
 
 log = structlog.get_logger("http")
-
-encode_json = msgspec.json.Encoder().encode
 
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -43,15 +40,17 @@ class GenerationResponse:
     ping_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = self._stream(send) if self.stream else self._whole(scope, receive, send)
-        await while_connected(receive, work)
+        async with Presence(receive) as client:
+            await (self._stream(send) if self.stream else self._whole(client, scope, receive, send))
 
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _whole(self, client: Presence, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer goes out first, then it is settled: the next request to come here is weighed after that."""
         async with self.gateway.generate(self.principal, self.request) as generation:
             chunks = [chunk async for chunk in generation]
             admitted = generation.admitted
             response = json_response(self._envelope(admitted).whole(chunks), headers=admitted.headers())
-        await response(scope, receive, send)
+            client.may_leave()
+            await response(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
         events = EventStream(send)
@@ -61,26 +60,28 @@ class GenerationResponse:
                 await events.open(generation.admitted.headers())
                 async with events.pings(self.ping_seconds):
                     usage = await self._chunks(events, generation, envelope)
-            await events.data(envelope.usage(usage) if usage else None)
-            await events.done()
+            events.add(envelope.usage(usage) if usage else None)
+            events.done()
         except (ApiError, OSError) as error:
             if not events.is_open or isinstance(error, OSError):
                 raise
-            await events.data(error.body())
+            events.add(encode_json(error.body()))
         except Exception:
             if not events.is_open:
                 raise
             log.exception("stream_failed", request_id=self.request.request_id)
-            await events.data(internal(self.request.request_id).body())
+            events.add(encode_json(internal(self.request.request_id).body()))
         await events.close()
 
     async def _chunks(self, events: EventStream, generation: Generation, envelope: Envelope) -> Usage | None:
         usage = None
         for index in range(len(generation.admitted.prompts) * self.request.n):
-            await events.data(envelope.opening(index))
+            events.add(envelope.opening(index))
         async for chunk in generation:
-            await events.data(envelope.delta(chunk))
+            events.add(envelope.delta(chunk))
             usage = chunk.usage
+            if not chunk.more:
+                await events.flush()
         return usage
 
     def _envelope(self, admitted: Admitted) -> Envelope:
@@ -88,10 +89,11 @@ class GenerationResponse:
 
 
 class EventStream:
-    """Server-sent events. Every event is one ASGI message, so pings may come between any two."""
+    """Server-sent events. What is written is whole events, so pings may come between any two writes."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._frames: list[bytes] = []
         self.is_open = False
 
     async def open(self, headers: Mapping[str, str]) -> None:
@@ -99,15 +101,24 @@ class EventStream:
         self.is_open = True
         await self._send({"type": "http.response.start", "status": 200, "headers": raw})
 
-    async def data(self, body: dict[str, Any] | None) -> None:
+    def add(self, body: bytes | None) -> None:
+        """An event for the next write, in JSON. None: none."""
         if body is not None:
-            await self._write(b"data: " + encode_json(body) + b"\n\n")
+            self._frames.append(b"data: %b\n\n" % body)
 
-    async def done(self) -> None:
-        await self._write(b"data: [DONE]\n\n")
+    def done(self) -> None:
+        self._frames.append(b"data: [DONE]\n\n")
+
+    async def flush(self) -> None:
+        if self._frames:
+            await self._write(self._taken())
 
     async def close(self) -> None:
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": self._taken(), "more_body": False})
+
+    def _taken(self) -> bytes:
+        frames, self._frames = self._frames, []
+        return b"".join(frames)
 
     @asynccontextmanager
     async def pings(self, seconds: float) -> AsyncIterator[None]:
@@ -128,24 +139,38 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work` to its end, or cancels it as soon as the client is gone; then nothing more needs to be said."""
-    task = asyncio.create_task(work)
-    watcher = asyncio.create_task(_until_gone(receive))
-    try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        watcher.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
-    if not task.cancelled():
-        task.result()
+class Presence:
+    """Cancels the task that entered it as soon as the client is gone; then nothing more needs to be said."""
 
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._is_gone = False
 
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    async def __aenter__(self) -> Presence:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = asyncio.create_task(self._until_gone())
+        self._watcher.add_done_callback(self._leave)
+        return self
+
+    def may_leave(self) -> None:
+        """It has all it came for, or is about to."""
+        self._watcher.remove_done_callback(self._leave)
+        self._watcher.cancel()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        self.may_leave()
+        # Cancelled from elsewhere as well, it ends as one who was cancelled.
+        return self._is_gone and self._task.uncancel() == 0 and kind is asyncio.CancelledError
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def _leave(self, watcher: asyncio.Task[None]) -> None:
+        self._is_gone = True
+        self._task.cancel()
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

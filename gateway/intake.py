@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from engine.client import EngineApi
 from engine.core.types import AdapterId, Lane, Origin, Request, SamplingParams
@@ -44,8 +45,7 @@ class Job:
     lane: Lane
     prompts: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
-    """One for each prompt."""
-    seed: int
+    """One for each prompt, with the seed of its first answer."""
 
     @property
     def version(self) -> AdapterId | None:
@@ -87,11 +87,12 @@ class Job:
         to say; a deadline orders batch work.
         """
         prompt_index, number = divmod(index, self.request.n)
+        params = self.params[prompt_index]
         deadline = self.request.deadline
         return Request(
             id=f"{record.id}-{index}",
             prompt=self.prompts[prompt_index],
-            params=replace(self.params[prompt_index], seed=(self.seed + number) % 2**SEED_BITS),
+            params=params if not number else replace(params, seed=(params.seed + number) % 2**SEED_BITS),
             adapter=self.version,
             lane=self.lane,
             priority=self.request.priority,
@@ -148,8 +149,7 @@ class Intake:
     def fingerprint(self, adapter: AdapterRecord | None) -> str:
         """Changes whenever the same request may be answered otherwise: with the base, its numerics, the adapter."""
         info = self._engine.info
-        base = hashlib.sha256(f"{info.model_hash} {info.dtype} {info.backend}".encode()).hexdigest()[:10]
-        return f"fp_{base}" + (f"_{adapter.version[:10]}" if adapter else "")
+        return _base_print(info.model_hash, info.dtype, info.backend) + (f"_{adapter.version[:10]}" if adapter else "")
 
     async def encode(self, prompt: PromptInput) -> tuple[int, ...]:
         """Raises ApiError: INVALID_REQUEST, nothing to begin from, or ids that are no tokens of this model."""
@@ -174,10 +174,10 @@ class Intake:
         request = await self._constraints.settle(request, self.dialect)
         prompts = tuple([await self.encode(prompt) for prompt in request.inputs])
         pairs = zip(request.inputs, prompts, strict=True)
-        params = tuple(self._fit(request, prompt, len(ids)) for prompt, ids in pairs)
-        seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed
+        seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS
+        params = tuple(self._fit(request, prompt, len(ids), seed) for prompt, ids in pairs)
         picked = None if adapter is None else self._adapters.pick(adapter.name)
-        return Job(request, tenant, picked, lane, prompts, params, seed)
+        return Job(request, tenant, picked, lane, prompts, params)
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError: INVALID_REQUEST."""
@@ -208,7 +208,7 @@ class Intake:
                 raise invalid_request(f"{param} must have at most {settings.max_listed_ids} token ids", param)
             self.check_ids(ids, param)
 
-    def _fit(self, request: GenerateRequest, prompt: PromptInput, prompt_tokens: int) -> SamplingParams:
+    def _fit(self, request: GenerateRequest, prompt: PromptInput, prompt_tokens: int, seed: int) -> SamplingParams:
         """Sampling for one prompt, its output bounded by what the context has room for."""
         context = self._engine.info.max_model_len
         default = request.default_max_tokens or self._settings.default_max_tokens
@@ -218,4 +218,9 @@ class Intake:
             raise context_length_exceeded(prompt_tokens + max_tokens, context, param)
         if request.sampling.min_tokens > max_tokens:
             raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
-        return replace(request.sampling, max_tokens=max_tokens)
+        return replace(request.sampling, max_tokens=max_tokens, seed=seed)
+
+
+@lru_cache(maxsize=4)
+def _base_print(model_hash: str, dtype: str, backend: str) -> str:
+    return "fp_" + hashlib.sha256(f"{model_hash} {dtype} {backend}".encode()).hexdigest()[:10]

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
@@ -44,10 +46,16 @@ DECISIONS = ("admitted", "rate_limit_exceeded", "insufficient_quota", "limiter_u
 class Metrics:
     """An `Observer`, and the text of /metrics."""
 
-    def __init__(self, goals: Mapping[Lane, LaneGoals] = DEFAULT_GOALS) -> None:
-        """`goals`: what the lanes promise."""
+    def __init__(self, goals: Mapping[Lane, LaneGoals] = DEFAULT_GOALS, shared: Path | None = None) -> None:
+        """`goals`: what the lanes promise.
+
+        `shared`: where the processes of one `serve` count together (prometheus_client's multiprocess mode, which the
+        library was imported in); each then tells what all of them have counted. None: this process counts alone.
+        """
         disable_created_metrics()  # which in the text format are a gauge more for every series, and nobody reads
         self._registry = CollectorRegistry()
+        self._extra = CollectorRegistry()
+        self._shared = shared
         self._tenants: set[str] = set()
         self._ttft = self._by_lane("time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
         itl = self._by_lane("inter_token_latency_seconds", "Between two events with tokens of an answer.", TOKEN)
@@ -62,7 +70,7 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         """What requests lived through, without the engine's state."""
-        return self._registry.collect()
+        return self._counted().collect()
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
         self._itl[lane].observe(seconds)
@@ -84,7 +92,7 @@ class Metrics:
 
     def register(self, collector: Collector) -> None:
         """What else /metrics tells: collected at every scrape."""
-        self._registry.register(collector)
+        self._extra.register(collector)
 
     def render(
         self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_modes: Collection[str]
@@ -98,7 +106,14 @@ class Metrics:
         snapshot = CollectorRegistry()
         snapshot.register(self._promises)
         snapshot.register(EngineMetrics(stats, names, limiter_modes))
-        return generate_latest(self._registry) + generate_latest(snapshot)
+        return b"".join(map(generate_latest, (self._counted(), self._extra, snapshot)))
+
+    def _counted(self) -> CollectorRegistry:
+        if self._shared is None:
+            return self._registry
+        together = CollectorRegistry()
+        MultiProcessCollector(together, path=str(self._shared))
+        return together
 
     def _by_lane(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"loralane_{name}", help, ["lane"], buckets=buckets, registry=self._registry)

@@ -144,6 +144,7 @@ def _request(
         default_max_tokens=default_max_tokens,
         seed=body.seed,
         stop=body.stop_strings,
+        whole=not body.stream,
         n=body.n or 1,
         lane=asked_lane(body.service_tier),
         priority=body.priority or 0,

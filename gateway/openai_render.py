@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from gateway.core.lanes import TIER_OF_LANE
 from gateway.generation import Admitted, GenerationChunk, Usage
 from gateway.joined import join_answers
@@ -13,6 +15,8 @@ from gateway.openai_tools import Told, ToolCalls, as_text
 from gateway.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+
+encode_json = msgspec.json.Encoder().encode
 
 
 class Style(Protocol):
@@ -100,7 +104,7 @@ class CompletionStyle:
 
 
 class Envelope:
-    """What all bodies of one response have in common."""
+    """What all bodies of one response have in common; for a stream's it is encoded once, and put around each choice."""
 
     def __init__(self, style: Style, admitted: Admitted, *, include_usage: bool = False) -> None:
         """`include_usage`: a stream ends with a usage chunk, and every other chunk has a usage of null."""
@@ -114,19 +118,25 @@ class Envelope:
             "system_fingerprint": admitted.fingerprint,
             "service_tier": TIER_OF_LANE[admitted.lane],
         }
+        chunk = encode_json(self._head | {"object": style.chunk_object, "choices": []})
+        self._before = chunk.removesuffix(b"]}")
+        self._after = b'],"usage":null}' if include_usage else b"]}"
 
-    def opening(self, index: int) -> Json | None:
+    def opening(self, index: int) -> bytes | None:
+        """A stream chunk, in JSON. None: there is nothing to tell a client."""
         choice = self._style.opening(index)
-        return None if choice is None else self._chunk([choice])
+        return None if choice is None else self._chunk(choice)
 
-    def delta(self, chunk: GenerationChunk) -> Json | None:
-        """None for a chunk with nothing to tell a client."""
+    def delta(self, chunk: GenerationChunk) -> bytes | None:
+        """As `opening`."""
         choice = self._style.delta(chunk)
         tells = any(choice.get(name) for name in ("text", "delta", "finish_reason", "logprobs", "token_ids"))
-        return self._chunk([choice]) if tells else None
+        return self._chunk(choice) if tells else None
 
-    def usage(self, usage: Usage) -> Json | None:
-        return self._chunk([]) | {"usage": usage_body(usage)} if self._include_usage else None
+    def usage(self, usage: Usage) -> bytes | None:
+        if not self._include_usage:
+            return None
+        return self._before + b'],"usage":' + encode_json(usage_body(usage)) + b"}"
 
     def whole(self, chunks: Sequence[GenerationChunk]) -> Json:
         """The complete response, from all chunks of all answers."""
@@ -134,9 +144,8 @@ class Envelope:
         usage = chunks[-1].usage
         return self._head | {"choices": choices, "usage": usage_body(usage) if usage else None}
 
-    def _chunk(self, choices: list[Json]) -> Json:
-        body = self._head | {"object": self._style.chunk_object, "choices": choices}
-        return body | {"usage": None} if self._include_usage else body
+    def _chunk(self, choice: Json) -> bytes:
+        return self._before + encode_json(choice) + self._after
 
 
 def usage_body(usage: Usage) -> Json:

@@ -251,9 +251,10 @@ def parse(body: bytes, kind: type[Body]) -> Body:
 
 def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
     """A field that the one endpoint reads may be refused by the other."""
-    for name, harmless in REFUSED.items():
-        value = None if name in kind.__struct_fields__ else body.get(name)
-        if not any(type(value) is type(other) and value == other for other in harmless):
+    for name in filter(body.__contains__, REFUSED):
+        value, harmless = body[name], REFUSED[name]
+        reads = name in kind.__struct_fields__
+        if not reads and not any(type(value) is type(other) and value == other for other in harmless):
             raise unsupported_parameter(name)
 
 

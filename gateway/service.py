@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
+from secrets import token_hex
 from types import MappingProxyType
 
 import structlog
@@ -16,7 +16,7 @@ import structlog
 from engine.client import EngineApi
 from engine.core.types import Lane
 from gateway.adapters.registry import AdapterRegistry
-from gateway.core.errors import MAX_QUOTED, ApiError, Fault, internal, unavailable
+from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
 from gateway.core.estimate import OutputAverages
 from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal
@@ -29,6 +29,7 @@ from gateway.generation import (
     GenerateRequest,
     Generation,
     GenerationChunk,
+    united,
 )
 from gateway.intake import Intake, Job
 from gateway.joined import merge
@@ -121,7 +122,7 @@ class Gateway:
     def _tracked(self, principal: Principal, request: GenerateRequest, lane: Lane) -> Iterator[RequestRecord]:
         """In the live table while it runs; to the observers when it has ended, however it did."""
         record = RequestRecord(
-            id=uuid.uuid4().hex,
+            id=token_hex(16),
             request_id=request.request_id,
             tenant=principal.tenant.name,
             key_id=principal.key_id,
@@ -167,12 +168,8 @@ class Gateway:
     async def _reserved(self, job: Job, record: RequestRecord) -> AsyncIterator[Grant]:
         """Holds a reservation and settles it once, under cancellation too."""
         record.reserving = self._clock()
-        asking = asyncio.ensure_future(self.limiter.reserve(self._wanted(job, record)))
         try:
-            grant = await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            self._spawn(self._give_back(asking))
-            raise
+            grant = await self.limiter.reserve(self._wanted(job, record))
         finally:
             record.reserved = self._clock()
         record.shadowed, record.reserved_tokens = grant.shadowed, grant.reserved
@@ -196,15 +193,6 @@ class Gateway:
                 await self.limiter.settle(grant, record.used_tokens)
         except Exception:  # the answer is out; an operator has to know that the books are off
             log.exception("settle_failed", request_id=record.request_id, tenant=record.tenant)
-
-    async def _give_back(self, asking: asyncio.Future[Grant]) -> None:
-        """For a caller who left while the limiter was being asked: nothing was used."""
-        try:
-            await self.limiter.refund(await asking)
-        except ApiError as error:
-            log.info("refused_after_leaving", reason=error.message)
-        except Exception:
-            log.exception("refund_failed")
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -234,6 +222,7 @@ class Gateway:
                     timer.first_token_came()
                 unfinished -= chunk.finish_reason is not None
                 if chunk.finish_reason is not None and not unfinished:
+                    timer.answered()
                     record.end(chunk.finish_reason, 200)
                     self._note_output(job, record)
                     yield replace(chunk, usage=record.usage)
@@ -255,17 +244,19 @@ class Gateway:
         record.submitted = record.submitted or now
         wanted = job.engine_request(record, index, now)
         with engine_failures(record):
-            async with aclosing(self.engine.generate(wanted)) as events:
-                async for event in events:
-                    refuse_failed(event, record, job.request)
-                    chunk = answer.absorb(event)
-                    record.note_cached(prompt_index, event.num_cached)
-                    record.note_admission(event, self._clock())
-                    record.note_device(index, event.device_seconds)
-                    last_token = self._clocked(job.lane, record, chunk, last_token)
-                    yield chunk
-                    if chunk.finish_reason is not None:
-                        return
+            async with aclosing(self.engine.generate(wanted)) as arrivals:
+                async for events in arrivals:
+                    events = [united(events)] if job.request.whole and len(events) > 1 else events
+                    for left, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
+                        refuse_failed(event, record, job.request)
+                        chunk = answer.absorb(event, more=left > 0)
+                        record.note_cached(prompt_index, event.num_cached)
+                        record.note_admission(event, self._clock())
+                        record.note_device(index, event.device_seconds)
+                        last_token = self._clocked(job.lane, record, chunk, last_token)
+                        yield chunk
+                        if chunk.finish_reason is not None:
+                            return
         raise internal(record.request_id)
 
     def _clocked(

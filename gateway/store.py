@@ -11,7 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -56,12 +56,23 @@ async def open_store(data_dir: Path, url: str = "", *, cluster: bool = False) ->
         DataDirInUseError: another process embeds its server in the same `data_dir`.
         StoreStartError: the embedded server does not start.
     """
-    if url:
-        async with connect_cluster(url) if cluster else connect(url) as client:
-            yield client
-        return
-    async with embedded_valkey(data_dir / "valkey") as socket_path, connect(f"unix://{socket_path}") as client:
+    async with store_url(data_dir, url) as found, connected(found, cluster=cluster) as client:
         yield client
+
+
+@asynccontextmanager
+async def store_url(data_dir: Path, url: str = "") -> AsyncGenerator[str, None]:
+    """`url`, or that of an embedded server, as `open_store`; for processes that connect by themselves."""
+    if url:
+        yield url
+        return
+    async with embedded_valkey(data_dir / "valkey") as socket_path:
+        yield f"unix://{socket_path}"
+
+
+def connected(url: str, *, cluster: bool = False) -> AbstractAsyncContextManager[Redis]:
+    """A client of the server at `url`, or of the cluster it is a node of."""
+    return connect_cluster(url) if cluster else connect(url)
 
 
 @asynccontextmanager

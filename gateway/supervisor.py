@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
@@ -17,8 +18,26 @@ log = structlog.get_logger("supervisor")
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
 HEALTHY_SECONDS = 30.0
-"""An engine that lived this long starts again at the first backoff."""
+"""A process that lived this long starts again at the first backoff."""
 STOP_SECONDS = 10.0
+
+
+class Backoff:
+    """How long to wait before a process is started again: twice as long every time it dies soon."""
+
+    def __init__(self) -> None:
+        self._next = FIRST_BACKOFF_SECONDS
+        self._started = time.monotonic()
+
+    def started(self) -> None:
+        self._started = time.monotonic()
+
+    def died(self) -> float:
+        """Seconds to wait."""
+        if time.monotonic() - self._started > HEALTHY_SECONDS:
+            self._next = FIRST_BACKOFF_SECONDS
+        seconds, self._next = self._next, min(2 * self._next, MAX_BACKOFF_SECONDS)
+        return seconds
 
 
 class EngineSupervisor:
@@ -28,15 +47,15 @@ class EngineSupervisor:
     engine stops by itself.
 
     Args:
-        fake: serve digests instead of a model (see engine/executor/fake.py).
+        program: the module that is run, which takes the engine's arguments, and arguments of its own.
     """
 
-    def __init__(self, config: EngineConfig, socket: Path, *, fake: bool = False) -> None:
+    def __init__(self, config: EngineConfig, socket: Path, program: Sequence[str] = ("engine.server",)) -> None:
         self.address = f"unix:{socket}"
         self.restarts = 0
         self._socket = socket
-        self._command = [sys.executable, "-m", "engine.server", "--config", config.to_json()]
-        self._command += ["--address", self.address, "--until-stdin-closes", *(["--fake"] if fake else [])]
+        self._command = [sys.executable, "-m", *program, "--config", config.to_json()]
+        self._command += ["--address", self.address, "--until-stdin-closes"]
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._exited = asyncio.Event()
@@ -70,16 +89,15 @@ class EngineSupervisor:
         )
 
     async def _watch(self) -> None:
-        backoff = FIRST_BACKOFF_SECONDS
+        backoff = Backoff()
         while True:
             assert self._process is not None
-            started = time.monotonic()
+            backoff.started()
             code = await self._process.wait()
             self._exited.set()
-            backoff = FIRST_BACKOFF_SECONDS if time.monotonic() - started > HEALTHY_SECONDS else backoff
-            log.error("engine_exited", code=code, restart_in_seconds=backoff)
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+            pause = backoff.died()
+            log.error("engine_exited", code=code, restart_in_seconds=pause)
+            await asyncio.sleep(pause)
             self.restarts += 1
             try:
                 await self._spawn()

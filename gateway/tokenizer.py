@@ -117,7 +117,8 @@ class Tokenizer:
         return Detokenizer(self._backend, prompt)
 
     def _encode(self, text: str, special: bool) -> tuple[int, ...]:
-        return tuple(self._backend.encode(text, add_special_tokens=special).ids)
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=special)  # fast: without offsets
+        return tuple(encoding.ids)
 
 
 class Detokenizer:

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class EngineStub:
-    """Missing associated documentation comment in .proto file."""
+    """Every call carries the metadata `loralane-gateway`, an id of the gateway's session.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -36,7 +37,7 @@ class EngineStub:
         """
         self.Session = channel.stream_stream(
                 '/loralane.engine.v1.Engine/Session',
-                request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.Command.SerializeToString,
+                request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.Commands.SerializeToString,
                 response_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.StepEvents.FromString,
                 _registered_method=True)
         self.Describe = channel.unary_unary(
@@ -82,7 +83,8 @@ class EngineStub:
 
 
 class EngineServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Every call carries the metadata `loralane-gateway`, an id of the gateway's session.
+    """
 
     def Session(self, request_iterator, context):
         """Submits and aborts go up, token events come down. When the stream breaks, the engine aborts what it carried.
@@ -106,7 +108,8 @@ class EngineServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """Lets running requests finish (up to the timeout, then aborts them) and frees every tier.
+        """Lets running requests finish (up to the timeout, then aborts them) and frees every tier; while another gateway
+        has the adapter loaded, nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,7 +155,7 @@ def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.Command.FromString,
+                    request_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.Commands.FromString,
                     response_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.StepEvents.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
@@ -204,7 +207,8 @@ def add_EngineServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Engine:
-    """Missing associated documentation comment in .proto file."""
+    """Every call carries the metadata `loralane-gateway`, an id of the gateway's session.
+    """
 
     @staticmethod
     def Session(request_iterator,
@@ -221,7 +225,7 @@ class Engine:
             request_iterator,
             target,
             '/loralane.engine.v1.Engine/Session',
-            loralane_dot_engine_dot_v1_dot_engine__pb2.Command.SerializeToString,
+            loralane_dot_engine_dot_v1_dot_engine__pb2.Commands.SerializeToString,
             loralane_dot_engine_dot_v1_dot_engine__pb2.StepEvents.FromString,
             options,
             channel_credentials,

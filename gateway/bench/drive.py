@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, TypeVar
 
 from gateway.bench.client import Client, Target
 from gateway.bench.plan import Item
@@ -17,8 +15,6 @@ from gateway.bench.stream import Stream
 
 LEAD_SECONDS = 0.1
 """Between starting and the first request, so that preparing is not taken for lateness."""
-
-T = TypeVar("T")
 
 
 async def drive(
@@ -63,16 +59,6 @@ async def drive(
                     break
                 tasks.append(asyncio.create_task(one(item)))
             return list(await asyncio.gather(*tasks))
-
-
-def run_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine on the fastest event loop there is."""
-    if sys.platform == "win32":
-        return asyncio.run(work)
-    from uvloop import new_event_loop
-
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(work)
 
 
 async def _until(due: float, stop: asyncio.Event) -> bool:

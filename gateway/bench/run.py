@@ -15,10 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from engine.sim.traces import read_trace
 from gateway.bench.client import Target
 from gateway.bench.document import Document, Settings, document
-from gateway.bench.drive import drive, run_loop
+from gateway.bench.drive import drive
 from gateway.bench.measure import succeeded
 from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
+from gateway.process import run_loop
 
 REFRESH_SECONDS = 0.5
 """Between two looks at the progress bar: drawing takes a millisecond in which no stream is read."""

@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from gateway.core.budget import Allowance, Bucket, Refusal, explain, tightest
@@ -41,12 +42,17 @@ class ReserveRequest:
     @property
     def scopes(self) -> tuple[Scope, Scope, Scope]:
         """Whose limits it must fit: tenant's, key's, adapter's."""
-        return Scope(self.tenant), Scope(self.tenant, key=self.key_id), Scope(self.tenant, adapter=self.adapter)
+        return _scopes(self.tenant, self.key_id, self.adapter)
 
     @property
     def row(self) -> RowName:
         """Where its usage is counted."""
         return RowName(self.lane, self.key_id, self.adapter)
+
+
+@lru_cache(maxsize=4096)
+def _scopes(tenant: str, key_id: str, adapter: str) -> tuple[Scope, Scope, Scope]:
+    return Scope(tenant), Scope(tenant, key=key_id), Scope(tenant, adapter=adapter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,8 @@ class Limiter(Protocol):
         """Of all limits in force."""
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """Charges one request and `tokens` tokens to every scope, or charges nothing.
+        """Charges one request and `tokens` tokens to every scope, or charges nothing. Cancelled, it leaves nothing
+        charged in the end.
 
         Raises:
             ApiError: RATE_LIMIT_EXCEEDED with the true wait, INSUFFICIENT_QUOTA when no wait can help,

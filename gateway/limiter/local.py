@@ -40,7 +40,8 @@ class LocalLimiter:
         self._replicas = replicas
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
-        self._live: dict[Scope, Limits] = {}
+        self._live: dict[Scope, Limits | Bucket] = {}
+        """Limits in force, or a bucket that has them."""
         self._buckets: dict[Scope, Bucket] = {}
         self._refused: Counter[tuple[Scope, str]] = Counter()
         self._last: dict[Scope, tuple[int, tuple[LimitName, ...]]] = {}
@@ -94,8 +95,8 @@ class LocalLimiter:
         ]
 
     async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
-        self._live[scope] = self._limits(scope).changed(changes)
-        return self._live[scope]
+        limits = self._live[scope] = self._limits(scope).changed(changes)
+        return limits
 
     async def restore_limits(self, scope: Scope) -> None:
         self._live.pop(scope, None)
@@ -125,9 +126,7 @@ class LocalLimiter:
 
     def adopt(self, grant: Grant) -> None:
         """Learns from a grant of the shared limiter which limits are in force."""
-        self._live.update(
-            (scope, bucket.limits) for scope, bucket in zip(grant.request.scopes, grant.buckets, strict=True)
-        )
+        self._live.update(zip(grant.request.scopes, grant.buckets, strict=True))
 
     async def outstanding(self) -> int:
         return len(self._leases)
@@ -139,8 +138,9 @@ class LocalLimiter:
         self._leases.clear()
 
     def _limits(self, scope: Scope) -> Limits:
-        if scope in self._live:
-            return self._live[scope]
+        live = self._live.get(scope)
+        if live is not None:
+            return live.limits if isinstance(live, Bucket) else live
         if scope.each not in (None, scope):
             return self._limits(scope.each)
         return _configured(self._tenants.get(scope.tenant, Tenant(scope.tenant)))[scope.kind]

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from redis.asyncio import Redis
@@ -76,6 +77,7 @@ class RedisLimiter:
         self._reserve_script = Script.load("bucket.lua", "reserve.lua")
         self._settle_script = Script.load("bucket.lua", "counted.lua", "settle.lua")
         self._renew_script = Script.load("counted.lua", "renew.lua")
+        self._lasting_keys = lru_cache(maxsize=4096)(self._keys_of)
         self._terms = UsageTerms(self._calls, retention_days)
         self._owed = Owed(self._calls, UsageSpool(self._terms), self.send)
         self._held: dict[str, Grant] = {}
@@ -103,7 +105,7 @@ class RedisLimiter:
         if not decision.admitted:
             raise refused(replace(request, tokens=decision.tokens), decision.buckets)
         day = decision.buckets[0].at // DAY
-        grant = replace(grant, buckets=decision.buckets, misses=decision.misses, day=day, reserved=decision.tokens)
+        grant = Grant(grant.lease, request, "redis", decision.buckets, decision.misses, day, reserved=decision.tokens)
         self._hold(grant)
         return grant
 
@@ -202,13 +204,12 @@ class RedisLimiter:
         """Everything that scripts about one reservation touch."""
         tenant = grant.request.tenant
         own = [self._calls.key(kind, tenant, grant.lease) for kind in ("lease", "void")]
+        return own + self._lasting_keys(tenant, grant.request.scopes)
+
+    def _keys_of(self, tenant: str, scopes: Sequence[Scope]) -> list[str]:
         shared = [self._calls.key(kind, tenant) for kind in ("limits", "scopes")]
-        scopes = [
-            self._calls.key(kind, tenant, scope.name)
-            for scope in grant.request.scopes
-            for kind in ("bucket", "running")
-        ]
-        return own + shared + scopes
+        names = [(kind, scope.name) for scope in scopes for kind in ("bucket", "running")]
+        return shared + [self._calls.key(kind, tenant, name) for kind, name in names]
 
     async def send(self, correction: Correction) -> int:
         """The time at which it was made, in microseconds. Sending one twice does no harm: the first counts."""

@@ -8,8 +8,9 @@ import pytest_asyncio
 from rich.console import Console
 
 from engine.demo import DEMO_ADAPTERS
-from gateway.app import Launch, running
+from gateway.app import running
 from gateway.config import demo_config
+from gateway.launch import Launch
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ LONG = 100_000
 @pytest.fixture
 async def supervisor(tmp_path):
     config = EngineConfig(model="fake", num_pages=30_000, block_size=4, max_seqs=8, max_model_len=110_000)
-    async with EngineSupervisor(config, tmp_path / "engine.sock", fake=True) as running:
+    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.server", "--fake")) as running:
         yield running
 
 
@@ -42,7 +42,7 @@ def request(name, max_tokens=LONG, lane=Lane.INTERACTIVE, tenant="acme"):
 
 async def last_event(client, wanted):
     async with aclosing(client.generate(wanted)) as events:
-        return [event async for event in events][-1]
+        return [event async for arrived in events for event in arrived][-1]
 
 
 async def until(condition):
@@ -111,7 +111,7 @@ async def test_a_lane_is_paused_drained_and_opened_for_every_gateway(gateways):
 
 async def test_an_engine_with_one_queue_says_so(tmp_path):
     config = EngineConfig(model="fake", num_pages=100, max_model_len=256, scheduling=Scheduling(policy="fcfs"))
-    async with EngineSupervisor(config, tmp_path / "engine.sock", fake=True) as running:
+    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.server", "--fake")) as running:
         client = EngineClient(running.address)
         await client.start()
         await asyncio.wait_for(client.wait_ready(), 30)

@@ -132,7 +132,7 @@ class FakeEngine:
     def open(self) -> int:
         return len(self.requests) - len(self.ends)
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(self, request: Request) -> AsyncGenerator[list[TokenEvent], None]:
         self.requests.append(request)
         end = "aborted"
         try:
@@ -141,7 +141,7 @@ class FakeEngine:
                 if request.id in self.cancelled:
                     end = "cancelled"
                     refusal = Refusal(ErrorCode.CANCELLED, "an administrator cancelled the request")
-                    yield TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal)
+                    yield [TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal)]
                     return
                 if number == self.fail_after:
                     end = "failed"
@@ -149,7 +149,7 @@ class FakeEngine:
                 if event.finish_reason is not None:
                     end = "finished"
                 self.generated[request.id] += len(event.tokens)
-                yield event
+                yield [event]
                 await asyncio.sleep(self.pause)
                 if number == 1:
                     await self._wait(self.go_on, request)
@@ -340,7 +340,11 @@ class CountingLimiter(LocalLimiter):
         grant = await super().reserve(request)
         self.reserved.append(request)
         self.ends[grant.lease] = []
-        await asyncio.sleep(self.delay)
+        try:
+            await asyncio.sleep(self.delay)
+        except asyncio.CancelledError:
+            await asyncio.shield(self.refund(grant))
+            raise
         return grant
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:

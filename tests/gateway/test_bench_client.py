@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from gateway.bench.client import Target
 from gateway.bench.command import app
 from gateway.bench.document import read
-from gateway.bench.drive import drive, run_loop
+from gateway.bench.drive import drive
 from gateway.bench.plan import Item
+from gateway.process import run_loop
 
 PROMPT = (5, 6, 7)
 

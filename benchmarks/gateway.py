@@ -1,0 +1,184 @@
+"""`make bench-gateway`: what a gateway costs a request and a token, beside LiteLLM's proxy, in one run.
+
+    python -m benchmarks.gateway [--litellm-python PATH] [--cores 0,1,2,3] [--rounds 3] [--seconds 5] [--json FILE]
+
+One gateway process on one core, with authentication and limits in a Valkey, over an engine that takes no time;
+LiteLLM's proxy with one worker on the same core, with neither, over an upstream that takes no time. Engine or upstream,
+Valkey and client have a core each. The two take turns, round after round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.command import run
+from benchmarks.gateway_peers import Cores, Station, engine, engine_latencies, litellm, loralane, upstream
+from benchmarks.hammer import Shot, shot, strike
+from benchmarks.peers import MODEL
+from benchmarks.server import pinned
+from engine.model.prepare import prepare_model
+from engine.paths import default_data_dir
+from gateway.bench.document import versions
+from gateway.outputs import print_wide
+from gateway.process import run_loop
+
+MESSAGES = [{"role": "user", "content": "What is the capital of France, and what is it known for?"}]
+PROMPT_TOKENS = 44
+"""What that is to SmolLM2, chat template included."""
+ANSWER_TOKENS, CONCURRENT = 16, 64
+"""Of requests that are not streamed, and how many of them are on their way at once."""
+STREAM_TOKENS, STREAMS = 256, 32
+PAUSE_SECONDS = 0.5
+"""For what an abandoned stream leaves to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One server's, of one round or of several."""
+
+    requests_per_second: float
+    tokens_per_second: float
+    whole_ms: float
+    """Median latency of one request at a time."""
+    added_ms: float
+    """Of it, what is left when that of asking what stands behind it directly is taken off."""
+    memory_mib: float
+
+
+ROWS: Mapping[str, tuple[str, str, str]] = {
+    "requests_per_second": ("requests/s", f"{CONCURRENT} at once, {ANSWER_TOKENS} tokens each", ">= 10x"),
+    "tokens_per_second": ("relayed tokens/s", f"{STREAMS} streams of {STREAM_TOKENS} tokens", ">= 25x"),
+    "whole_ms": ("p50 (ms)", f"one at a time, {ANSWER_TOKENS} tokens", ""),
+    "added_ms": ("added p50 (ms)", "less that of engine or upstream alone", "<= 0.1x"),
+    "memory_mib": ("memory (MiB)", "resident, gateway process", ""),
+}
+
+
+def body(tokens: int, *, stream: bool) -> dict[str, Any]:
+    return {"model": MODEL, "messages": MESSAGES, "max_tokens": tokens, "stream": stream}
+
+
+def measure(station: Station, direct_ms: float, seconds: float, silent_events: int) -> Figures:
+    """One round."""
+    short = shot(station.url, body(ANSWER_TOKENS, stream=False), station.key)
+    long = shot(station.url, body(STREAM_TOKENS, stream=True), station.key)
+    alone_ms = latency_ms(short, seconds)
+    many = strike(short, CONCURRENT, seconds=seconds)
+    streams = strike(long, STREAMS, seconds=seconds, silent_events=silent_events)
+    time.sleep(PAUSE_SECONDS)
+    speeds = many.requests_per_second, streams.events_per_second
+    return Figures(*speeds, alone_ms, alone_ms - direct_ms, station.memory_mib)
+
+
+def latency_ms(target: Shot, seconds: float) -> float:
+    """Median of one request at a time."""
+    return median(strike(target, 1, seconds=seconds / 2).latencies) * 1000
+
+
+def silent_events(station: Station) -> int:
+    """Of a stream, how many events carry no token. Raises RuntimeError: tokens do not come in events of their own."""
+    headers = {"authorization": f"Bearer {station.key}"} if station.key else {}
+    url = f"{station.url}/v1/chat/completions"
+    answer = httpx.post(url, json=body(STREAM_TOKENS, stream=True), headers=headers, timeout=60).raise_for_status()
+    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    told = [msgspec.json.decode(event) for event in events if event != "[DONE]"]
+    tokens = sum(bool(chunk["choices"] and chunk["choices"][0]["delta"].get("content")) for chunk in told)
+    if tokens != STREAM_TOKENS:
+        raise RuntimeError(f"{station.name} sent {tokens} events with text for {STREAM_TOKENS} tokens")
+    return len(events) - tokens
+
+
+def rounds(
+    stations: Sequence[tuple[Station, Callable[[], float]]], count: int, seconds: float
+) -> dict[str, list[Figures]]:
+    """`stations`: each with what measures the latency of what stands behind it, in milliseconds."""
+    silent = {station.name: silent_events(station) for station, _ in stations}
+    found: dict[str, list[Figures]] = {station.name: [] for station, _ in stations}
+    for _ in range(count):
+        for station, direct_ms in stations:
+            found[station.name].append(measure(station, direct_ms(), seconds, silent[station.name]))
+    return found
+
+
+def engine_ms(address: str, seconds: float) -> float:
+    return median(run_loop(engine_latencies(address, PROMPT_TOKENS, ANSWER_TOKENS, seconds / 2))) * 1000
+
+
+def medians(figures: Sequence[Figures]) -> Figures:
+    return Figures(*(median(getattr(each, field.name) for each in figures) for field in fields(Figures)))
+
+
+def table(outcomes: Mapping[str, Figures]) -> Table:
+    others = list(outcomes.values())[1:]
+    found = Table(title="One gateway process on one core")
+    for column in ("", "", *outcomes, *(("ratio", "goal") if others else ())):
+        found.add_column(column, justify="right" if column else "left")
+    for name, (label, terms, goal) in ROWS.items():
+        values = [getattr(figures, name) for figures in outcomes.values()]
+        ratio = (f"{values[0] / values[1]:.2f}x", goal) if others else ()
+        found.add_row(label, terms, *(f"{value:,.2f}" if value < 100 else f"{value:,.0f}" for value in values), *ratio)
+    return found
+
+
+def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
+    model = prepare_model("embedded", arguments.data_dir, console)
+    cores: Cores = arguments.cores
+    if not arguments.litellm_python:
+        console.print("LiteLLM is left out: --litellm-python or LORALANE_LITELLM_PYTHON names a Python that has it")
+    with ExitStack() as stack:
+        address = stack.enter_context(engine(model, scratch, cores))
+        ours = stack.enter_context(loralane(model, scratch, cores))
+        stations = [(ours, partial(engine_ms, address, arguments.seconds))]
+        if arguments.litellm_python:
+            url = stack.enter_context(upstream(scratch, cores))
+            theirs = stack.enter_context(litellm(arguments.litellm_python, url, scratch, cores))
+            direct = shot(url, body(ANSWER_TOKENS, stream=False))
+            stations.append((theirs, partial(latency_ms, direct, arguments.seconds)))
+        stack.enter_context(pinned(frozenset((cores.client,))))
+        found = rounds(stations, arguments.rounds, arguments.seconds)
+    if arguments.json:
+        arguments.json.write_bytes(document(arguments, found))
+    print_wide(table({name: medians(figures) for name, figures in found.items()}))
+
+
+def document(arguments: argparse.Namespace, found: Mapping[str, Sequence[Figures]]) -> bytes:
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    head = {"when": when, "versions": versions(), "cores": arguments.cores, "seconds": arguments.seconds}
+    return msgspec.json.format(msgspec.json.encode({**head, "rounds": found}), indent=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    python = os.environ.get("LORALANE_LITELLM_PYTHON")
+    parser.add_argument("--litellm-python", type=Path, default=Path(python) if python else None)
+    parser.add_argument("--cores", type=_cores, default="0,1,2,3", help="gateway, engine or upstream, Valkey, client")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of one measurement")
+    parser.add_argument("--json", type=Path, help="also write every round here")
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
+    run(partial(bench, parser.parse_args()))
+
+
+def _cores(text: str) -> Cores:
+    return Cores(*map(int, text.split(",")))
+
+
+if __name__ == "__main__":
+    main()

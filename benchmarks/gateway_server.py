@@ -1,0 +1,32 @@
+"""One gateway over an instant engine: `loralane serve` in all but the engine. Run by `benchmarks.gateway`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from gateway.app import serve
+from gateway.config import load_config
+from gateway.launch import Launch
+from gateway.process import configure_logging, run_loop
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway_server", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True, help="prepared model folder, for its tokenizer")
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--engine-cores", default="", help="such as 2,3; empty: the gateway's own")
+    arguments = parser.parse_args()
+    engine = ["benchmarks.instant_engine"]
+    engine += ["--cores", arguments.engine_cores] if arguments.engine_cores else []
+    configure_logging()
+    launch = Launch(load_config(arguments.config, os.environ), arguments.model, arguments.data_dir, tuple(engine))
+    run_loop(serve(launch, Console(stderr=True)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""A load generator that costs a few microseconds a request: fixed bytes on kept connections, answers counted by them.
+
+`gateway/bench` sends what people send, and times every token; this one only has to be faster than any gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+from gateway.process import run_loop
+
+
+class HammerError(RuntimeError):
+    """The server did not answer as it should; the message has what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """One request, as it goes out."""
+
+    host: str
+    port: int
+    message: bytes
+
+
+def shot(url: str, body: Mapping[str, Any], key: str = "") -> Shot:
+    """A chat completion."""
+    place, text = urlsplit(url), msgspec.json.encode(body)
+    headers = {"host": place.netloc, "content-type": "application/json", "content-length": str(len(text))}
+    headers |= {"authorization": f"Bearer {key}"} if key else {}
+    lines = ["POST /v1/chat/completions HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return Shot(place.hostname or "", place.port or 80, "\r\n".join(lines).encode() + text)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came back between two moments."""
+
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    """Of requests that ended, in seconds."""
+    events: int = 0
+    """Server-sent events, without those that carry no token."""
+
+    @property
+    def requests_per_second(self) -> float:
+        return len(self.latencies) / self.seconds
+
+    @property
+    def events_per_second(self) -> float:
+        return self.events / self.seconds
+
+
+class Connection(asyncio.Protocol):
+    """Sends the next request when an answer has ended, until it is told to leave."""
+
+    def __init__(self, hammer: Hammer) -> None:
+        self._hammer = hammer
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._sent = 0.0
+        self._failure = b""
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._send()
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(HammerError(f"the server closed a connection: {exc or 'without a word'}"))
+
+    def on_body(self, body: bytes) -> None:
+        if self._parser.get_status_code() != 200:
+            self._failure += body
+        self._hammer.newlines += body.count(b"\n")
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status != 200:
+            self._end(HammerError(f"http {status}: {self._failure[:500].decode(errors='replace')}"))
+            return
+        self._hammer.ended(time.perf_counter() - self._sent)
+        asyncio.get_running_loop().call_soon(self._send)
+
+    def leave(self) -> None:
+        """In the middle of an answer, as it may be."""
+        self._end(None)
+
+    def _send(self) -> None:
+        if self.done.done():
+            return
+        assert self._transport is not None
+        self._parser = httptools.HttpResponseParser(self)
+        self._sent = time.perf_counter()
+        self._transport.write(self._hammer.message)
+
+    def _end(self, error: HammerError | None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+        assert self._transport is not None
+        self._transport.close()
+
+
+class Hammer:
+    """Counts what all its connections get between `open` and `close`."""
+
+    def __init__(self, target: Shot) -> None:
+        self.message = target.message
+        self.newlines = 0
+        self._latencies: list[float] = []
+
+    def ended(self, seconds: float) -> None:
+        self._latencies.append(seconds)
+
+    def reset(self) -> None:
+        self.newlines = 0
+        self._latencies = []
+
+    def tally(self, seconds: float, silent_events: int) -> Tally:
+        """`silent_events`: of each stream, those that carry no token."""
+        events = self.newlines // 2 - silent_events * len(self._latencies)
+        return Tally(seconds, self._latencies, max(0, events))
+
+
+async def _strike(target: Shot, connections: int, warmup_s: float, seconds: float, silent_events: int) -> Tally:
+    hammer, loop = Hammer(target), asyncio.get_running_loop()
+    links = [
+        (await loop.create_connection(lambda: Connection(hammer), target.host, target.port))[1]
+        for _ in range(connections)
+    ]
+    await _until_done_or(links, warmup_s)
+    hammer.reset()
+    began = time.perf_counter()
+    await _until_done_or(links, seconds)
+    found = hammer.tally(time.perf_counter() - began, silent_events)
+    for link in links:
+        link.leave()
+    return found
+
+
+async def _until_done_or(links: Sequence[Connection], seconds: float) -> None:
+    """Raises HammerError as soon as a connection fails."""
+    done, _ = await asyncio.wait([link.done for link in links], timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    for link in done:
+        link.result()
+
+
+def strike(
+    target: Shot, connections: int, *, warmup_s: float = 1.0, seconds: float = 5.0, silent_events: int = 0
+) -> Tally:
+    """Keeps `connections` requests on their way. Raises HammerError, OSError."""
+    return run_loop(_strike(target, connections, warmup_s, seconds, silent_events))

@@ -1,0 +1,130 @@
+"""An engine that takes no time, for measuring a gateway: answers are a few tokens over and over.
+
+    python -m benchmarks.instant_engine --config JSON --address unix:PATH --until-stdin-closes [--cores 1]
+
+It takes the arguments of `engine.server`, so that a gateway's own supervisor starts it, and answers through the same
+service: one message a step, with one token for every request. `--cores` keeps it off the gateway's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from benchmarks.command import core_set
+from engine.config import EngineConfig
+from engine.core.commands import Abort, Submit
+from engine.core.config import CoreConfig
+from engine.core.state import EngineState
+from engine.core.types import FinishReason, TokenEvent
+from engine.pb import engine_pb2 as pb
+from engine.pb import engine_pb2_grpc as pb_grpc
+from engine.service import EngineService
+
+T = TypeVar("T")
+
+TOKENS = range(1000, 1016)
+"""Words of the vocabulary, in turn."""
+MAX_MODEL_LEN = 65_536
+THREADS = 16
+
+
+class InstantEngine:
+    """What of an `Engine` its service uses."""
+
+    clock = staticmethod(time.monotonic)
+    step_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[Submit | Abort | None] = queue.SimpleQueue()
+        self._left: dict[str, int] = {}
+        """Tokens still to come of each request."""
+        self._state = EngineState.create(CoreConfig(num_pages=2))
+
+    def look(self, question: Callable[[EngineState], T]) -> T:
+        return question(self._state)
+
+    inspect = look
+
+    def stop(self) -> None:
+        self.inbox.put(None)
+
+    def run(self, deliver: Callable[[list[TokenEvent]], None]) -> None:
+        """Until `stop`."""
+        while True:
+            begun: list[TokenEvent] = []
+            while not self._left or not self.inbox.empty():
+                command = self.inbox.get()
+                if command is None:
+                    return
+                begun += self._take(command)
+            deliver(begun + self._step())
+
+    def _take(self, command: Submit | Abort) -> list[TokenEvent]:
+        if isinstance(command, Abort):
+            self._left.pop(command.request_id, None)
+            return []
+        self._left[command.request.id] = command.request.params.max_tokens
+        return [TokenEvent(command.request.id)]
+
+    def _step(self) -> list[TokenEvent]:
+        events = []
+        for request_id, left in tuple(self._left.items()):
+            self._left[request_id] = left - 1
+            finish = None if left > 1 else FinishReason.LENGTH
+            events.append(TokenEvent(request_id, (TOKENS[left % len(TOKENS)],), (), finish))
+            if left == 1:
+                del self._left[request_id]
+        return events
+
+
+def serve(config: EngineConfig, address: str, until_stdin_closes: bool) -> None:
+    vocab_size = json.loads((Path(config.model) / "config.json").read_text())["vocab_size"]
+    info = pb.EngineInfo(
+        model=config.model, model_hash="instant", device="none", dtype="none", backend="instant", vocab_size=vocab_size
+    )
+    info.max_model_len, info.max_seqs = MAX_MODEL_LEN, config.max_seqs
+    engine = InstantEngine()
+    service = EngineService(engine, info)  # type: ignore[arg-type]
+    server = grpc.server(ThreadPoolExecutor(THREADS))
+    pb_grpc.add_EngineServicer_to_server(service, server)
+    server.add_insecure_port(address)
+    server.start()
+    signal.signal(signal.SIGTERM, lambda *_: engine.stop())
+    if until_stdin_closes:
+        threading.Thread(target=_stop_with_stdin, args=(engine,), daemon=True).start()
+    engine.run(service.deliver)
+    server.stop(grace=0).wait()
+
+
+def _stop_with_stdin(engine: InstantEngine) -> None:
+    while os.read(0, 4096):
+        pass
+    engine.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.instant_engine", description=__doc__)
+    parser.add_argument("--config", required=True, help="EngineConfig as JSON")
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--until-stdin-closes", action="store_true")
+    parser.add_argument("--cores", type=core_set, default=frozenset(), help="to run on; none: all")
+    arguments = parser.parse_args()
+    if arguments.cores:
+        os.sched_setaffinity(0, arguments.cores)
+    serve(EngineConfig.from_json(arguments.config), arguments.address, arguments.until_stdin_closes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""One of several gateway processes: `python -m gateway.worker FD`, started by `gateway.fleet`. A composition root.
+
+FD is one end of a socket, with the process that started it at the other. It says what to serve, then, line by line, to
+listen and to print the banner; its end, however it came about, is this process's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from contextlib import AsyncExitStack
+
+import structlog
+from rich.console import Console
+
+from gateway.app import Built, built, listening
+from gateway.config_file import ConfigError
+from gateway.launch import StartError
+from gateway.orders import ANNOUNCE, LISTEN, LISTENING, READY, Orders
+from gateway.process import configure_logging, run_loop, told_to_stop
+
+
+async def work(channel: socket.socket) -> None:
+    """Until told to stop, or until nobody is there who could."""
+    reader, writer = await asyncio.open_connection(sock=channel)
+    orders = await Orders.read(reader)
+    structlog.contextvars.bind_contextvars(gateway=orders.number)
+    stopping, console = told_to_stop(), Console(stderr=True)
+    async with built(orders.launch, orders.ground, console) as app:
+        writer.write(READY)
+        obeying = asyncio.create_task(_obey(app, reader, writer, console))
+        told = asyncio.create_task(stopping.wait())
+        await asyncio.wait((obeying, told), return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not obeying.done():
+            obeying.cancel()
+            await asyncio.wait((obeying,))
+        if not obeying.cancelled():
+            obeying.result()
+
+
+async def _obey(app: Built, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: Console) -> None:
+    """Until the other end is gone. Cancelled, it lets running requests end."""
+    async with AsyncExitStack() as stack:
+        while order := await reader.readline():
+            if order == LISTEN:
+                ports = await stack.enter_async_context(listening(app, shared=True))
+                writer.write(LISTENING)
+            elif order == ANNOUNCE:
+                app.banner(*ports).print(console)
+
+
+def main() -> None:
+    configure_logging()
+    try:
+        run_loop(work(socket.socket(fileno=int(sys.argv[1]))))
+    except (ConfigError, StartError) as error:
+        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

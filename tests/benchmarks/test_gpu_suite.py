@@ -74,7 +74,7 @@ def test_the_toy_suite_checked_what_the_real_one_will(tiny):
     assert any("left out" in note for note in sections["C"]["notes"])
     decoded = next(rows for name, rows in sections["D"]["tables"].items() if name.startswith("decode"))
     assert {"base", "idle: adapters resident, unused"} < {row["case"] for row in decoded}
-    assert all(row["tokens/s"] > 0 and 0 < row["of limit"] < 1 for row in decoded)
+    assert all(row["tokens/s"] > 0 < row["of limit"] for row in decoded)
     lanes = {row["case"]: row for row in sections["E"]["tables"]["lanes"]}
     assert lanes["beside each other"]["TTFT p99 ms"] > 0 < lanes["beside each other"]["batch tokens/s"]
     assert len(sections["F"]["tables"]["device in a decode step"]) == 2

@@ -245,4 +245,4 @@ class HttpApi:
 
     def _arriving(self, request: Request) -> AbstractContextManager[Arrival]:
         trace = trace_context_from(request.headers.get("traceparent", ""))
-        return self._gateway.arriving(request_id(request), Ingress(request.url.path, trace))
+        return self._gateway.arriving(request_id(request), Ingress(request.scope["path"], trace))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from importlib.metadata import version
 
 from starlette.applications import Starlette
@@ -116,7 +115,7 @@ class HttpApi:
         with self._arriving(request) as arrival:
             principal = arrival.identify(self._authenticate(request))
             body = await self._parsed(request, ChatRequest)
-            generate = replace(chat_request(body, request_id(request)), ingress=arrival.ingress)
+            generate = chat_request(body, request_id(request), arrival.ingress)
             tools = call_reader(generate, self._gateway.intake.dialect)
         style = ChatStyle(self._gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools)
         return self._generation(principal, body, generate, style)
@@ -125,7 +124,7 @@ class HttpApi:
         with self._arriving(request) as arrival:
             principal = arrival.identify(self._authenticate(request))
             body = await self._parsed(request, CompletionRequest)
-            generate = replace(completion_request(body, request_id(request)), ingress=arrival.ingress)
+            generate = completion_request(body, request_id(request), arrival.ingress)
         style = CompletionStyle(
             self._gateway.tokenizer,
             token_ids=bool(body.return_token_ids),

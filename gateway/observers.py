@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from secrets import token_hex
 from typing import Protocol
 
 import structlog
 
 from engine.core.types import Lane
+from gateway.core.request_id import new_id
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress
 from gateway.failures import note
@@ -45,7 +45,7 @@ class Arrival:
     def record(self) -> RequestRecord:
         """Of a request that gets no further."""
         return RequestRecord(
-            id=token_hex(16),
+            id=new_id(),
             request_id=self._request_id,
             tenant=self._principal.tenant.name if self._principal else "",
             key_id=self._principal.key_id if self._principal else "",

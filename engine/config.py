@@ -65,6 +65,8 @@ class EngineConfig:
     swap_gb: float = 1.0
     """Host memory for the KV of preempted sequences, in GiB, of at most a quarter of what is free; 0: none."""
     prefix_caching: bool = True
+    share_prefixes: bool = False
+    """Tenants reuse each other's prefixes, and may find out by cached_tokens and times what others have asked."""
     threads: int = 0
     """CPU threads of one operation; 0: every core this process may use."""
     seed: int = 0

@@ -86,6 +86,7 @@ def core_config(
         host_adapter_bytes=int(config.host_adapter_gb * GIB),
         eos_token_ids=eos_token_ids,
         prefix_caching=config.prefix_caching,
+        share_prefixes=config.share_prefixes,
         host_pages=host_pages,
         interactive=config.interactive,
         batch=config.batch,

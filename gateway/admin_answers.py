@@ -69,6 +69,7 @@ class ScopeLimits(LimitScope, kw_only=True):
     tokens_per_day: int | None
     shadow: list[str]
     """Those that count and refuse nothing."""
+    when_redis_is_away: dict[str, str]
 
 
 class LimitEntry(ScopeLimits, kw_only=True):

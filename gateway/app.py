@@ -157,6 +157,7 @@ async def built(
             accounts=accounts,
             operations=operations,
             max_body_bytes=config.http.max_body_bytes,
+            metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
             usage=usage,
         )
         grpc = GrpcServer(
@@ -211,7 +212,8 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
         prefix=config.redis.key_prefix,
         retention_days=config.billing.retention_days,
     )
-    return FailoverLimiter(shared, LocalLimiter(config.limits.replicas), config.limits.when_redis_is_away)
+    limits = config.limits
+    return FailoverLimiter(shared, LocalLimiter(limits.replicas, policy=limits.when_redis_is_away))
 
 
 async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | None, console: Console) -> None:

@@ -28,7 +28,10 @@ from gateway.tenants_command import tenants as tenants_app
 from gateway.usage_command import usage
 
 app = typer.Typer(
-    help="A multi-LoRA, priority-lane serving gateway.", no_args_is_help=True, rich_markup_mode="markdown"
+    help="A multi-LoRA, priority-lane serving gateway.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,  # which hold keys
 )
 app.add_typer(adapters_app, name="adapters")
 app.add_typer(limits_app, name="limits")

@@ -75,6 +75,7 @@ class Config:
     def _check_keys(self) -> None:
         owners = [(entry.tenant.name, key) for entry in self.tenants.values() for key in entry.keys]
         owners += [("admin", key) for key in self.admin.keys]
+        owners += [("admin.metrics_keys", key) for key in self.admin.metrics_keys]
         first: dict[str, str] = {}
         for owner, key in owners:
             if first.setdefault(key, owner) != owner:
@@ -137,7 +138,7 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
         **plain,
         engine=build(EngineConfig, engine, "engine", base, **ELSEWHERE),
         tenants=_tenants(document.get("tenants"), env, base),
-        admin=_admin(document.get("admin"), env),
+        admin=_admin(document.get("admin"), env, base),
     )
 
 
@@ -178,10 +179,12 @@ def _tenant(name: str, value: Any, env: Mapping[str, str], base: Path) -> Tenant
     return TenantConfig(tenant, _key_hashes(section.get("keys"), env, f"{where}.keys"))
 
 
-def _admin(value: Any, env: Mapping[str, str]) -> AdminConfig:
+def _admin(value: Any, env: Mapping[str, str], base: Path) -> AdminConfig:
     section = as_mapping(value, "admin")
-    check_keys(section, ["keys"], "admin")
-    return AdminConfig(_key_hashes(section.get("keys"), env, "admin.keys"))
+    check_keys(section, [item.name for item in fields(AdminConfig)], "admin")
+    keys, metrics_keys = (_key_hashes(section.get(name), env, f"admin.{name}") for name in ("keys", "metrics_keys"))
+    rest = {key: item for key, item in section.items() if key == "open_metrics"}
+    return build(AdminConfig, resolve(rest, env, "admin"), "admin", base, keys=keys, metrics_keys=metrics_keys)
 
 
 def _key_hashes(value: Any, env: Mapping[str, str], where: str) -> tuple[str, ...]:

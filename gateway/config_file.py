@@ -43,8 +43,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
+        raise ConfigError(f"{path} is not YAML: {_yaml_problem(error)}") from None
     return as_mapping(document, str(path))
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """Without the line itself, which may have a secret in it."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "it cannot be read"
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else str(problem)
 
 
 def as_mapping(value: Any, where: str) -> dict[str, Any]:

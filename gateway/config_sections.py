@@ -6,14 +6,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
+from gateway.core.limits import Policy
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import Policy
 from gateway.tools.dialects import ToolParserName
 
 URL_PREFIX = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://[A-Za-z0-9][A-Za-z0-9_./-]*/")
+USERINFO = re.compile(r"//.*@")
+"""Where a URL has its secrets, which no message may repeat."""
 LOCAL_SCHEMES = frozenset(("file", "local"))
 WEB_SCHEMES = frozenset(("http", "https", "ftp", "webdav", "webhdfs"))
 
@@ -38,7 +41,8 @@ def _positive(**values: float) -> None:
 def _url_prefix(value: str) -> None:
     found = URL_PREFIX.fullmatch(value)
     if not found:
-        raise ValueError(f"urls must be like s3://bucket/folder/, with the slash at the end, not {value!r}")
+        shown = USERINFO.sub("//***@", value.partition("?")[0])
+        raise ValueError(f"urls must be like s3://bucket/folder/, with the slash at the end, not {shown!r}")
     if found["scheme"] in LOCAL_SCHEMES:
         raise ValueError(f"urls cannot hold {value!r}: name the folder in roots")
     if found["scheme"] in WEB_SCHEMES:
@@ -143,7 +147,8 @@ class TenantConfig:
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
     when_redis_is_away: Policy = "degraded"
-    """degraded: each gateway limits by itself. closed: requests get 503. open: requests are not limited."""
+    """degraded: each gateway keeps to its share. closed: requests get 503. open: requests are not limited. A limit that
+    names its own in its `when_redis_is_away` follows that."""
     replicas: int = 1
     """Gateways sharing one Redis; while it is away each grants this fraction of every limit."""
     lease_seconds: float = 30.0
@@ -155,7 +160,7 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True)
 class RedisConfig:
-    url: str = ""
+    url: str = field(default="", repr=False)
     """redis://, rediss:// or unix://; empty: REDIS_URL if set, else an embedded Valkey in the data directory."""
     cluster: bool = False
     """The server at `url` is a node of a Redis Cluster."""
@@ -168,7 +173,13 @@ class RedisConfig:
         if self.cluster and self.url.startswith("unix://"):
             raise ValueError("cluster needs a url that begins with redis:// or rediss://")
         if self.url and not self.url.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError(f"url must begin with redis://, rediss:// or unix://, not {self.url!r}")
+            raise ValueError("url must begin with redis://, rediss:// or unix://")
+        try:
+            urlsplit(self.url).port  # noqa: B018 - raises, in words that may be a part of the password
+        except ValueError:
+            raise ValueError(
+                "url has no valid port; what a password has of /, ?, # and @ is written as %2F ..."
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +212,10 @@ class GrpcConfig:
 class AdminConfig:
     keys: tuple[str, ...] = ()
     """SHA-256 of each, in hex; without any, nobody may use the admin API."""
+    metrics_keys: tuple[str, ...] = ()
+    """SHA-256 of keys that may read /metrics and do nothing else."""
+    open_metrics: bool = False
+    """/metrics needs no key: tenants and adapters are named there, and what each tenant uses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.core.types import Lane
+from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
+from engine.wire import lane_mode_from_pb
 from gateway.core.lanes import lane_name
 
 MAX_TENANTS = 20
@@ -76,7 +77,9 @@ TENANT_GAUGES = {
 class EngineMetrics(Collector):
     """One picture of an engine, collected once."""
 
-    def __init__(self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_mode: str) -> None:
+    def __init__(
+        self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_modes: Collection[str]
+    ) -> None:
         """
         Args:
             stats: None while there is no engine.
@@ -84,13 +87,13 @@ class EngineMetrics(Collector):
         """
         self._stats = stats
         self._names = names
-        self._limiter_mode = limiter_mode
+        self._limiter_modes = limiter_modes
 
     def collect(self) -> Iterable[Metric]:
         yield _gauge("loralane_engine_up", "1 while the engine answers.", float(self._stats is not None))
-        mode = GaugeMetricFamily("loralane_limiter_mode", "1 for the mode in force.", labels=["mode"])
+        mode = GaugeMetricFamily("loralane_limiter_mode", "1 for the modes of limits in force.", labels=["mode"])
         for name in MODES:
-            mode.add_metric([name], float(name == self._limiter_mode))
+            mode.add_metric([name], float(name in self._limiter_modes))
         yield mode
         if self._stats is not None:
             yield from _lane_metrics(self._stats)
@@ -114,6 +117,10 @@ def _lane_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
     for lane, (goal, field) in product(stats.lanes, ATTAINMENT.items()):
         in_time.add_metric([_lane(lane), goal], getattr(lane, field))
     yield in_time
+    mode = GaugeMetricFamily("loralane_lane_mode", "1 for what an operator lets a lane do.", labels=["lane", "mode"])
+    for lane, known in product(stats.lanes, LaneMode):
+        mode.add_metric([_lane(lane), known.value], float(lane_mode_from_pb(lane.mode) is known))
+    yield mode
     busy = CounterMetricFamily("loralane_lane_device_seconds", "Time of steps spent on a lane.", labels=["lane"])
     for lane in stats.lanes:
         busy.add_metric([_lane(lane)], lane.device_seconds)

@@ -12,7 +12,7 @@ import grpc
 import structlog
 from google.protobuf.message import Message
 
-from gateway.core.errors import ApiError, forbidden, internal, invalid_request
+from gateway.core.errors import ApiError, internal, invalid_request
 from gateway.core.request_id import request_id_from
 from gateway.core.tenants import Authenticator, Principal
 from gateway.core.trace_context import Ingress, trace_context_from
@@ -38,6 +38,9 @@ class Call:
     Only `authorization`, `x-request-id` and `traceparent` of a caller's metadata are read: who somebody is follows from
     the key alone.
     """
+
+    write_seconds = 60.0
+    """That a caller may leave a message unread, once the transport has no room for more: then its call ends."""
 
     def __init__(self, context: grpc.aio.ServicerContext) -> None:
         self._context = context
@@ -72,7 +75,8 @@ class Call:
     async def send(self, message: Message) -> None:
         """One message of a stream; returns when the transport has room for more."""
         with _caller_present():
-            await self._context.write(message)
+            async with asyncio.timeout(self.write_seconds):
+                await self._context.write(message)
 
     def set_trailing(self, metadata: Mapping[str, str]) -> None:
         self._context.set_trailing_metadata(tuple(metadata.items()))
@@ -85,7 +89,7 @@ class Call:
         """
         if error.grpc_status != "UNAVAILABLE":
             await self.open(
-                {key: value for key, value in error.extra_headers.items() if key.startswith("x-ratelimit-")}
+                {key: value for key, value in error.extra_headers.items() if key.startswith(("x-ratelimit-", "x-lora"))}
             )
         await self._context.abort_with_status(status_of(error, self.request_id))
         raise AssertionError("abort_with_status raises")
@@ -125,8 +129,7 @@ async def administer(context: grpc.aio.ServicerContext, keys: Authenticator, wor
     """As `answer`, for administrators alone."""
 
     async def admitted(call: Call, principal: Principal) -> T:
-        if not principal.is_admin:
-            raise forbidden()
+        principal.as_admin()
         return await work(call)
 
     return await answer(context, keys, admitted)
@@ -143,8 +146,11 @@ def watch_interval(seconds: float) -> float:
 
 @contextmanager
 def _caller_present() -> Iterator[None]:
-    """A write that fails means that the caller has left, which gRPC will tell us by cancelling the task anyway."""
+    """A write that fails means that the caller has left, which gRPC will tell us by cancelling the task anyway.
+
+    One that takes too long means that it reads no more, which nobody will tell us.
+    """
     try:
         yield
-    except grpc.aio.InternalError as error:
+    except (grpc.aio.InternalError, TimeoutError) as error:
         raise asyncio.CancelledError("the caller has left") from error

@@ -75,10 +75,11 @@ class GenerationService(pb_grpc.GenerationServicer):
 
     async def _tokenize(self, request: pb.TokenizeRequest, call: Call, principal: Principal) -> pb.TokenizeResponse:
         """A context length is known only from an engine that was there."""
+        tenant = principal.as_tenant().tenant
         intake, engine = self._gateway.intake, self._gateway.engine
         if not engine.ready:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
-        intake.resolve(principal.tenant, model_query(request.model))
+        intake.resolve(tenant, model_query(request.model))
         ids = await intake.encode(prompt_input(request))
         return pb.TokenizeResponse(ids=ids, max_model_len=engine.info.max_model_len)
 

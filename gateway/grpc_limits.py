@@ -86,6 +86,8 @@ def _changes(request: pb.SetLimitsRequest) -> dict[str, Any]:
     changes |= {name: getattr(request.limits, name) for name in LIMIT_NAMES if request.limits.HasField(name)}
     if request.set_shadow or request.limits.shadow:
         changes["shadow"] = list(request.limits.shadow)
+    if request.set_when_redis_is_away or request.limits.when_redis_is_away:
+        changes["when_redis_is_away"] = dict(request.limits.when_redis_is_away)
     return changes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import grpc
@@ -12,7 +13,7 @@ from gateway.pb import usage_pb2 as pb
 from gateway.pb import usage_pb2_grpc as pb_grpc
 from gateway.usage.admin import UsageAdmin
 from gateway.usage.render import line_fields, report_head
-from gateway.usage.report import parse_query
+from gateway.usage.report import UsageReport, parse_query
 
 
 class UsageAdminService(pb_grpc.UsageAdminServicer):
@@ -27,8 +28,12 @@ class UsageAdminService(pb_grpc.UsageAdminServicer):
 
     async def _report(self, request: pb.UsageReportRequest, call: Call) -> pb.UsageReportResponse:
         report = await self._usage.report(parse_query({field.name: value for field, value in request.ListFields()}))
-        return pb.UsageReportResponse(
-            **report_head(report),
-            usage=[pb.UsageLine(**line_fields(line)) for line in report.lines],
-            total=pb.UsageLine(**line_fields(report.total)),
-        )
+        return await asyncio.to_thread(_message, report)
+
+
+def _message(report: UsageReport) -> pb.UsageReportResponse:
+    return pb.UsageReportResponse(
+        **report_head(report),
+        usage=[pb.UsageLine(**line_fields(line)) for line in report.lines],
+        total=pb.UsageLine(**line_fields(report.total)),
+    )

@@ -21,7 +21,7 @@ TENANT = TENANTS + "/{name}"
 KEYS = "/admin/v1/keys"
 KEY = KEYS + "/{id}"
 
-LimitValues = dict[str, int | list[str] | None]
+LimitValues = dict[str, int | list[str] | dict[str, str] | None]
 
 
 class TenantBody(Struct, kw_only=True):

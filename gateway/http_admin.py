@@ -11,7 +11,7 @@ from starlette.routing import Route
 from engine.client import EngineUnavailable
 from gateway.accounts.admin import AccountAdmin
 from gateway.accounts.registry import AccountRegistry
-from gateway.core.errors import ApiError, Fault, forbidden, invalid_request, unavailable
+from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.core.tenants import Principal
 from gateway.http_accounts import AccountsApi
 from gateway.http_edge import read_body
@@ -161,12 +161,11 @@ class AdminApi:
         """A stranger's body is not even read."""
 
         async def guarded(request: Request) -> Response:
-            if not self._authenticate(request).is_admin:
-                raise forbidden("this needs an administrator's key")
+            self._authenticate(request).as_admin()
             try:
                 response = await handler(request)
             except ApiError as error:
-                if request.url.path.startswith(ADAPTERS):
+                if request.scope["path"].startswith(ADAPTERS):
                     error.param = NATIVE_FIELDS.get(error.param, error.param)
                 raise
             if self._live is not None and request.method != "GET":

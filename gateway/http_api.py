@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import time
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 
@@ -17,12 +19,12 @@ from engine.client import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import ModelQuery
-from gateway.core.tenants import Authenticator, Principal
+from gateway.core.tenants import Authenticator, Principal, hash_key
 from gateway.core.trace_context import Ingress, trace_context_from
 from gateway.generation import GenerateRequest
 from gateway.http_admin import AdminApi
 from gateway.http_console import ConsoleFiles
-from gateway.http_edge import Edge, on_api_error, on_http_exception, read_body, request_id
+from gateway.http_edge import Edge, bearer_token, on_api_error, on_http_exception, read_body, request_id
 from gateway.http_stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
 from gateway.metrics import CONTENT_TYPE, Metrics
@@ -58,16 +60,20 @@ def create_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
     usage: UsageAdmin | None = None,
+    metrics_keys: Collection[str] | None = (),
 ) -> Starlette:
     """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, and without
-    `operations` nobody touches lanes and live requests.
+    `operations` nobody touches lanes and live requests. `metrics_keys`: SHA-256 of keys that may read /metrics, beside
+    administrators'; None: everybody may.
     """
-    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, operations, usage)
-    return Starlette(
+    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, operations, usage, metrics_keys)
+    app = Starlette(
         routes=api.routes(),
         middleware=[Middleware(Edge)],
         exception_handlers={ApiError: on_api_error, HTTPException: on_http_exception},
     )
+    app.router.redirect_slashes = False  # a redirection would lead to wherever the caller says that we are
+    return app
 
 
 class HttpApi:
@@ -83,10 +89,12 @@ class HttpApi:
         accounts: AccountRegistry | None,
         operations: Operations | None,
         usage: UsageAdmin | None,
+        metrics_keys: Collection[str] | None,
     ) -> None:
         self._gateway = gateway
         self._keys = keys
         self._metrics = metrics
+        self._metrics_keys = metrics_keys
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
         self._started = int(time.time())
@@ -133,12 +141,12 @@ class HttpApi:
         return self._generation(principal, body, generate, style)
 
     async def models(self, request: Request) -> Response:
-        cards = self._gateway.intake.models(self._authenticate(request).tenant)
+        cards = self._gateway.intake.models(self._tenant(request).tenant)
         return json_response({"object": "list", "data": [self._model(card) for card in cards]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        adapter = self._gateway.intake.resolve(self._authenticate(request).tenant, ModelQuery(name))
+        adapter = self._gateway.intake.resolve(self._tenant(request).tenant, ModelQuery(name))
         return json_response(self._model(ModelCard(name, adapter)))
 
     async def tokenize(self, request: Request) -> Response:
@@ -173,22 +181,31 @@ class HttpApi:
 
     async def ready(self, request: Request) -> Response:
         """Requests can be served; what they depend on."""
-        engine, mode = self._gateway.engine.ready, self._gateway.limiter.mode
-        redis = await self._gateway.limiter.ping()
-        ready = engine and mode != "closed"
-        state = {"status": "ready" if ready else "not_ready", "engine": engine, "redis": redis, "limiter": mode}
+        engine, limiter = self._gateway.engine.ready, self._gateway.limiter
+        redis = await limiter.ping()
+        ready = engine and limiter.modes != {"closed"}
+        state = {
+            "status": "ready" if ready else "not_ready",
+            "engine": engine,
+            "redis": redis,
+            "limiter": limiter.mode,
+            "limiter_modes": sorted(limiter.modes),
+        }
         return json_response(state, 200 if ready else 503)
 
     async def version(self, request: Request) -> Response:
         return json_response({"version": version("loralane")})
 
     async def metrics(self, request: Request) -> Response:
+        """Tenants and adapters are named here, so that not every tenant may look."""
+        if not self._may_scrape(request):
+            self._authenticate(request).as_admin()
         try:
             stats = await self._gateway.engine.stats() if self._gateway.engine.ready else None
         except EngineUnavailable:
             stats = None
         names = self._gateway.adapters.names
-        return Response(self._metrics.render(stats, names, self._gateway.limiter.mode), media_type=CONTENT_TYPE)
+        return Response(self._metrics.render(stats, names, self._gateway.limiter.modes), media_type=CONTENT_TYPE)
 
     async def openapi(self, request: Request) -> Response:
         return json_response(self._document)
@@ -233,14 +250,22 @@ class HttpApi:
 
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Principal, Body]:
         """Who asks, and what. A stranger's body is not even read."""
-        return self._authenticate(request), await self._parsed(request, kind)
+        return self._tenant(request), await self._parsed(request, kind)
 
     async def _parsed(self, request: Request, kind: type[Body]) -> Body:
         return parse(await read_body(request, self._max_body_bytes), kind)
 
+    def _may_scrape(self, request: Request) -> bool:
+        if self._metrics_keys is None:
+            return True
+        shown = hash_key(bearer_token(request) or "")
+        return any(hmac.compare_digest(shown, known) for known in self._metrics_keys)
+
+    def _tenant(self, request: Request) -> Principal:
+        return self._authenticate(request).as_tenant()
+
     def _authenticate(self, request: Request) -> Principal:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        return self._keys.authenticate(token.strip() if scheme.lower() == "bearer" else None)
+        return self._keys.authenticate(bearer_token(request))
 
     def _arriving(self, request: Request) -> AbstractContextManager[Arrival]:
         trace = trace_context_from(request.headers.get("traceparent", ""))

@@ -65,10 +65,16 @@ def request_id(request: Request) -> str:
     return str(request.state.request_id)
 
 
+def bearer_token(request: Request) -> str | None:
+    """The key a caller shows; None: there is none."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """Raises ApiError: REQUEST_TOO_LARGE, as soon as that is known; ClientGone."""
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
+    if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
     try:
@@ -100,9 +106,14 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own refusals, which are those of its router."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        path = request.url.path
+        path = _path(request)
         return error_response(route_not_found(request.method, path, instead_of(path)))
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        return error_response(method_not_allowed(request.method, request.url.path, allowed))
+        return error_response(method_not_allowed(request.method, _path(request), allowed))
     return error_response(invalid_request(error.detail))
+
+
+def _path(request: Request) -> str:
+    """Without asking `request.url`, which is made of what the caller says our name is."""
+    return str(request.scope["path"])

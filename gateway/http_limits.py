@@ -37,6 +37,7 @@ class SetBody(ScopeBody, kw_only=True):
     concurrent_requests: Change = UNSET
     tokens_per_day: Change = UNSET
     shadow: list[str] | UnsetType = UNSET
+    when_redis_is_away: dict[str, str] | UnsetType | None = UNSET
 
 
 class ResetBody(ScopeBody, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from starlette.requests import Request
@@ -11,7 +12,7 @@ from gateway.core.errors import invalid_request
 from gateway.http_stream import json_response
 from gateway.usage.admin import UsageAdmin
 from gateway.usage.render import report_csv, report_json
-from gateway.usage.report import parse_query
+from gateway.usage.report import UsageReport, parse_query
 
 USAGE = "/admin/v1/usage"
 CSV = "text/csv"
@@ -29,11 +30,17 @@ class UsageApi:
         given = request.query_params
         _check_names(given)
         report = await self._usage.report(parse_query(given))
-        if not _wants_csv(request):
-            return json_response(report_json(report))
-        name = f"usage-{report.query.since}-{report.query.until}.csv"
-        headers = {"content-disposition": f'attachment; filename="{name}"'}
-        return Response(report_csv(report), media_type=CSV, headers=headers)
+        return await asyncio.to_thread(_csv if _wants_csv(request) else _json, report)
+
+
+def _json(report: UsageReport) -> Response:
+    return json_response(report_json(report))
+
+
+def _csv(report: UsageReport) -> Response:
+    name = f"usage-{report.query.since}-{report.query.until}.csv"
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(report_csv(report), media_type=CSV, headers=headers)
 
 
 def _check_names(given: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -60,9 +61,19 @@ class Job:
         return sum(map(len, self.prompts))
 
     @property
-    def reserve_tokens(self) -> int:
-        """What it may use at most: every prompt once, and the output of every answer."""
-        outputs = sum(max(params.max_tokens, self.request.reserve_tokens) for params in self.params)
+    def says_output(self) -> bool:
+        """Whether its caller has said how much output it wants at most."""
+        return self.request.max_tokens is not None or self.request.reserve_tokens > 0
+
+    def reserve_tokens(self, usual: float | None = None) -> int:
+        """What it may use at most: every prompt once, and the output of every answer.
+
+        `usual`: tokens of an answer to such a request, taken instead where nothing was said.
+        """
+        if self.says_output or usual is None:
+            outputs = sum(max(params.max_tokens, self.request.reserve_tokens) for params in self.params)
+        else:
+            outputs = sum(min(params.max_tokens, math.ceil(usual)) for params in self.params)
         return self.prompt_tokens + outputs * self.request.n
 
     def continues(self, prompt_index: int) -> tuple[int, ...]:
@@ -189,8 +200,13 @@ class Intake:
                 f"stop strings must not be empty, nor longer than {settings.max_stop_characters} characters together"
             )
             raise invalid_request(bound, "stop")
-        self.check_ids(sampling.stop_token_ids, "stop_token_ids")
-        self.check_ids([token_id for token_id, _ in sampling.logit_bias], "logit_bias")
+        for param, ids in (
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+        ):
+            if len(ids) > settings.max_listed_ids:
+                raise invalid_request(f"{param} must have at most {settings.max_listed_ids} token ids", param)
+            self.check_ids(ids, param)
 
     def _fit(self, request: GenerateRequest, prompt: PromptInput, prompt_tokens: int, seed: int) -> SamplingParams:
         """Sampling for one prompt, its output bounded by what the context has room for."""

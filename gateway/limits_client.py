@@ -18,15 +18,20 @@ class LimitsClient(AdminClient):
         return self._stub.Get(pb.GetLimitsRequest(tenant=tenant), metadata=self._metadata).entries
 
     def set(
-        self, scope: pb.LimitScope, values: Mapping[str, int | None], shadow: Sequence[str] | None
+        self,
+        scope: pb.LimitScope,
+        values: Mapping[str, int | None],
+        shadow: Sequence[str] | None,
+        away: Mapping[str, str] | None = None,
     ) -> pb.LimitEntry:
-        """`values`: None lifts a limit. `shadow`: None leaves it as it is."""
+        """`values`: None lifts a limit. `shadow`, `away` (limit -> policy): None leaves it as it is."""
         given = {name: value for name, value in values.items() if value is not None}
         request = pb.SetLimitsRequest(
             scope=scope,
-            limits=pb.Limits(**given, shadow=shadow or ()),
+            limits=pb.Limits(**given, shadow=shadow or (), when_redis_is_away=away or {}),
             lift=[name for name, value in values.items() if value is None],
             set_shadow=shadow is not None,
+            set_when_redis_is_away=away is not None,
         )
         return self._stub.Set(request, metadata=self._metadata)
 

@@ -48,6 +48,12 @@ def set_limits(
     shadow: Annotated[
         list[str] | None, typer.Option(help="A limit that only counts; repeatable, or none: all are in force.")
     ] = None,
+    when_redis_is_away: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LIMIT=POLICY", help="degraded, closed or open; repeatable, or none: as the installation."
+        ),
+    ] = None,
     key_id: KeyId = "",
     adapter: Adapter = "",
     as_json: AsJson = False,
@@ -61,7 +67,8 @@ def set_limits(
     }
     names = None if shadow is None else [name.replace("-", "_") for name in shadow if name != NONE]
     with _admin(target, key) as client:
-        entry = client.set(pb.LimitScope(tenant=tenant, key=key_id, adapter=adapter), values, names)
+        scope = pb.LimitScope(tenant=tenant, key=key_id, adapter=adapter)
+        entry = client.set(scope, values, names, _policies(when_redis_is_away))
     show_messages(limits_table([entry]), [entry], as_json)
 
 
@@ -112,6 +119,14 @@ def _number(text: str) -> int | None:
         return int(text.replace("_", "").replace(",", ""))
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is no number, and not {NONE!r}") from error
+
+
+def _policies(pairs: list[str] | None) -> dict[str, str] | None:
+    """Limit -> policy; None: nothing was said."""
+    if pairs is None:
+        return None
+    split = [pair.partition("=") for pair in pairs if pair != NONE]
+    return {name.replace("-", "_"): policy for name, _, policy in split}
 
 
 def _admin(target: str, key: str) -> AbstractContextManager[LimitsClient]:

@@ -21,9 +21,11 @@ def limits_table(entries: Iterable[pb.LimitEntry]) -> Table:
     for title in TITLES:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("source")
+    table.add_column("while Redis is away")
     for entry in entries:
         cells = (_limit(entry.limits, name) for name in LIMIT_NAMES)
-        table.add_row(entry.scope.tenant, scope_text(entry.scope), *cells, entry.source)
+        away = ", ".join(f"{name} {policy}" for name, policy in sorted(entry.limits.when_redis_is_away.items()))
+        table.add_row(entry.scope.tenant, scope_text(entry.scope), *cells, entry.source, away)
     return table
 
 

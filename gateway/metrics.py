@@ -5,7 +5,7 @@ docs/metrics.md lists all of them; a test holds the two together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -94,7 +94,9 @@ class Metrics:
         """What else /metrics tells: collected at every scrape."""
         self._extra.register(collector)
 
-    def render(self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_mode: str) -> bytes:
+    def render(
+        self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_modes: Collection[str]
+    ) -> bytes:
         """The text of /metrics.
 
         Args:
@@ -103,7 +105,7 @@ class Metrics:
         """
         snapshot = CollectorRegistry()
         snapshot.register(self._promises)
-        snapshot.register(EngineMetrics(stats, names, limiter_mode))
+        snapshot.register(EngineMetrics(stats, names, limiter_modes))
         return b"".join(map(generate_latest, (self._counted(), self._extra, snapshot)))
 
     def _counted(self) -> CollectorRegistry:

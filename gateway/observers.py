@@ -38,9 +38,9 @@ class Arrival:
         self._principal: Principal | None = None
 
     def identify(self, principal: Principal) -> Principal:
-        """Whoever is turned away from here on has a name."""
+        """Whoever is turned away from here on has a name. Raises ApiError: FORBIDDEN, an administrator."""
         self._principal = principal
-        return principal
+        return principal.as_tenant()
 
     def record(self) -> RequestRecord:
         """Of a request that gets no further."""

@@ -182,6 +182,7 @@ class Readiness(Struct):
     engine: bool
     redis: bool
     limiter: str
+    limiter_modes: list[str]
 
 
 class Version(Struct):

@@ -238,7 +238,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     """Raises ApiError: INVALID_JSON; INVALID_REQUEST and UNSUPPORTED_PARAMETER, naming the field."""
     try:
         document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:  # the last: thousands of digits, broken UTF-8
         raise ApiError(Fault.INVALID_JSON, f"the body is not valid JSON: {error}") from error
     try:
         parsed = msgspec.convert(document, kind, str_keys=True)

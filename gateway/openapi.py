@@ -27,6 +27,7 @@ RATE_HEADERS = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "r
 HEADERS = {
     "x-request-id": "The caller's own, if it sent a sane one.",
     "x-loralane-lane": "The lane that served the request.",
+    "x-loralane-limiter": "degraded, open or closed: how limits were checked while Redis is away.",
     "retry-after": "Seconds, rounded up, after which the same request can succeed.",
     "retry-after-ms": "The same in milliseconds.",
     "x-should-retry": "false: trying again cannot help.",
@@ -100,6 +101,8 @@ def _headers(status: int, operation: Operation) -> Iterable[str]:
         yield "x-loralane-lane"
     if operation.events and status in (200, 429):
         yield from RATE_HEADERS
+    if operation.events and status in (200, 429, 503):
+        yield "x-loralane-limiter"
 
 
 def _content(operation: Operation) -> Json:

@@ -11,8 +11,7 @@ from msgspec import Struct
 from gateway.core.errors import Fault
 
 BODY = frozenset({Fault.INVALID_JSON, Fault.INVALID_REQUEST, Fault.REQUEST_TOO_LARGE})
-TENANT = frozenset({Fault.INVALID_API_KEY})
-ADMIN = TENANT | {Fault.FORBIDDEN}
+KEYED = frozenset({Fault.INVALID_API_KEY, Fault.FORBIDDEN})
 
 TEXT = "text/plain"
 """Of an answer that is no JSON."""
@@ -45,7 +44,7 @@ class Operation:
 
     @property
     def all_faults(self) -> frozenset[Fault]:
-        known = {"anyone": frozenset[Fault](), "tenant": TENANT, "admin": ADMIN}[self.who]
+        known = frozenset[Fault]() if self.who == "anyone" else KEYED
         return self.faults | known | (BODY if self.body else frozenset()) | {Fault.INTERNAL}
 
 

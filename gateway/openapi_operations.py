@@ -105,6 +105,6 @@ OPERATIONS: tuple[Operation, ...] = (
         other={503: answers.Readiness},
     ),
     Operation("GET", "/version", "The version that runs.", "anyone", answers.Version),
-    Operation("GET", "/metrics", "Metrics for Prometheus.", "anyone", TEXT),
+    admin("GET", "/metrics", "Metrics for Prometheus; keys for nothing else may read them too.", TEXT, frozenset()),
     Operation("GET", "/openapi.json", "This document.", "anyone", answers.OpenApi),
 )

@@ -15,7 +15,8 @@ import structlog
 from engine.client import EngineApi
 from engine.core.types import Lane
 from gateway.adapters.registry import AdapterRegistry
-from gateway.core.errors import Fault, internal, unavailable
+from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
+from gateway.core.estimate import OutputAverages
 from gateway.core.lanes import lane_name
 from gateway.core.request_id import new_id
 from gateway.core.tenants import Principal
@@ -69,6 +70,7 @@ class Gateway:
         self.base_name = base_names[0]
         self.intake = Intake(engine, tokenizer, adapters, base_names, self._settings)
         self._in_lane: Counter[Lane] = Counter()
+        self._outputs = OutputAverages()
         self._observers = observers
         self._clock = clock
         self._live: dict[str, RequestRecord] = {}
@@ -124,7 +126,7 @@ class Gateway:
             request_id=request.request_id,
             tenant=principal.tenant.name,
             key_id=principal.key_id,
-            model=request.model.model,
+            model=request.model.model[:MAX_QUOTED],
             lane_asked=request.lane,
             lane=lane,
             started=self._clock(),
@@ -159,25 +161,29 @@ class Gateway:
         job = await self.intake.understand(principal.tenant, request, lane)
         if job.adapter is not None:
             record.adapter, record.adapter_version = job.adapter.name, job.adapter.version
-        record.prompt_tokens, record.reserved_tokens = job.prompt_tokens, job.reserve_tokens
+        record.prompt_tokens, record.reserved_tokens = job.prompt_tokens, job.reserve_tokens()
         return job
 
     @asynccontextmanager
     async def _reserved(self, job: Job, record: RequestRecord) -> AsyncIterator[Grant]:
         """Holds a reservation and settles it once, under cancellation too."""
-        adapter = record.adapter or self.base_name
-        lane, owner = lane_name(job.lane), (record.tenant, record.key_id)
-        wanted = ReserveRequest(record.request_id, *owner, job.reserve_tokens, adapter, lane, record.counts)
         record.reserving = self._clock()
         try:
-            grant = await self.limiter.reserve(wanted)
+            grant = await self.limiter.reserve(self._wanted(job, record))
         finally:
             record.reserved = self._clock()
-        record.shadowed = grant.shadowed
+        record.shadowed, record.reserved_tokens = grant.shadowed, grant.reserved
         try:
             yield grant
         finally:
             await asyncio.shield(self._spawn(self._settle(grant, record)))
+
+    def _wanted(self, job: Job, record: RequestRecord) -> ReserveRequest:
+        adapter = record.adapter or self.base_name
+        tokens = job.reserve_tokens(self._outputs.of(record.tenant, adapter))
+        least = None if job.says_output else job.prompt_tokens + job.num_answers
+        lane, owner = lane_name(job.lane), (record.tenant, record.key_id)
+        return ReserveRequest(record.request_id, *owner, tokens, adapter, lane, record.counts, least)
 
     async def _settle(self, grant: Grant, record: RequestRecord) -> None:
         try:
@@ -218,9 +224,15 @@ class Gateway:
                 if chunk.finish_reason is not None and not unfinished:
                     timer.answered()
                     record.end(chunk.finish_reason, 200)
+                    self._note_output(job, record)
                     yield replace(chunk, usage=record.usage)
                 else:
                     yield chunk
+
+    def _note_output(self, job: Job, record: RequestRecord) -> None:
+        if not job.says_output:
+            adapter = record.adapter or self.base_name
+            self._outputs.note(record.tenant, adapter, record.completion_tokens / job.num_answers)
 
     async def _answer(self, job: Job, index: int, record: RequestRecord) -> AsyncGenerator[GenerationChunk, None]:
         """One engine stream turned to text, until the engine or a stop string ends it. Closing it early aborts."""

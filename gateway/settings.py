@@ -19,6 +19,8 @@ class ServiceSettings:
     """Answers of one request: prompts x n."""
     max_stop_characters: int = 16_384
     """Of all stop strings of a request together."""
+    max_listed_ids: int = 1024
+    """Token ids in stop_token_ids, and in logit_bias: every answer carries them to the engine."""
     request_timeout: float | None = 600.0
     first_token_timeout: float | None = 120.0
     """In the interactive lane. Batch work may wait as long as the whole request may take."""

@@ -38,6 +38,7 @@ FROM_CONFIG = (
     "token_budget",
     "max_resident_adapters",
     "prefix_caching",
+    "share_prefixes",
     "interactive",
     "batch",
     "scheduling",

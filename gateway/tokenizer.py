@@ -77,7 +77,7 @@ class Tokenizer:
             text = self._template.apply_chat_template(
                 list(messages), list(tools) or None, tokenize=False, add_generation_prompt=True
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, TypeError, ValueError, RecursionError) as error:
             raise invalid_request(f"the model's chat template refuses these messages: {error}", "messages") from error
         return str(text)
 

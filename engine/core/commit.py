@@ -123,7 +123,7 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     """Takes up what came of the oldest step under way and returns all news since the last call."""
     step = state.under_way.popleft()
     state.now, state.absorbed = now, step.plan
-    wants_batch = bool(state.waiting.groups(Lane.BATCH)) or any(s.lane is Lane.BATCH for s in state.running.values())
+    wants_batch = state.may_start(Lane.BATCH) or any(s.lane is Lane.BATCH for s in state.running.values())
     began = step.plan.now if result.seconds is None else now - result.seconds
     state.ledger.settle(step, state.adapters, began, now, wants_batch)
     update_need(state, now)
@@ -148,7 +148,8 @@ def _submit(state: EngineState, request: Request) -> None:
     if refusal is not None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         return
-    seq = Sequence(request, list(request.prompt))
+    realm = "" if state.config.share_prefixes else request.tenant
+    seq = Sequence(request, list(request.prompt), realm=realm)
     seq.lane = state.waiting.order.lane(seq)
     refusal = turn_away(state, seq) or _make_place(state, seq)
     if refusal is not None:

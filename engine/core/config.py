@@ -252,6 +252,8 @@ class CoreConfig:
     """Requests in the waiting queue before new ones are refused, or take the place of one of a lower lane."""
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True
+    share_prefixes: bool = False
+    """Between tenants too, who may then find out what others have asked."""
     interactive: LaneGoals = INTERACTIVE_GOALS
     batch: LaneGoals = BATCH_GOALS
     scheduling: Scheduling = Scheduling()

@@ -2,8 +2,10 @@
 
 A key digests the adapter's content hash and every token up to the end of its page, each key chained to the one before
 (as in vLLM's automatic prefix caching), so equal keys mean equal KV. The adapter is part of the first link: the same
-text under another adapter, or under another version of the same one, is another prefix. The digest is cryptographic
-because a collision would show one tenant's context to another.
+text under another adapter, or under another version of the same one, is another prefix. So is the realm, which is a
+request's tenant unless the configuration lets tenants share: what is found in the cache shows in `cached_tokens` and in
+the time to the first token, and would tell one tenant what another has asked. The digest is cryptographic because a
+collision would show one tenant's context to another.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from engine.core.types import AdapterId, Lane, PageId, PrefixKey
 KEY_BYTES = 16
 
 
-def root_key(adapter: AdapterId | None) -> PrefixKey:
-    return blake2b((adapter or "").encode(), digest_size=KEY_BYTES).digest()
+def root_key(adapter: AdapterId | None, realm: str) -> PrefixKey:
+    parts = (adapter or "", realm)
+    text = "".join(f"{len(part)}:{part}" for part in parts)  # so that no two pairs read the same
+    return blake2b(text.encode(), digest_size=KEY_BYTES).digest()
 
 
 def next_key(parent: PrefixKey, tokens: list[int]) -> PrefixKey:
@@ -32,7 +36,7 @@ def page_keys(seq: Sequence, num_full_pages: int, block_size: int) -> list[Prefi
     keys = seq.page_keys
     while len(keys) < num_full_pages:
         start = len(keys) * block_size
-        parent = keys[-1] if keys else root_key(seq.request.adapter)
+        parent = keys[-1] if keys else root_key(seq.request.adapter, seq.realm)
         keys.append(next_key(parent, seq.tokens[start : start + block_size]))
     return keys[:num_full_pages]
 

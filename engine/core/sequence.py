@@ -24,6 +24,8 @@ class Sequence:
     pages: list[PageId] = field(default_factory=list)
     page_keys: list[PrefixKey] = field(default_factory=list)
     """Prefix keys of the leading full pages of `tokens` (see prefix.py), extended as far as somebody asked."""
+    realm: str = ""
+    """Sequences of one realm may share prefixes."""
     num_cached: int = 0
     """Prompt tokens found in the prefix cache when it first ran."""
     num_preemptions: int = 0

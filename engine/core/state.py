@@ -100,9 +100,14 @@ class EngineState:
         """Idle pages that may be kept from batch work at once, so that there is always room for it."""
         return int(self.config.scheduling.hold_share * (self.config.usable_pages - self.adapter_pages))
 
+    def may_start(self, lane: Lane) -> bool:
+        """Somebody waits there, and no operator keeps the lane from starting."""
+        return bool(self.waiting.groups(lane)) and self.modes[lane] is not LaneMode.PAUSED
+
     @property
     def has_work(self) -> bool:
         """Something would be lost by not stepping again."""
         expected = any(not step.plan.is_empty for step in self.under_way)
+        live = self.running or any(map(self.may_start, Lane))
         news = self.released or self.outbox or self.tiers.closing or self.grammars.forgotten
-        return bool(expected or self.sequences or news)
+        return bool(expected or live or news)

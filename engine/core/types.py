@@ -19,7 +19,7 @@ PageId = int
 HostPageId = int
 """A page of host memory that holds a copy of one of the device's."""
 PrefixKey = bytes
-"""Digest of an adapter and a run of whole pages of tokens from the start of a sequence (see prefix.py)."""
+"""Digest of an adapter, a realm and a run of whole pages of tokens from the start of a sequence (see prefix.py)."""
 
 
 class Lane(IntEnum):

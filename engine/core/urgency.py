@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
+from engine.core.types import Lane
 
 INTERVAL_S = 0.25
 SECONDS_PER_SEQUENCE = 1e-4
@@ -13,7 +14,8 @@ SECONDS_PER_SEQUENCE = 1e-4
 def update_need(state: EngineState, now: float) -> None:
     """Sets `ledger.need`, now and then: the largest, over deadlines, of work due by then / time left / share given.
 
-    Work whose deadline has passed presses no more: it has lost already, and must not take others with it.
+    Work whose deadline has passed presses no more: it has lost already, and must not take others with it. Nor does what
+    waits in a paused lane.
     """
     ledger = state.ledger
     if now < ledger.need_known_until:
@@ -25,7 +27,8 @@ def update_need(state: EngineState, now: float) -> None:
 
 def _with_deadlines(state: EngineState, now: float) -> list[tuple[float, Sequence]]:
     running = [seq for seq in state.running.values() if seq.request.deadline is not None]
-    due = [(seq.request.deadline or 0.0, seq) for seq in (*state.waiting.urgent, *running)]
+    waiting = state.waiting.urgent if state.may_start(Lane.BATCH) else ()
+    due = [(seq.request.deadline or 0.0, seq) for seq in (*waiting, *running)]
     return sorted((item for item in due if item[0] > now), key=lambda item: item[0])
 
 

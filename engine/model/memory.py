@@ -101,9 +101,10 @@ def populate(memory: Tensor) -> None:
 
     Without it an adapter is copied into pages that nobody has touched, each in a huge page that is cleared first: for
     one of rank 16, 5 ms instead of 1 (on a virtual machine whose host has to find the memory too). Where the system
-    does not know how, pages go on coming when they are touched.
+    does not know how, pages go on coming when they are touched; and where there is less memory than was asked for, of
+    which a load may use little: taking it all would have the system kill this process, or another.
     """
-    if memory.device.type == "cpu" and memory.nbytes > PIECE:
+    if memory.device.type == "cpu" and PIECE < memory.nbytes <= free_host_bytes():
         Thread(target=_provide, args=(memory,), name="populate", daemon=True).start()
 
 

@@ -27,6 +27,8 @@ MOST_KNOWN = 64
 SOURCES: dict[str, npt.DTypeLike] = {"BF16": np.uint16, "F32": np.float32}
 """Types of weights that packing knows, as numpy sees them."""
 
+Structure = tuple[bytes, bool, bytes]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
@@ -52,7 +54,7 @@ class Recipes:
     def __init__(self, shapes: TargetShapes, page_elems: int) -> None:
         self._shapes = shapes
         self._page_elems = page_elems
-        self._known: OrderedDict[tuple[bytes, bytes], Recipe | None] = OrderedDict()
+        self._known: OrderedDict[Structure, Recipe | None] = OrderedDict()
         self._lock = Lock()
 
     def known(self, folder: PeftFolder) -> Recipe | None:
@@ -67,7 +69,7 @@ class Recipes:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-        recipe = self._work_out(folder.settings, key[1])
+        recipe = self._work_out(folder.settings, key[-1])
         with self._lock:
             self._known[key] = recipe
             while len(self._known) > MOST_KNOWN:
@@ -110,6 +112,8 @@ class Recipes:
                 yield (first_b + row, 1, rank, rows, width_out, to_b), scale
 
 
-def _structure(folder: PeftFolder) -> tuple[bytes, bytes]:
-    """What its configuration computes, and the header of its weights file, up to where the numbers begin."""
-    return folder.settings.canonical(), folder.data[: 8 + int.from_bytes(folder.data[:8], "little")]
+def _structure(folder: PeftFolder) -> Structure:
+    """What its configuration computes, whether it says DoRA (which a file without magnitudes is refused for), and the
+    header of its weights file, up to where the numbers begin."""
+    header = folder.data[: 8 + int.from_bytes(folder.data[:8], "little")]
+    return folder.settings.canonical(), folder.settings.use_dora, header

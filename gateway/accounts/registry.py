@@ -112,6 +112,8 @@ class AccountRegistry:
             raise invalid_request("this name belongs to administrators", "name")
         if f"{TENANT}/{tenant.name}" in self.records:
             raise ApiError(Fault.TENANT_EXISTS, f"there is a tenant {tenant.name!r} already", "name")
+        for key in self.keys(tenant.name):  # of one deleted before, by a gateway that died before it was done
+            await self._remove(key.name)
         return await self._write(tenant_account(tenant, self._clock()), None)
 
     async def amend(self, name: str, change: Callable[[Tenant], Tenant]) -> Account:

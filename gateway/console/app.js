@@ -30,7 +30,7 @@ function show() {
     element("admin-key").focus();
     return;
   }
-  const name = location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "overview";
+  const name = Object.hasOwn(VIEWS, location.hash.slice(1)) ? location.hash.slice(1) : "overview";
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

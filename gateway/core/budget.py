@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
-from gateway.core.limits import LIMIT_NAMES, LimitName, Limits
+from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Policy
 
 MINUTE = 60_000_000
 """In microseconds."""
@@ -51,6 +51,8 @@ class Meter:
     """A minute, and at most at once; None: not limited, not counted."""
     used: float = 0.0
     shadow: bool = False
+    away: Policy | None = None
+    """What becomes of it while Redis is away, if that was said of it."""
 
     def drained(self, elapsed: int) -> Meter:
         """`elapsed` microseconds later."""
@@ -90,12 +92,16 @@ class Count:
     limit: int | None
     used: int = 0
     shadow: bool = False
+    away: Policy | None = None
 
     def charged(self, amount: int) -> Count:
         return replace(self, used=max(0, self.used + amount))
 
     def fits(self, amount: int) -> bool:
         return self.limit is None or self.used + amount <= self.limit
+
+
+MeterOrCount = TypeVar("MeterOrCount", Meter, Count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +121,16 @@ class Bucket:
     @property
     def limits(self) -> Limits:
         shadow = tuple(name for name, meter in self.meters() if meter.shadow)
-        return Limits(**{name: meter.limit for name, meter in self.meters()}, shadow=shadow)
+        away = {name: meter.away for name, meter in self.meters() if meter.away}
+        return Limits(**{name: meter.limit for name, meter in self.meters()}, shadow=shadow, when_redis_is_away=away)
 
     def meters(self) -> tuple[tuple[LimitName, Meter | Count], ...]:
         return tuple(zip(LIMIT_NAMES, (self.requests, self.tokens, self.running, self.today), strict=True))
 
     def limited(self, limits: Limits) -> Bucket:
         """The same use under other limits."""
-        requests, tokens, running, today = ((limits.of(name), name in limits.shadow) for name in LIMIT_NAMES)
-        return replace(
-            self,
-            requests=Meter(requests[0], self.requests.used, requests[1]),
-            tokens=Meter(tokens[0], self.tokens.used, tokens[1]),
-            running=Count(running[0], self.running.used, running[1]),
-            today=Count(today[0], self.today.used, today[1]),
-        )
+        pairs = zip(("requests", "tokens", "running", "today"), LIMIT_NAMES, strict=True)
+        return replace(self, **{field: _limited(getattr(self, field), limits, name) for field, name in pairs})
 
     def drained(self, now: int) -> Bucket:
         elapsed = now - self.at
@@ -162,6 +163,12 @@ class Bucket:
         )
 
 
+def _limited(meter: MeterOrCount, limits: Limits, name: LimitName) -> MeterOrCount:
+    shadow = name in limits.shadow
+    away = None if shadow else limits.when_redis_is_away.get(name)
+    return replace(meter, limit=limits.of(name), shadow=shadow, away=away)
+
+
 def _amount(name: LimitName, tokens: int) -> int:
     """What one request of so many tokens takes of a limit."""
     return tokens if name.startswith("tokens") else 1
@@ -192,6 +199,8 @@ class Decision:
     """None if it was refused."""
     misses: tuple[tuple[LimitName, ...], ...]
     """Limits that did not fit it, enforced or not."""
+    tokens: int
+    """What was asked for, or what became of a guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +219,25 @@ class Refusal:
         return "tokens" if self.name.startswith("tokens") else "requests"
 
 
-def reserve(buckets: Sequence[Bucket], tokens: int, now: int) -> Decision:
-    """Charges one request and `tokens` to every bucket, or to none."""
+def reserve(buckets: Sequence[Bucket], tokens: int, now: int, least: int | None = None) -> Decision:
+    """Charges one request and `tokens` to every bucket, or to none.
+
+    `least`: `tokens` is a guess, which yields to the smallest bucket, but not below this.
+    """
     current = tuple(bucket.drained(now) for bucket in buckets)
+    tokens = tokens if least is None else max(least, int(min(tokens, _smallest(current))))
     misses = tuple(bucket.misses(tokens) for bucket in current)
     if not all(bucket.admits(tokens) for bucket in current):
-        return Decision(False, current, (), misses)
+        return Decision(False, current, (), misses, tokens)
     charges = tuple(bucket.charge(tokens) for bucket in current)
     charged = tuple(charge.put_on(bucket) for charge, bucket in zip(charges, current, strict=True))
-    return Decision(True, charged, charges, misses)
+    return Decision(True, charged, charges, misses, tokens)
+
+
+def _smallest(buckets: Sequence[Bucket]) -> float:
+    """Tokens that fit the smallest of the buckets that may refuse somebody."""
+    meters = [meter for bucket in buckets for meter in (bucket.tokens, bucket.today) if not meter.shadow]
+    return min((meter.limit for meter in meters if meter.limit is not None), default=math.inf)
 
 
 def settle(bucket: Bucket, charge: Charge, requests: int, tokens: int, now: int) -> Bucket:
@@ -252,6 +271,6 @@ def _wait(meter: Meter | Count, name: LimitName, tokens: int) -> float | None:
 
 
 def tightest(allowances: Sequence[Allowance | None]) -> Allowance | None:
-    """The one with least remaining; None if no limit applies."""
+    """The one with least remaining, of several such the one that takes longest; None if no limit applies."""
     present = [allowance for allowance in allowances if allowance is not None]
-    return min(present, key=lambda allowance: allowance.remaining, default=None)
+    return min(present, key=lambda allowance: (allowance.remaining, -allowance.reset), default=None)

@@ -28,6 +28,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
+MAX_QUOTED = 256
+"""Characters of a caller's own words that are said back, or logged."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -157,13 +160,13 @@ def invalid_api_key() -> ApiError:
     return ApiError(Fault.INVALID_API_KEY, message, extra_headers={"www-authenticate": "Bearer"})
 
 
-def forbidden(message: str = "this key may not do that") -> ApiError:
+def forbidden(message: str) -> ApiError:
     return ApiError(Fault.FORBIDDEN, message)
 
 
 def model_not_found(name: str) -> ApiError:
     """The same words for a model that is absent and one that is another tenant's."""
-    message = f"the model {name!r} does not exist or you do not have access to it"
+    message = f"the model {name[:MAX_QUOTED]!r} does not exist or you do not have access to it"
     return ApiError(Fault.MODEL_NOT_FOUND, message, "model")
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 LimitName = Literal["requests_per_minute", "tokens_per_minute", "concurrent_requests", "tokens_per_day"]
 LIMIT_NAMES: tuple[LimitName, ...] = get_args(LimitName)
+
+Policy = Literal["degraded", "closed", "open"]
+"""What becomes of a limit while Redis is away: each gateway keeps to its share, nobody is admitted, it is lifted."""
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 MAX_LIMIT = 10**12
 EACH = "*"
@@ -28,6 +32,8 @@ class Limits:
     """Of a calendar day, in UTC."""
     shadow: tuple[str, ...] = ()
     """Names of limits that only count whom they would refuse."""
+    when_redis_is_away: Mapping[LimitName, Policy] = field(default_factory=dict, hash=False)
+    """Of limits by their names; the installation decides about the others."""
 
     def __post_init__(self) -> None:
         for name in LIMIT_NAMES:
@@ -37,6 +43,10 @@ class Limits:
         unknown = [name for name in self.shadow if name not in LIMIT_NAMES]
         if unknown:
             raise ValueError(f"shadow: {unknown[0]!r} is none of {', '.join(LIMIT_NAMES)}")
+        for name, policy in self.when_redis_is_away.items():
+            if name not in LIMIT_NAMES or policy not in POLICIES:
+                wanted = f"one of {', '.join(POLICIES)} for one of {', '.join(LIMIT_NAMES)}"
+                raise ValueError(f"when_redis_is_away: must be {wanted}, not {policy!r} for {name!r}")
 
     def of(self, name: LimitName) -> int | None:
         value: int | None = getattr(self, name)
@@ -44,12 +54,26 @@ class Limits:
 
     def changed(self, changes: Mapping[str, Any]) -> Limits:
         """With other values for the fields named; None lifts a limit. Raises ValueError."""
-        values = {**self.values(), **changes}
-        return Limits(**{**values, "shadow": tuple(values["shadow"] or ())})
+        values = self.values()
+        unknown = [name for name in changes if name not in values]
+        if unknown:
+            raise ValueError(f"{unknown[0]} is none of {', '.join(values)}")
+        values |= changes
+        shadow, away = tuple(values["shadow"] or ()), values["when_redis_is_away"] or {}
+        return Limits(**{**values, "shadow": shadow, "when_redis_is_away": away})
 
-    def divided(self, replicas: int) -> Limits:
-        """One replica's share, at least 1 of each."""
-        return self.changed({name: _share(self.of(name), replicas) for name in LIMIT_NAMES})
+    def policies(self, default: Policy) -> frozenset[Policy]:
+        """Of the limits that may refuse somebody, while Redis is away."""
+        enforced = [name for name in LIMIT_NAMES if self.of(name) is not None and name not in self.shadow]
+        return frozenset(self.when_redis_is_away.get(name, default) for name in enforced)
+
+    def alone(self, replicas: int, default: Policy) -> Limits:
+        """What one of several gateways keeps to while Redis is away: its share of each limit that is not open."""
+        shares: dict[str, int | None] = {
+            name: None if self.when_redis_is_away.get(name, default) == "open" else _share(self.of(name), replicas)
+            for name in LIMIT_NAMES
+        }
+        return self.changed(shares)
 
     def values(self) -> dict[str, Any]:
         """Every field by name."""
@@ -57,13 +81,14 @@ class Limits:
 
     def given(self) -> dict[str, Any]:
         """Fields that say something, by name."""
-        return {name: value for name, value in self.values().items() if value not in (None, ())}
+        return {name: value for name, value in self.values().items() if value not in (None, (), {})}
 
 
 NO_LIMITS = Limits()
 
 
 def _share(limit: int | None, replicas: int) -> int | None:
+    """At least 1."""
     return None if limit is None else max(1, limit // replicas)
 
 

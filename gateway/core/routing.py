@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gateway.core.errors import invalid_request, model_not_found
-from gateway.core.tenants import ADMIN_TENANT, Tenant
+from gateway.core.tenants import Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,6 @@ class Catalog:
 
     def permits(self, tenant: Tenant, adapter: str) -> bool:
         """What a tenant's configuration lets it use, unless the adapter is for others."""
-        if tenant == ADMIN_TENANT:
-            return True
         return tenant.may_use(adapter) and tenant.name in self.tenants.get(adapter, (tenant.name,))
 
     def adapter(self, name: str) -> str | None:

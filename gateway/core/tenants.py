@@ -12,7 +12,7 @@ from math import inf
 from typing import Protocol
 
 from engine.core.types import Lane
-from gateway.core.errors import invalid_api_key
+from gateway.core.errors import forbidden, invalid_api_key
 from gateway.core.limits import NO_LIMITS, Limits
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -54,7 +54,7 @@ class Tenant:
 
 
 ADMIN_TENANT = Tenant("admin")
-"""What administrators' keys belong to: every adapter, no limits."""
+"""What administrators' keys belong to. It asks for nothing that is limited or billed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,18 @@ class Principal:
     key_id: str
     """First 12 hex digits of the key's hash: safe to log, enough to tell keys apart."""
     is_admin: bool = False
+
+    def as_tenant(self) -> Principal:
+        """Raises ApiError: FORBIDDEN, for an administrator: what is generated is some tenant's, within its limits."""
+        if self.is_admin:
+            raise forbidden("an administrator's key administers; this needs a tenant's key")
+        return self
+
+    def as_admin(self) -> Principal:
+        """Raises ApiError: FORBIDDEN, for a tenant."""
+        if not self.is_admin:
+            raise forbidden("this needs an administrator's key")
+        return self
 
 
 def hash_key(key: str) -> str:

@@ -20,7 +20,7 @@ class Counts:
     """Whole numbers, so that sums are exact. The order is that of the words in Redis."""
 
     requests: int = 0
-    """That an engine worked on."""
+    """That an engine had, whether it came to work on them or not."""
     prompt_tokens: int = 0
     """A prompt counts once, however many answers it gets."""
     cached_tokens: int = 0

@@ -16,11 +16,11 @@ from gateway.core.tenants import Tenant
 from gateway.core.usage import NOTHING, Counts, RowName
 from gateway.limiter.usage import ScopeUsage
 
-Policy = Literal["degraded", "closed", "open"]
-"""What is done while Redis is away: limit locally, refuse, or admit."""
-
 Mode = Literal["redis", "degraded", "closed", "open"]
-"""redis: shared and exact; the others: the policy, at work."""
+"""redis: shared and exact; the others: a policy, at work."""
+
+MODE_HEADER = "x-loralane-limiter"
+"""Of answers to requests that were limited otherwise than by Redis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class ReserveRequest:
     lane: str = ""
     used: Callable[[], Counts] = field(default=lambda: NOTHING, compare=False)
     """What it has used so far: asked whenever its lease is renewed, and when it is settled."""
+    least: int | None = None
+    """What it needs at any rate, where `tokens` is a guess: that yields to the smallest bucket. None: it is none."""
 
     @property
     def scopes(self) -> tuple[Scope, Scope, Scope]:
@@ -60,7 +62,7 @@ class Grant:
     lease: str
     """Unique to this reservation, even where request ids repeat."""
     request: ReserveRequest
-    source: Literal["redis", "local", "none"]
+    source: Literal["redis", "local"]
     """Whose books it stands in."""
     buckets: tuple[Bucket, ...] = ()
     """Of its scopes, as this reservation left them; empty: not limited."""
@@ -68,6 +70,10 @@ class Grant:
     """Of each scope, limits in shadow that would have refused it."""
     day: int = 0
     """On which it was admitted, since 1970 in UTC: its usage counts there."""
+    reserved: int = 0
+    """Tokens that were charged."""
+    mode: Mode = "redis"
+    """How it was limited."""
 
     @property
     def requests(self) -> Allowance | None:
@@ -86,8 +92,9 @@ class Grant:
         return tuple((scope.kind, name) for scope, names in scopes for name in names)
 
     def headers(self) -> dict[str, str]:
-        """x-ratelimit-{limit,remaining,reset}-{requests,tokens}, for responses of any status."""
-        return rate_headers(self.buckets)
+        """x-ratelimit-{limit,remaining,reset}-{requests,tokens}, for responses of any status; the mode if it is not
+        the usual one."""
+        return rate_headers(self.buckets) | ({} if self.mode == "redis" else {MODE_HEADER: self.mode})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,12 @@ class Limiter(Protocol):
     """
 
     @property
-    def mode(self) -> Mode: ...
+    def mode(self) -> Mode:
+        """Of limits that say nothing of their own."""
+
+    @property
+    def modes(self) -> frozenset[Mode]:
+        """Of all limits in force."""
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         """Charges one request and `tokens` tokens to every scope, or charges nothing. Cancelled, it leaves nothing
@@ -115,7 +127,7 @@ class Limiter(Protocol):
 
         Raises:
             ApiError: RATE_LIMIT_EXCEEDED with the true wait, INSUFFICIENT_QUOTA when no wait can help,
-                LIMITER_UNAVAILABLE.
+                LIMITER_UNAVAILABLE, never RATE_LIMIT_EXCEEDED, where it is our fault that it cannot be admitted.
         """
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
@@ -131,7 +143,7 @@ class Limiter(Protocol):
         """As `configure`, but limits that are new are published before the tenant's next reservation."""
 
     async def drop(self, tenant: str) -> None:
-        """Forgets limits that were changed live: the tenant is gone."""
+        """Forgets limits that were changed live, and what was used: the tenant is gone."""
 
     @property
     def tenants(self) -> Sequence[str]:

@@ -32,11 +32,13 @@ local function limits_of(own, each)
     shadow[name] = true
   end
   limits.shadow = shadow
+  limits.away = limits.when_redis_is_away or {}
   return limits
 end
 
 local function meter(limits, i, used)
-  return { limit = limits[NAMES[i]], used = used, shadow = limits.shadow[NAMES[i]] }
+  local name = NAMES[i]
+  return { limit = limits[name], used = used, shadow = limits.shadow[name], away = limits.away[name] }
 end
 
 local function draining(limits, i, used, elapsed)
@@ -78,6 +80,19 @@ end
 
 local function fits(meter, amount)
   return not meter.limit or meter.used + amount <= meter.limit + SLACK
+end
+
+-- Tokens that fit the smallest of the buckets that may refuse somebody.
+local function smallest(buckets)
+  local least = math.huge
+  for _, bucket in ipairs(buckets) do
+    for i = 2, 4, 2 do
+      if bucket[i].limit and not bucket[i].shadow then
+        least = math.min(least, bucket[i].limit)
+      end
+    end
+  end
+  return least
 end
 
 local function charge(meter, amount)
@@ -132,14 +147,14 @@ local function count_misses(bucket, misses, refused, index, now)
   keep(bucket, index, now)
 end
 
--- For each limit of each bucket: limit or '', in use, 1 in shadow or 0.
+-- For each limit of each bucket: limit or '', in use, and 1 in shadow or 0, or what becomes of it while Redis is away.
 local function described(buckets)
   local reply = {}
   for _, bucket in ipairs(buckets) do
     for i = 1, 4 do
       reply[#reply + 1] = bucket[i].limit and exact(bucket[i].limit) or ''
       reply[#reply + 1] = exact(bucket[i].used)
-      reply[#reply + 1] = bucket[i].shadow and 1 or 0
+      reply[#reply + 1] = bucket[i].shadow and 1 or bucket[i].away or 0
     end
   end
   return reply

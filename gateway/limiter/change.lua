@@ -9,7 +9,7 @@ if not found[3] then
 end
 local limits = cjson.decode(found[1] or found[2] or '{}')
 for name, value in pairs(cjson.decode(ARGV[3])) do
-  local lifted = value == cjson.null or (type(value) == 'table' and #value == 0)
+  local lifted = value == cjson.null or (type(value) == 'table' and next(value) == nil)
   limits[name] = not lifted and value or nil
 end
 limits.source = 'live'

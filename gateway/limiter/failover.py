@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from gateway.core.errors import Fault, unavailable
+from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import Grant, LimitEntry, Mode, Policy, ReserveRequest
+from gateway.limiter.base import MODE_HEADER, Grant, LimitEntry, Mode, ReserveRequest
 from gateway.limiter.calls import StoreError
-from gateway.limiter.local import LocalLimiter, unlimited
+from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.limiter.usage import ScopeUsage
 
@@ -20,23 +21,27 @@ log = logging.getLogger(__name__)
 
 
 class FailoverLimiter:
-    """A `Limiter` that never fails because of Redis, except where its policy is to.
+    """A `Limiter` that never fails because of Redis, except where a limit's policy is to.
 
-    degraded: each gateway limits by itself. closed: requests are refused with 503. open: requests are not limited.
-    A grant is settled in the books it was written to, whatever the mode by then.
+    degraded: each gateway keeps to its share. closed: whom it limits is refused with 503. open: it limits nobody. Each
+    limit may say which; the local limiter knows what holds for the others. A grant is settled in the books it was
+    written to, whatever the mode by then.
     """
 
-    def __init__(self, shared: RedisLimiter, local: LocalLimiter, policy: Policy = "degraded") -> None:
+    def __init__(self, shared: RedisLimiter, local: LocalLimiter) -> None:
         self._shared = shared
         self._local = local
-        self._policy = policy
         self._reported: Mode = "redis"
         self._alone: set[str] = set()
         """Leases that Redis does not know."""
 
     @property
     def mode(self) -> Mode:
-        return "redis" if self._shared.available else self._policy
+        return "redis" if self._shared.available else self._local.policy
+
+    @property
+    def modes(self) -> frozenset[Mode]:
+        return frozenset(("redis",)) if self._shared.available else self._local.policies() or frozenset((self.mode,))
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         try:
@@ -54,14 +59,14 @@ class FailoverLimiter:
             self._shared.count(grant)
         if grant.source == "redis":
             await self._shared.settle(grant, actual_tokens)
-        elif grant.source == "local":
+        else:
             await self._local.settle(grant, actual_tokens)
 
     async def refund(self, grant: Grant) -> None:
         self._alone.discard(grant.lease)
         if grant.source == "redis":
             await self._shared.refund(grant)
-        elif grant.source == "local":
+        else:
             await self._local.refund(grant)
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
@@ -124,7 +129,7 @@ class FailoverLimiter:
 
     @property
     def undelivered_tokens(self) -> int:
-        """Used by requests that were admitted without Redis, and not counted in it yet."""
+        """Used, and not known to be counted in Redis yet."""
         return self._shared.undelivered_tokens
 
     @property
@@ -144,9 +149,17 @@ class FailoverLimiter:
         await self._local.close()
 
     async def _reserve_alone(self, request: ReserveRequest) -> Grant:
-        if self._policy == "closed":
-            raise unavailable(Fault.LIMITER_UNAVAILABLE, "rate limits cannot be checked right now")
-        grant = unlimited(request) if self._policy == "open" else await self._local.reserve(request)
+        """Raises ApiError."""
+        limits = [await self._local.limits(scope) for scope in request.scopes]
+        policies = frozenset().union(*(each.policies(self._local.policy) for each in limits))
+        mode: Mode = next((policy for policy in ("closed", "degraded") if policy in policies), "open")
+        try:
+            if mode == "closed":
+                raise unavailable(Fault.LIMITER_UNAVAILABLE, "rate limits cannot be checked right now")
+            grant = replace(await self._local.reserve(request), mode=mode)
+        except ApiError as error:
+            error.extra_headers = {**error.extra_headers, MODE_HEADER: mode}
+            raise
         self._alone.add(grant.lease)
         return grant
 

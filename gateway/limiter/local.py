@@ -10,7 +10,8 @@ from operator import attrgetter
 from typing import Any
 
 from gateway.core.budget import DAY, Bucket, Charge, Decision, reserve, settle
-from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Scope
+from gateway.core.errors import ApiError, Fault, unavailable
+from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Policy, Scope, ScopeKind
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, LimitEntry, Mode, ReserveRequest, new_lease, refused
 from gateway.limiter.usage import ScopeUsage, usage_of
@@ -23,18 +24,19 @@ def unix_us() -> int:
     return time.time_ns() // 1000
 
 
-def unlimited(request: ReserveRequest) -> Grant:
-    """Leave to run that stands in nobody's books of limits."""
-    return Grant(new_lease(request), request, "none", day=unix_us() // DAY)
-
-
 class LocalLimiter:
-    """Grants each of `replicas` gateways an equal share of every limit. A `Limiter`."""
+    """Grants each of `replicas` gateways an equal share of every limit that is not open. A `Limiter`."""
 
     mode: Mode = "degraded"
+    modes: frozenset[Mode] = frozenset(("degraded",))
 
-    def __init__(self, replicas: int = 1, clock: Callable[[], int] = unix_us) -> None:
-        """`clock`: microseconds since 1970, as Redis's: a day has to begin somewhere."""
+    def __init__(self, replicas: int = 1, clock: Callable[[], int] = unix_us, policy: Policy = "degraded") -> None:
+        """
+        Args:
+            clock: microseconds since 1970, as Redis's: a day has to begin somewhere.
+            policy: of limits that say nothing of their own.
+        """
+        self.policy = policy
         self._replicas = replicas
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
@@ -53,16 +55,16 @@ class LocalLimiter:
         return sorted(self._tenants)
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """Raises ApiError (429)."""
+        """Raises ApiError: a 429; LIMITER_UNAVAILABLE where the whole limit had room, and only our share has none."""
         scopes, now = request.scopes, self._clock()
-        decision = reserve([self._bucket(scope) for scope in scopes], request.tokens, now)
+        decision = reserve([self._bucket(scope) for scope in scopes], request.tokens, now, request.least)
         self._count_misses(scopes, decision, now)
         if not decision.admitted:
-            raise refused(request, decision.buckets)
+            raise self._refusal(replace(request, tokens=decision.tokens), decision.buckets)
         lease = new_lease(request)
         self._buckets.update(zip(scopes, decision.buckets, strict=True))
         self._leases[lease] = dict(zip(scopes, decision.charges, strict=True))
-        return Grant(lease, request, "local", decision.buckets, decision.misses, now // DAY)
+        return Grant(lease, request, "local", decision.buckets, decision.misses, now // DAY, decision.tokens)
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
         self._correct(grant, 1, actual_tokens)
@@ -78,12 +80,14 @@ class LocalLimiter:
 
     async def drop(self, tenant: str) -> None:
         self._live = {scope: limits for scope, limits in self._live.items() if scope.tenant != tenant}
+        self._buckets = {scope: bucket for scope, bucket in self._buckets.items() if scope.tenant != tenant}
+        self._last = {scope: last for scope, last in self._last.items() if scope.tenant != tenant}
 
     async def limits(self, scope: Scope) -> Limits:
         return self._limits(scope)
 
     async def entries(self, tenant: str) -> Sequence[LimitEntry]:
-        configured = (Scope(tenant), Scope(tenant, key=EACH), Scope(tenant, adapter=EACH))
+        configured = _everybody(tenant)
         live = [scope for scope in self._live if scope.tenant == tenant and scope not in configured]
         return [
             LimitEntry(scope, self._limits(scope), "live" if scope in self._live else "config")
@@ -115,6 +119,11 @@ class LocalLimiter:
         refused = [self._refused[scope, name] for name in LIMIT_NAMES]
         return usage_of(scope, self._bucket(scope).drained(now), refused, self._last.get(scope))
 
+    def policies(self) -> frozenset[Policy]:
+        """Of every limit in force."""
+        scopes = {scope for name in self._tenants for scope in _everybody(name)} | self._live.keys()
+        return frozenset().union(*(self._limits(scope).policies(self.policy) for scope in scopes))
+
     def adopt(self, grant: Grant) -> None:
         """Learns from a grant of the shared limiter which limits are in force."""
         self._live.update(zip(grant.request.scopes, grant.buckets, strict=True))
@@ -134,12 +143,20 @@ class LocalLimiter:
             return live.limits if isinstance(live, Bucket) else live
         if scope.each not in (None, scope):
             return self._limits(scope.each)
-        tenant = self._tenants.get(scope.tenant, Tenant(scope.tenant))
-        return {"tenant": tenant.limits, "key": tenant.key_limits, "adapter": tenant.adapter_limits}[scope.kind]
+        return _configured(self._tenants.get(scope.tenant, Tenant(scope.tenant)))[scope.kind]
 
     def _bucket(self, scope: Scope) -> Bucket:
-        limits = self._limits(scope).divided(self._replicas)
+        limits = self._limits(scope).alone(self._replicas, self.policy)
         return self._buckets.get(scope, Bucket.empty(limits)).limited(limits)
+
+    def _refusal(self, request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
+        """Of a request that does not fit `buckets`."""
+        error = refused(request, buckets)
+        pairs = zip(request.scopes, buckets, strict=True)
+        if not all(bucket.limited(self._limits(scope)).admits(request.tokens) for scope, bucket in pairs):
+            return error
+        message = "rate limits cannot be checked right now, and this gateway's share of them is used up"
+        return unavailable(Fault.LIMITER_UNAVAILABLE, message, error.retry_after or 1.0)
 
     def _correct(self, grant: Grant, requests: int, tokens: int) -> None:
         now = self._clock()
@@ -155,3 +172,12 @@ class LocalLimiter:
             self._refused.update((scope, name) for name in names)
             if names and not decision.admitted:
                 self._last[scope] = now, names
+
+
+def _everybody(tenant: str) -> tuple[Scope, ...]:
+    """What a configuration says the limits of."""
+    return Scope(tenant), Scope(tenant, key=EACH), Scope(tenant, adapter=EACH)
+
+
+def _configured(tenant: Tenant) -> dict[ScopeKind, Limits]:
+    return {"tenant": tenant.limits, "key": tenant.key_limits, "adapter": tenant.adapter_limits}

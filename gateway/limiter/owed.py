@@ -51,6 +51,12 @@ class Owed:
         self._delivery: asyncio.Task[None] | None = None
         self._retrying: asyncio.Task[None] | None = None
 
+    @property
+    def undelivered_tokens(self) -> int:
+        """Used, and not known to be counted. Of a settlement that waits, renewals may have counted some before."""
+        settlements = sum(correction.counts.tokens for correction in self._corrections)
+        return settlements + sum(counts.tokens for _, _, counts in self.spool.rows())
+
     async def pay(self, correction: Correction) -> None:
         """Now, or as soon as Redis answers."""
         if not self._calls.allowed():
@@ -63,6 +69,7 @@ class Owed:
         if len(self._corrections) >= MAX_OWED:
             self.lose(self._corrections.popleft())
         self._corrections.append(correction)
+        self._keep_trying()
 
     def lose(self, correction: Correction) -> None:
         if not correction.counts:
@@ -73,12 +80,14 @@ class Owed:
     def count(self, grant: Grant) -> None:
         """What a request has used that another limiter admitted."""
         self.spool.add(grant.request, grant.day, grant.request.used())
-        if not self.spool.is_empty and (self._retrying is None or self._retrying.done()):
-            self._retrying = asyncio.create_task(self._keep_delivering(), name="limiter-usage")
+        self._keep_trying()
+
+    @property
+    def is_due(self) -> bool:
+        return bool(self._corrections) or not self.spool.is_empty
 
     def deliver_soon(self) -> None:
-        is_due = self._corrections or not self.spool.is_empty
-        if is_due and (self._delivery is None or self._delivery.done()):
+        if self.is_due and (self._delivery is None or self._delivery.done()):
             self._delivery = asyncio.create_task(self._deliver(), name="limiter-owed")
 
     async def close(self) -> None:
@@ -107,8 +116,13 @@ class Owed:
                 await self._send_or_keep(self._corrections.popleft())
             await self.spool.deliver()
 
+    def _keep_trying(self) -> None:
+        """Whether or not anybody asks for anything meanwhile."""
+        if self.is_due and (self._retrying is None or self._retrying.done()):
+            self._retrying = asyncio.create_task(self._keep_delivering(), name="limiter-retries")
+
     async def _keep_delivering(self) -> None:
-        while not self.spool.is_empty:
+        while self.is_due:
             await asyncio.sleep(RETRY_SECONDS)
             if self._calls.allowed():
                 await self._deliver()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from gateway.core.budget import Bucket, Count, Meter
-from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Scope, scope_named
+from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Policy, Scope, scope_named
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import LimitEntry
 from gateway.limiter.calls import RedisCalls, Script, StoreError
@@ -50,8 +50,12 @@ class PublishedLimits:
         self._tenants = known
 
     async def drop(self, tenant: str) -> None:
+        """All that is kept of a tenant, but for the receipts of what it still runs."""
+        keys = [self._calls.key(kind, tenant) for kind in ("limits", "scopes")]
         async with self._calls.guard() as client:
-            await client.delete(self._calls.key("limits", tenant))
+            names = [name.decode() for name in await client.smembers(keys[1])]
+            keys += [self._calls.key(kind, tenant, name) for name in names for kind in ("bucket", "running")]
+            await client.delete(*keys)
 
     async def ensure(self, tenant: str) -> None:
         if tenant in self._unpublished:
@@ -145,9 +149,9 @@ def decode_buckets(values: Sequence[bytes | int], now: int) -> tuple[Bucket, ...
 
 
 def _bucket(values: Sequence[bytes | int], now: int) -> Bucket:
-    rows = [(_whole(limit), float(used), bool(shadow)) for limit, used, shadow in zip(*[iter(values)] * 3, strict=True)]
-    requests, tokens = (Meter(limit, used, shadow) for limit, used, shadow in rows[:2])
-    running, today = (Count(limit, int(used), shadow) for limit, used, shadow in rows[2:])
+    rows = [(_whole(limit), float(used), *_terms(how)) for limit, used, how in zip(*[iter(values)] * 3, strict=True)]
+    requests, tokens = (Meter(limit, used, shadow, away) for limit, used, shadow, away in rows[:2])
+    running, today = (Count(limit, int(used), shadow, away) for limit, used, shadow, away in rows[2:])
     return Bucket(requests, tokens, now, running, today)
 
 
@@ -157,6 +161,11 @@ def _last_refusal(text: bytes) -> tuple[int, tuple[LimitName, ...]] | None:
         return None
     flags, at = text.decode().split()
     return int(float(at)), tuple(name for name, flag in zip(LIMIT_NAMES, flags, strict=True) if flag == "1")
+
+
+def _terms(how: bytes | int) -> tuple[bool, Policy | None]:
+    """Whether it is in shadow, and what becomes of it while Redis is away."""
+    return (bool(how), None) if isinstance(how, int) else (False, cast(Policy, how.decode()))
 
 
 def _whole(value: bytes | int) -> int | None:

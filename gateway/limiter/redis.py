@@ -21,6 +21,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -102,9 +103,9 @@ class RedisLimiter:
                 self._owed.deliver_soon()
             raise
         if not decision.admitted:
-            raise refused(request, decision.buckets)
+            raise refused(replace(request, tokens=decision.tokens), decision.buckets)
         day = decision.buckets[0].at // DAY
-        grant = Grant(grant.lease, request, "redis", decision.buckets, decision.misses, day)
+        grant = Grant(grant.lease, request, "redis", decision.buckets, decision.misses, day, reserved=decision.tokens)
         self._hold(grant)
         return grant
 
@@ -160,8 +161,8 @@ class RedisLimiter:
 
     @property
     def undelivered_tokens(self) -> int:
-        """Used by requests that were admitted without Redis, and not counted in it yet."""
-        return sum(counts.tokens for _, _, counts in self._owed.spool.rows())
+        """See `Owed.undelivered_tokens`."""
+        return self._owed.undelivered_tokens
 
     @property
     def lost_tokens(self) -> int:
@@ -191,12 +192,13 @@ class RedisLimiter:
         await self._published.ensure(request.tenant)
         terms = [self._slot_ms, self._receipt_ms]
         args: list[Argument] = [grant.lease, request.tokens, *terms, request.key_id, request.adapter]
+        args.append("" if request.least is None else request.least)
         reply = await self._calls.run(self._reserve_script, self.keys(grant), args)
         if reply[0] == UNPUBLISHED:
             await self._published.publish(request.tenant)
             reply = await self._calls.run(self._reserve_script, self.keys(grant), args)
-        admitted, now, misses, values = reply
-        return Decision(admitted == ADMITTED, decode_buckets(values, int(now)), (), _misses(misses))
+        admitted, now, misses, values, tokens = reply
+        return Decision(admitted == ADMITTED, decode_buckets(values, int(now)), (), _misses(misses), int(tokens))
 
     def keys(self, grant: Grant) -> list[str]:
         """Everything that scripts about one reservation touch."""

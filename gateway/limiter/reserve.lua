@@ -1,22 +1,26 @@
 -- Charges one request and ARGV[2] tokens to the tenant, the key and the adapter, or to none of them.
 -- KEYS: lease, void, limits, index, then bucket and leases of tenant, key, adapter.
--- ARGV: lease id, tokens, milliseconds of its slot, of its receipt, key id, adapter.
+-- ARGV: lease id, tokens, milliseconds of its slot, of its receipt, key id, adapter, and where the tokens are a guess
+-- that yields to the smallest bucket, what it does not yield below, else ''.
 -- Returns {1 admitted | 0 refused | -1 limits not published, now, misses: for each limit of each scope '1' where the
--- request did not fit, the buckets as described}. Repeating a reservation charges it once; one that its caller has given
+-- request did not fit, the buckets as described, tokens}. Repeating a reservation charges it once; one that its caller has given
 -- up already is not charged.
 
 local lease_key, void_key, limits_key, index = unpack(KEYS, 1, 4)
 local lease_id, slot_ms, receipt_ms, key_id, adapter = ARGV[1], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local tokens = tonumber(ARGV[2])
-local amounts = { 1, tokens, 1, tokens }
 local now = clock()
 local buckets = load_all(limits_key, { unpack(KEYS, 5) }, key_id, adapter, now)
 if not buckets then
   return { -1, exact(now) }
 end
 if redis.call('EXISTS', lease_key, void_key) > 0 then
-  return { 1, exact(now), '000000000000', described(buckets) }
+  return { 1, exact(now), '000000000000', described(buckets), exact(tokens) }
 end
+if ARGV[7] ~= '' then
+  tokens = math.max(tonumber(ARGV[7]), math.min(tokens, smallest(buckets)))
+end
+local amounts = { 1, tokens, 1, tokens }
 
 local admitted, misses = true, {}
 for scope, bucket in ipairs(buckets) do
@@ -31,7 +35,7 @@ end
 
 if admitted then
   -- The lease remembers what was counted: a limit that appears later must not refund what nobody charged.
-  local lease = { 'tokens', ARGV[2], 'day', exact(day_of(now)) }
+  local lease = { 'tokens', exact(tokens), 'day', exact(day_of(now)) }
   local expiry = math.floor(now / 1000) + tonumber(slot_ms)
   for scope, bucket in ipairs(buckets) do
     local counted = ''
@@ -57,4 +61,4 @@ for scope, bucket in ipairs(buckets) do
     count_misses(bucket, misses[scope], not admitted, index, now)
   end
 end
-return { admitted and 1 or 0, exact(now), table.concat(misses), described(buckets) }
+return { admitted and 1 or 0, exact(now), table.concat(misses), described(buckets), exact(tokens) }

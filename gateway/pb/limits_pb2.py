@@ -24,39 +24,43 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18loralane/v1/limits.proto\x12\x0bloralane.v1\":\n\nLimitScope\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\"\xf2\x01\n\x06Limits\x12 \n\x13requests_per_minute\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1e\n\x11tokens_per_minute\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12 \n\x13\x63oncurrent_requests\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1b\n\x0etokens_per_day\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x0e\n\x06shadow\x18\x05 \x03(\tB\x16\n\x14_requests_per_minuteB\x14\n\x12_tokens_per_minuteB\x16\n\x14_concurrent_requestsB\x11\n\x0f_tokens_per_day\"i\n\nLimitEntry\x12&\n\x05scope\x18\x01 \x01(\x0b\x32\x17.loralane.v1.LimitScope\x12#\n\x06limits\x18\x02 \x01(\x0b\x32\x13.loralane.v1.Limits\x12\x0e\n\x06source\x18\x03 \x01(\t\"\"\n\x10GetLimitsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"=\n\x11GetLimitsResponse\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.loralane.v1.LimitEntry\"\x81\x01\n\x10SetLimitsRequest\x12&\n\x05scope\x18\x01 \x01(\x0b\x32\x17.loralane.v1.LimitScope\x12#\n\x06limits\x18\x02 \x01(\x0b\x32\x13.loralane.v1.Limits\x12\x0c\n\x04lift\x18\x03 \x03(\t\x12\x12\n\nset_shadow\x18\x04 \x01(\x08\"J\n\x12ResetLimitsRequest\x12&\n\x05scope\x18\x01 \x01(\x0b\x32\x17.loralane.v1.LimitScope\x12\x0c\n\x04used\x18\x02 \x01(\x08\":\n\x13ResetLimitsResponse\x12#\n\x06limits\x18\x01 \x01(\x0b\x32\x13.loralane.v1.Limits\"#\n\x11LimitUsageRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"=\n\x12LimitUsageResponse\x12\'\n\x06scopes\x18\x01 \x03(\x0b\x32\x17.loralane.v1.ScopeUsage\">\n\x12WatchLimitsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x18\n\x10interval_seconds\x18\x02 \x01(\x01\"\x99\x01\n\nScopeUsage\x12&\n\x05scope\x18\x01 \x01(\x0b\x32\x17.loralane.v1.LimitScope\x12\'\n\x06limits\x18\x02 \x03(\x0b\x32\x17.loralane.v1.LimitUsage\x12\x17\n\nrefused_at\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\nrefused_by\x18\x04 \x03(\tB\r\n\x0b_refused_at\"\xc1\x01\n\nLimitUsage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\x05limit\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04used\x18\x03 \x01(\x01\x12\x16\n\tremaining\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rreset_seconds\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x0e\n\x06shadow\x18\x06 \x01(\x08\x12\x15\n\rrefused_today\x18\x07 \x01(\x03\x42\x08\n\x06_limitB\x0c\n\n_remainingB\x10\n\x0e_reset_seconds2\xf4\x02\n\nLimitAdmin\x12\x44\n\x03Get\x12\x1d.loralane.v1.GetLimitsRequest\x1a\x1e.loralane.v1.GetLimitsResponse\x12=\n\x03Set\x12\x1d.loralane.v1.SetLimitsRequest\x1a\x17.loralane.v1.LimitEntry\x12J\n\x05Reset\x12\x1f.loralane.v1.ResetLimitsRequest\x1a .loralane.v1.ResetLimitsResponse\x12H\n\x05Usage\x12\x1e.loralane.v1.LimitUsageRequest\x1a\x1f.loralane.v1.LimitUsageResponse\x12K\n\x05Watch\x12\x1f.loralane.v1.WatchLimitsRequest\x1a\x1f.loralane.v1.LimitUsageResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18loralane/v1/limits.proto\x12\x0bloralane.v1\":\n\nLimitScope\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\"\xf0\x02\n\x06Limits\x12 \n\x13requests_per_minute\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1e\n\x11tokens_per_minute\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12 \n\x13\x63oncurrent_requests\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x1b\n\x0etokens_per_day\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x0e\n\x06shadow\x18\x05 \x03(\t\x12\x44\n\x12when_redis_is_away\x18\x06 \x03(\x0b\x32(.loralane.v1.Limits.WhenRedisIsAwayEntry\x1a\x36\n\x14WhenRedisIsAwayEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x16\n\x14_requests_per_minuteB\x14\n\x12_tokens_per_minuteB\x16\n\x14_concurrent_requestsB\x11\n\x0f_tokens_per_day\"i\n\nLimitEntry\x12&\n\x05scope\x18\x01 \x01(\x0b\x32\x17.loralane.v1.LimitScope\x12#\n\x06limits\x18\x02 \x01(\x0b\x32\x13.loralane.v1.Limits\x12\x0e\n\x06source\x18\x03 \x01(\t\"\"\n\x10GetLimitsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"=\n\x11GetLimitsResponse\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.loralane.v1.LimitEntry\"\xa1\x01\n\x10SetLimitsRequest\x12&\n\x05scope\x18\x01 \x01(\x0b\x32\x17.loralane.v1.LimitScope\x12#\n\x06limits\x18\x02 \x01(\x0b\x32\x13.loralane.v1.Limits\x12\x0c\n\x04lift\x18\x03 \x03(\t\x12\x12\n\nset_shadow\x18\x04 \x01(\x08\x12\x1e\n\x16set_when_redis_is_away\x18\x05 \x01(\x08\"J\n\x12ResetLimitsRequest\x12&\n\x05scope\x18\x01 \x01(\x0b\x32\x17.loralane.v1.LimitScope\x12\x0c\n\x04used\x18\x02 \x01(\x08\":\n\x13ResetLimitsResponse\x12#\n\x06limits\x18\x01 \x01(\x0b\x32\x13.loralane.v1.Limits\"#\n\x11LimitUsageRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"=\n\x12LimitUsageResponse\x12\'\n\x06scopes\x18\x01 \x03(\x0b\x32\x17.loralane.v1.ScopeUsage\">\n\x12WatchLimitsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x18\n\x10interval_seconds\x18\x02 \x01(\x01\"\x99\x01\n\nScopeUsage\x12&\n\x05scope\x18\x01 \x01(\x0b\x32\x17.loralane.v1.LimitScope\x12\'\n\x06limits\x18\x02 \x03(\x0b\x32\x17.loralane.v1.LimitUsage\x12\x17\n\nrefused_at\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\nrefused_by\x18\x04 \x03(\tB\r\n\x0b_refused_at\"\xc1\x01\n\nLimitUsage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\x05limit\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04used\x18\x03 \x01(\x01\x12\x16\n\tremaining\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rreset_seconds\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x0e\n\x06shadow\x18\x06 \x01(\x08\x12\x15\n\rrefused_today\x18\x07 \x01(\x03\x42\x08\n\x06_limitB\x0c\n\n_remainingB\x10\n\x0e_reset_seconds2\xf4\x02\n\nLimitAdmin\x12\x44\n\x03Get\x12\x1d.loralane.v1.GetLimitsRequest\x1a\x1e.loralane.v1.GetLimitsResponse\x12=\n\x03Set\x12\x1d.loralane.v1.SetLimitsRequest\x1a\x17.loralane.v1.LimitEntry\x12J\n\x05Reset\x12\x1f.loralane.v1.ResetLimitsRequest\x1a .loralane.v1.ResetLimitsResponse\x12H\n\x05Usage\x12\x1e.loralane.v1.LimitUsageRequest\x1a\x1f.loralane.v1.LimitUsageResponse\x12K\n\x05Watch\x12\x1f.loralane.v1.WatchLimitsRequest\x1a\x1f.loralane.v1.LimitUsageResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'loralane.v1.limits_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_LIMITS_WHENREDISISAWAYENTRY']._loaded_options = None
+  _globals['_LIMITS_WHENREDISISAWAYENTRY']._serialized_options = b'8\001'
   _globals['_LIMITSCOPE']._serialized_start=41
   _globals['_LIMITSCOPE']._serialized_end=99
   _globals['_LIMITS']._serialized_start=102
-  _globals['_LIMITS']._serialized_end=344
-  _globals['_LIMITENTRY']._serialized_start=346
-  _globals['_LIMITENTRY']._serialized_end=451
-  _globals['_GETLIMITSREQUEST']._serialized_start=453
-  _globals['_GETLIMITSREQUEST']._serialized_end=487
-  _globals['_GETLIMITSRESPONSE']._serialized_start=489
-  _globals['_GETLIMITSRESPONSE']._serialized_end=550
-  _globals['_SETLIMITSREQUEST']._serialized_start=553
-  _globals['_SETLIMITSREQUEST']._serialized_end=682
-  _globals['_RESETLIMITSREQUEST']._serialized_start=684
-  _globals['_RESETLIMITSREQUEST']._serialized_end=758
-  _globals['_RESETLIMITSRESPONSE']._serialized_start=760
-  _globals['_RESETLIMITSRESPONSE']._serialized_end=818
-  _globals['_LIMITUSAGEREQUEST']._serialized_start=820
-  _globals['_LIMITUSAGEREQUEST']._serialized_end=855
-  _globals['_LIMITUSAGERESPONSE']._serialized_start=857
-  _globals['_LIMITUSAGERESPONSE']._serialized_end=918
-  _globals['_WATCHLIMITSREQUEST']._serialized_start=920
-  _globals['_WATCHLIMITSREQUEST']._serialized_end=982
-  _globals['_SCOPEUSAGE']._serialized_start=985
-  _globals['_SCOPEUSAGE']._serialized_end=1138
-  _globals['_LIMITUSAGE']._serialized_start=1141
-  _globals['_LIMITUSAGE']._serialized_end=1334
-  _globals['_LIMITADMIN']._serialized_start=1337
-  _globals['_LIMITADMIN']._serialized_end=1709
+  _globals['_LIMITS']._serialized_end=470
+  _globals['_LIMITS_WHENREDISISAWAYENTRY']._serialized_start=327
+  _globals['_LIMITS_WHENREDISISAWAYENTRY']._serialized_end=381
+  _globals['_LIMITENTRY']._serialized_start=472
+  _globals['_LIMITENTRY']._serialized_end=577
+  _globals['_GETLIMITSREQUEST']._serialized_start=579
+  _globals['_GETLIMITSREQUEST']._serialized_end=613
+  _globals['_GETLIMITSRESPONSE']._serialized_start=615
+  _globals['_GETLIMITSRESPONSE']._serialized_end=676
+  _globals['_SETLIMITSREQUEST']._serialized_start=679
+  _globals['_SETLIMITSREQUEST']._serialized_end=840
+  _globals['_RESETLIMITSREQUEST']._serialized_start=842
+  _globals['_RESETLIMITSREQUEST']._serialized_end=916
+  _globals['_RESETLIMITSRESPONSE']._serialized_start=918
+  _globals['_RESETLIMITSRESPONSE']._serialized_end=976
+  _globals['_LIMITUSAGEREQUEST']._serialized_start=978
+  _globals['_LIMITUSAGEREQUEST']._serialized_end=1013
+  _globals['_LIMITUSAGERESPONSE']._serialized_start=1015
+  _globals['_LIMITUSAGERESPONSE']._serialized_end=1076
+  _globals['_WATCHLIMITSREQUEST']._serialized_start=1078
+  _globals['_WATCHLIMITSREQUEST']._serialized_end=1140
+  _globals['_SCOPEUSAGE']._serialized_start=1143
+  _globals['_SCOPEUSAGE']._serialized_end=1296
+  _globals['_LIMITUSAGE']._serialized_start=1299
+  _globals['_LIMITUSAGE']._serialized_end=1492
+  _globals['_LIMITADMIN']._serialized_start=1495
+  _globals['_LIMITADMIN']._serialized_end=1867
 # @@protoc_insertion_point(module_scope)

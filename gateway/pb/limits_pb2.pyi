@@ -17,18 +17,27 @@ class LimitScope(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., key: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "tokens_per_day", "shadow")
+    __slots__ = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "tokens_per_day", "shadow", "when_redis_is_away")
+    class WhenRedisIsAwayEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     CONCURRENT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_DAY_FIELD_NUMBER: _ClassVar[int]
     SHADOW_FIELD_NUMBER: _ClassVar[int]
+    WHEN_REDIS_IS_AWAY_FIELD_NUMBER: _ClassVar[int]
     requests_per_minute: int
     tokens_per_minute: int
     concurrent_requests: int
     tokens_per_day: int
     shadow: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrent_requests: _Optional[int] = ..., tokens_per_day: _Optional[int] = ..., shadow: _Optional[_Iterable[str]] = ...) -> None: ...
+    when_redis_is_away: _containers.ScalarMap[str, str]
+    def __init__(self, requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrent_requests: _Optional[int] = ..., tokens_per_day: _Optional[int] = ..., shadow: _Optional[_Iterable[str]] = ..., when_redis_is_away: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class LimitEntry(_message.Message):
     __slots__ = ("scope", "limits", "source")
@@ -53,16 +62,18 @@ class GetLimitsResponse(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[LimitEntry, _Mapping]]] = ...) -> None: ...
 
 class SetLimitsRequest(_message.Message):
-    __slots__ = ("scope", "limits", "lift", "set_shadow")
+    __slots__ = ("scope", "limits", "lift", "set_shadow", "set_when_redis_is_away")
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     LIFT_FIELD_NUMBER: _ClassVar[int]
     SET_SHADOW_FIELD_NUMBER: _ClassVar[int]
+    SET_WHEN_REDIS_IS_AWAY_FIELD_NUMBER: _ClassVar[int]
     scope: LimitScope
     limits: Limits
     lift: _containers.RepeatedScalarFieldContainer[str]
     set_shadow: bool
-    def __init__(self, scope: _Optional[_Union[LimitScope, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., lift: _Optional[_Iterable[str]] = ..., set_shadow: _Optional[bool] = ...) -> None: ...
+    set_when_redis_is_away: bool
+    def __init__(self, scope: _Optional[_Union[LimitScope, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., lift: _Optional[_Iterable[str]] = ..., set_shadow: _Optional[bool] = ..., set_when_redis_is_away: _Optional[bool] = ...) -> None: ...
 
 class ResetLimitsRequest(_message.Message):
     __slots__ = ("scope", "used")

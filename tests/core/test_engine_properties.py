@@ -24,8 +24,10 @@ from engine.core.commands import (
 from engine.core.commit_adapters import add_adapter, pin_adapter
 from engine.core.config import CoreConfig
 from engine.core.grammars import Stage
+from engine.core.lane_modes import cancel, set_mode
 from engine.core.plan import plan_step
-from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from engine.core.prefix import root_key
+from engine.core.types import FinishReason, Lane, LaneMode, Request, SamplingParams
 from tests.core.memory import (
     ADAPTERS,
     GRAMMARS,
@@ -102,6 +104,19 @@ class CoreMachine(RuleBasedStateMachine):
         for name in self.requests.keys() - self.ended.keys():
             self.engine.inbox.put(Abort(name))
 
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def cancel(self, data):
+        """As an administrator does: between two steps, of which one may be under way."""
+        names = data.draw(st.lists(st.sampled_from(sorted(self.requests)), max_size=4))
+        alive = self.engine.inspect(lambda state: len({*names} & state.sequences.keys()))
+        assert self.engine.inspect(lambda state: cancel(state, names)) == alive
+
+    @rule(lane=st.sampled_from(Lane), mode=st.sampled_from(LaneMode))
+    def set_mode(self, lane, mode):
+        with suppress(ValueError):  # one queue for all lanes
+            self.engine.inspect(lambda state: set_mode(state, lane, mode))
+
     @rule(adapter=st.sampled_from(sorted(ADAPTERS)), really=st.integers(0, 3))
     def drop_adapter(self, adapter, really):
         """Now and then: most of the time there should be something to do."""
@@ -153,6 +168,8 @@ class CoreMachine(RuleBasedStateMachine):
     @rule()
     def drain(self):
         """Everything ends, and leaves nothing behind."""
+        for lane in Lane:
+            self.set_mode(lane=lane, mode=LaneMode.OPEN)
         for _ in range(3000):
             if not (self.state.has_work or self.engine.inbox._commands or self.executor.fetching):
                 break
@@ -208,6 +225,8 @@ class CoreMachine(RuleBasedStateMachine):
 
     def _check_lanes(self, plan):
         lanes = {name: request.lane for name, request in self.requests.items()}
+        modes = {self.state.modes[lanes[admission.request_id]] for admission in plan.admitted}
+        assert LaneMode.PAUSED not in modes, "a start in a paused lane"
         survivors = [s for s in self.state.running if s not in plan.preempted]
         knows_lanes = self.state.config.scheduling.policy == "lanes"
         if knows_lanes and any(lanes[v] is Lane.INTERACTIVE for v in plan.preempted):
@@ -297,6 +316,23 @@ def test_prefix_hits_are_reported_and_keyed_by_adapter():
     assert next(e for e in again if e.tokens).num_cached == 16
     assert next(e for e in other if e.tokens).num_cached == 0
     assert tokens_of(again, "again") == expected_tokens(request("again", prompt), len(tokens_of(again, "again")))
+
+
+@pytest.mark.parametrize(("shared", "cached"), [(False, 0), (True, 16)])
+def test_what_one_tenant_asked_is_not_found_by_another_unless_they_share(shared, cached):
+    config = CoreConfig(
+        num_pages=60, block_size=4, max_seqs=4, max_model_len=64, token_budget=64, share_prefixes=shared
+    )
+    engine = make_engine(config)
+    for tenant, expected in (("acme", 0), ("acme", 16), ("globex", cached), ("", cached), ("acme", 16)):
+        asked = replace(request(f"{tenant} {expected}", list(range(17))), tenant=tenant)
+        events = run_all(engine, [asked], {})
+        assert next(event for event in events if event.tokens).num_cached == expected
+
+
+def test_no_adapter_and_tenant_read_like_others():
+    pairs = [(None, ""), (None, "a"), ("a", ""), ("a", "b"), ("ab", ""), ("", "ab"), ("1:a", "b"), ("a", "1:b")]
+    assert len({root_key(*pair) for pair in pairs}) == len(pairs)
 
 
 def test_long_prompts_are_chunked_beside_decodes():

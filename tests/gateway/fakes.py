@@ -67,7 +67,8 @@ BILLING = BillingConfig(
         Price(Decimal("0.20"), Decimal("0.80")),
     ),
 )
-KEYS = {"sk-acme": ACME, "sk-globex": GLOBEX, "sk-admin": ADMIN_TENANT}
+INITECH = Tenant("initech")
+KEYS = {"sk-acme": ACME, "sk-globex": GLOBEX, "sk-initech": INITECH, "sk-admin": ADMIN_TENANT}
 
 
 @cache
@@ -434,13 +435,17 @@ def write_adapter(root: Path, name: str, content: str = "weights") -> Path:
 
 
 async def build_house(
-    root: Path, settings: ServiceSettings | None = None, observers: Sequence[Observer] = (), **app_options: Any
+    root: Path,
+    settings: ServiceSettings | None = None,
+    observers: Sequence[Observer] = (),
+    limiter: Any = None,
+    **app_options: Any,
 ) -> House:
     """Serves the base and two adapters, pirate (alias captain) and poet, from folders below `root`.
 
     `observers`: told before the house's own.
     """
-    engine, limiter, watcher, metrics = FakeEngine(), CountingLimiter(), Watcher(), Metrics()
+    engine, limiter, watcher, metrics = FakeEngine(), limiter or CountingLimiter(), Watcher(), Metrics()
     await limiter.configure([ACME, GLOBEX])
     adapters = AdapterRegistry(engine, MemoryStore(), LocalSources([root]), reserved=(BASE,))
     await adapters.start()

@@ -16,6 +16,7 @@ import uvicorn
 from fakes import House, build_house, key_ring
 
 from gateway.grpc_api import GrpcServer
+from gateway.http_guard import GuardedProtocol, guarded
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,27 @@ class Served:
 
 
 @contextmanager
-def served(root: Path, wrap: Callable[[Any], Any] = lambda app: app) -> Iterator[Served]:
-    """`wrap`: puts an ASGI middleware around the application."""
+def served(
+    root: Path,
+    wrap: Callable[[Any], Any] = lambda app: app,
+    protocol: type[GuardedProtocol] = GuardedProtocol,
+    send_buffer: int = 0,
+    **app_options: Any,
+) -> Iterator[Served]:
+    """`wrap`: puts an ASGI middleware around the application. `send_buffer`: bytes that the kernel takes unread."""
     listener = socket.socket()
+    if send_buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)
     ready: Future[Served] = Future()
 
     async def serve() -> None:
-        house = await build_house(root)
+        house = await build_house(root, **app_options)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with GrpcServer(house.gateway, key_ring(), grace_seconds=0.0) as grpc_port:
             ready.set_result(Served(house, url, f"127.0.0.1:{grpc_port}", asyncio.get_running_loop()))
-            servers.append(uvicorn.Server(uvicorn.Config(wrap(house.app), log_config=None, lifespan="off")))
+            servers.append(uvicorn.Server(guarded(wrap(house.app), protocol, lifespan="off")))
             await servers[0].serve(sockets=[listener])
 
     servers: list[uvicorn.Server] = []

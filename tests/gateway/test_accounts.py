@@ -104,6 +104,17 @@ async def test_what_is_disabled_is_refused_at_once_on_another_gateway(make, what
     assert other.authenticate(ADMIN_KEY).is_admin
 
 
+async def test_a_key_that_outlived_its_tenant_does_not_open_the_next_of_that_name(make):
+    one = await make()
+    await one.create(ACME)
+    secret = (await one.create_key("acme")).secret
+    await one._log.remove(one.tenant("acme"), None)  # as by a gateway that died on its way through the keys
+    assert refused(one, secret)
+    await one.create(ACME)
+    assert refused(one, secret)
+    assert one.keys("acme") == []
+
+
 async def test_enabled_again_it_is_let_in_again(make):
     one, other = await make(), await make()
     await one.create(ACME)

@@ -230,6 +230,18 @@ WRONG = {
     "lease too short": ("limits: {lease_seconds: 0.5}", "limits: lease_seconds must be at least 1"),
     "shadow": (TENANT % "limits: {shadow: [tokens]}", "shadow: 'tokens' is none of requests_per_minute"),
     "redis": ("redis: {url: localhost}", "redis: url must begin with redis://"),
+    "secret in the scheme": ("redis: {url: 'redi://:sk-secret@here'}", "redis: url must begin with redis://"),
+    "secret in the port": ("redis: {url: 'redis://:sk-secret/x@here:1'}", "redis: url has no valid port"),
+    "secret in a store": (
+        "adapters: {urls: ['s3://me:sk-secret@bucket/x']}",
+        r"adapters: .* not 's3://\*\*\*@bucket/x'",
+    ),
+    "secret behind a store": ("adapters: {urls: ['s3://bucket/x?token=sk-secret']}", "adapters: urls must be like"),
+    "secret beside a slip": (
+        "redis: {url: 'redis://:sk-secret@here'\nhttp: }",
+        "is not YAML: line 2, column 1",
+    ),
+    "policy of nothing": (TENANT % "limits: {when_redis_is_away: {fame: open}}", "away: Invalid enum value 'fame'"),
 }
 
 

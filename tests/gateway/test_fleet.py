@@ -103,11 +103,11 @@ async def test_connections_are_dealt_out_and_counted_together(fleet):
             _, writer = await asyncio.open_connection("127.0.0.1", fleet.http_port)
             stack.enter_context(closing(writer))
         await until(lambda: all_have_connections(pids, fleet.http_port))
-    async with client(fleet) as http:
-        before = await counted(http, "loralane_requests_total")
+    async with client(fleet) as http, client(fleet, "admin") as operator:
+        before = await counted(operator, "loralane_requests_total")
         assert await statuses(http, 30, completion(2)) == {200: 30}
         for _ in range(10):
-            assert await counted(http, "loralane_requests_total") == before + 30
+            assert await counted(operator, "loralane_requests_total") == before + 30
 
 
 async def all_have_connections(pids, port):

@@ -11,14 +11,14 @@ async def house(tmp_path) -> House:
 
 async def test_load_and_unload_over_http(house, tmp_path):
     write_adapter(tmp_path, "bard")
-    async with house.client("sk-admin") as client:
+    async with house.client("sk-admin") as client, house.client("sk-acme") as tenant:
         loaded = await client.post("/v1/load_lora_adapter", json={"lora_name": "bard", "lora_path": "bard"})
         assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'bard' added successfully.")
-        listed = (await client.get("/v1/models")).json()["data"]
+        listed = (await tenant.get("/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == [BASE, "bard", "pirate", "poet", "captain"]
         unloaded = await client.post("/v1/unload_lora_adapter", json={"lora_name": "bard"})
         assert (unloaded.status_code, unloaded.text) == (200, "Success: LoRA adapter 'bard' removed successfully.")
-        assert (await client.get("/v1/models/bard")).status_code == 404
+        assert (await tenant.get("/v1/models/bard")).status_code == 404
     assert len(house.engine.unloaded) == 1
 
 
@@ -169,11 +169,12 @@ async def test_health_and_readiness_are_two_things(house):
         assert (await client.get("/health")).json() == {"status": "ok"}
         ready = await client.get("/ready")
         assert ready.status_code == 200
-        assert ready.json() == {"status": "ready", "engine": True, "redis": True, "limiter": "degraded"}
+        limiter = {"limiter": "degraded", "limiter_modes": ["degraded"]}
+        assert ready.json() == {"status": "ready", "engine": True, "redis": True, **limiter}
         house.engine.ready, house.limiter.reachable = False, False
         unready = await client.get("/ready")
         assert (unready.status_code, unready.json()["engine"], unready.json()["redis"]) == (503, False, False)
-        house.engine.ready, house.limiter.mode = True, "closed"
+        house.engine.ready, house.limiter.modes = True, frozenset(("closed",))
         assert (await client.get("/ready")).status_code == 503
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/version")).json()["version"]

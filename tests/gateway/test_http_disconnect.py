@@ -11,6 +11,8 @@ import pytest
 import uvicorn
 from fakes import BASE, House, build_house
 
+from gateway.http_guard import guarded
+
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
 PATH = "/v1/chat/completions"
 
@@ -19,7 +21,7 @@ PATH = "/v1/chat/completions"
 async def served(house: House) -> AsyncIterator[httpx.AsyncClient]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(house.app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(guarded(house.app, lifespan="off", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)

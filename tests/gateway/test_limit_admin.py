@@ -112,7 +112,7 @@ async def test_no_tenants_key_opens_it(house, method, path):
 async def test_limits_in_shadow_are_counted_in_metrics(house):
     await house.limiter.set_limits(Scope("acme"), {"tokens_per_day": 1, "shadow": ["tokens_per_day"]})
     assert (await chat(house)).status_code == 200
-    async with house.client(None) as client:
+    async with house.client("sk-admin") as client:
         text = (await client.get("/metrics")).text
     assert 'loralane_limiter_shadow_refusals_total{limit="tokens_per_day",scope="tenant"} 1.0' in text
     assert house.watcher.records[0].shadowed == (("tenant", "tokens_per_day"),)

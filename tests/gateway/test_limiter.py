@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from redis.asyncio import Redis
@@ -107,6 +108,28 @@ async def test_more_than_a_bucket_holds_is_never_worth_a_retry(make):
     assert (error.fault, error.retry_after) == (Fault.INSUFFICIENT_QUOTA, None)
     assert error.headers()["x-should-retry"] == "false"
     await limiter.reserve(asking(1000))
+
+
+async def test_a_guess_yields_to_the_smallest_bucket_and_not_below_what_is_needed(make):
+    limits, key_limits = Limits(tokens_per_minute=1000, tokens_per_day=5000), Limits(tokens_per_minute=400)
+    limiter = await make(Tenant("acme", limits=limits, key_limits=key_limits))
+    guess = replace(asking(3000), least=50)
+    grant = await limiter.reserve(guess)
+    assert (grant.reserved, grant.tokens.remaining) == (400, 0)
+    await limiter.settle(grant, 100)
+    assert (await refusal(limiter, replace(asking(3000), least=401))).fault is Fault.INSUFFICIENT_QUOTA
+    assert (await refusal(limiter, guess)).fault is Fault.RATE_LIMIT_EXCEEDED
+    assert (await limiter.reserve(replace(asking(60), least=50))).reserved == 60
+    assert (await limiter.reserve(asking(0, tenant="nobody"))).reserved == 0
+
+
+async def test_a_tenant_that_is_gone_takes_its_use_along(make):
+    limiter = await make(Tenant("acme", limits=Limits(tokens_per_day=1000)))
+    await limiter.settle(await limiter.reserve(asking(1000)), 1000)
+    await limiter.set_limits(ACME, {"requests_per_minute": 1})
+    await limiter.drop("acme")
+    grant = await limiter.reserve(asking(1000))
+    assert (grant.buckets[0].today.used, grant.requests) == (1000, None)
 
 
 async def test_settling_gives_back_what_was_not_used_once(make):

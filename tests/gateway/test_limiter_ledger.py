@@ -1,6 +1,6 @@
 """The ledger in Redis against plain arithmetic, through reservations, settlements, renewals, crashes and changes.
 
-As many interleavings as the profile says: `--hypothesis-profile=thorough` runs 10,000.
+10,000 operations in interleavings of 20, on one server and again, fewer, on a cluster.
 """
 
 from __future__ import annotations
@@ -10,39 +10,47 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
 
 from gateway.core import budget
 from gateway.core.budget import Bucket, Charge
-from gateway.core.limits import LIMIT_NAMES, Limits, Scope
+from gateway.core.limits import LIMIT_NAMES, POLICIES, Limits, Scope
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import Correction, RedisLimiter
+from gateway.store import connect_cluster
 
+OPERATIONS = 20
+"""Of one interleaving."""
 numbers = count()
 limits = st.one_of(st.none(), st.integers(1, 50), st.integers(1, 10**9))
 amounts = st.one_of(st.integers(0, 60), st.integers(0, 10**9))
+leasts = st.one_of(st.none(), st.none(), amounts)
+"""Of guesses; None: it is none."""
 KEY_IDS, ADAPTERS = ("k1", "k2"), ("a1", "a2")
 SCOPES = [Scope("t"), *(Scope("t", key=name) for name in KEY_IDS), *(Scope("t", adapter=name) for name in ADAPTERS)]
 small = st.one_of(st.none(), st.integers(1, 4))
-any_limits = st.builds(
-    Limits, limits, limits, small, limits, st.lists(st.sampled_from(LIMIT_NAMES), max_size=2, unique=True).map(tuple)
-)
+names = st.sampled_from(LIMIT_NAMES)
+shadows = st.lists(names, max_size=2, unique=True).map(tuple)
+policies = st.dictionaries(names, st.sampled_from(POLICIES), max_size=2)
+any_limits = st.builds(Limits, limits, limits, small, limits, shadows, policies)
 which = st.integers(0, 5)
 interleavings = st.lists(
     st.one_of(
-        st.tuples(st.just("reserve"), st.sampled_from(KEY_IDS), st.sampled_from(ADAPTERS), amounts),
-        st.tuples(st.just("reserve"), st.sampled_from(KEY_IDS), st.sampled_from(ADAPTERS), amounts),
+        st.tuples(st.just("reserve"), st.sampled_from(KEY_IDS), st.sampled_from(ADAPTERS), amounts, leasts),
+        st.tuples(st.just("reserve"), st.sampled_from(KEY_IDS), st.sampled_from(ADAPTERS), amounts, leasts),
         st.tuples(st.just("settle"), which, amounts),
         st.tuples(st.just("refund"), which),
         st.tuples(st.just("renew"), which),
         st.tuples(st.just("crash"), which),
+        st.tuples(st.just("lapse"), which),
         st.tuples(st.just("forget"), st.sampled_from(SCOPES)),
         st.tuples(st.just("change"), st.sampled_from(SCOPES), any_limits),
     ),
-    min_size=1,
-    max_size=20,
+    min_size=OPERATIONS,
+    max_size=OPERATIONS,
 )
 
 
@@ -59,24 +67,26 @@ class Held:
 class Ledger:
     """What Redis ought to hold, from plain values at the times the server gave; and what it does hold."""
 
-    def __init__(self, client: Redis, lease_seconds: float) -> None:
-        self.client = client
+    def __init__(self, client: Redis | RedisCluster, lease_seconds: float) -> None:
+        self.client: Any = client
         self.limiter = RedisLimiter(client, timeout=10.0, lease_seconds=lease_seconds)
         self.lease_ms = int(lease_seconds * 1000)
         self.buckets = {scope: Bucket.empty(Limits()) for scope in SCOPES}
         self.held: list[Held] = []
         self.lost: list[Held] = []
+        self.gone: list[Held] = []
+        """Whose receipts are, while their slots may last."""
 
     def running(self, scope: Scope, now: int) -> int:
-        return sum(scope in one.charges and one.expiry > now // 1000 for one in (*self.held, *self.lost))
+        return sum(scope in one.charges and one.expiry > now // 1000 for one in (*self.held, *self.lost, *self.gone))
 
-    async def reserve(self, key: str, adapter: str, tokens: int) -> None:
-        request = ReserveRequest("r", "t", key, tokens, adapter)
+    async def reserve(self, key: str, adapter: str, tokens: int, least: int | None = None) -> None:
+        request = ReserveRequest("r", "t", key, tokens, adapter, least=least)
         grant = Grant(f"lease-{next(numbers)}", request, "redis")
         decision = await self.limiter.ask(grant)
         now = decision.buckets[0].at
         before = [self.at(scope, now) for scope in request.scopes]
-        expected = budget.reserve(before, tokens, now)
+        expected = budget.reserve(before, tokens, now, least)
         assert decision == replace(expected, charges=())
         if expected.admitted:
             self.buckets.update(zip(request.scopes, expected.buckets, strict=True))
@@ -114,10 +124,19 @@ class Ledger:
         if index < len(self.held):
             self.lost.append(self.held.pop(index))
 
+    async def lapse(self, index: int) -> None:
+        """Nobody heard of a request for so long that its receipt is gone: what it reserved stays charged."""
+        if index < len(self.held):
+            one = self.held.pop(index)
+            await self.client.delete(self.limiter.keys(one.grant)[0])
+            self.gone.append(one)
+            await self.limiter.send(Correction(one.grant, 1, 10**9))
+            assert await self.limiter.renew(one.grant) is None
+
     async def forget(self, scope: Scope) -> None:
         await self.limiter.forget_use(scope)
         self.buckets[scope] = Bucket.empty(self.buckets[scope].limits)
-        for one in (*self.held, *self.lost):
+        for one in (*self.held, *self.lost, *self.gone):
             if scope in one.charges:
                 one.charges[scope] = Charge(None, None, 0, -1)
 
@@ -127,31 +146,50 @@ class Ledger:
 
     async def check(self) -> None:
         """To the last bit."""
-        for scope, bucket in self.buckets.items():
-            state = await self.client.hgetall(f"loralane:bucket:{{t}}:{scope.name}")
+        async with self.client.pipeline(transaction=False) as asked:
+            for scope in self.buckets:
+                asked.hgetall(f"loralane:bucket:{{t}}:{scope.name}")
+            states = await asked.execute()
+        for bucket, state in zip(self.buckets.values(), states, strict=True):
             found = [float(state.get(name, 0)) for name in (b"requests", b"tokens", b"today", b"at")]
             assert found == [bucket.requests.used, bucket.tokens.used, bucket.today.used, bucket.at]
         assert await self.limiter.outstanding() == len(self.held) + len(self.lost)
 
 
-async def replay(url: str, lease_seconds: float, actions: list[tuple[Any, ...]]) -> None:
-    async with Redis.from_url(url) as client:
-        await client.flushall()
-        ledger = Ledger(client, lease_seconds)
-        for name, *args in actions:
-            await getattr(ledger, name)(*args)
-            await ledger.check()
-        while ledger.held:
-            await ledger.refund(0)
+async def replay(client: Redis | RedisCluster, lease_seconds: float, actions: list[tuple[Any, ...]]) -> None:
+    await client.flushall()
+    ledger = Ledger(client, lease_seconds)
+    for name, *args in actions:
+        await getattr(ledger, name)(*args)
         await ledger.check()
+    while ledger.held:
+        await ledger.refund(0)
+    await ledger.check()
 
 
 IN_SHADOW = Limits(1, 10, 1, 10, shadow=LIMIT_NAMES)
 RESERVE = ("reserve", "k1", "a1", 8)
+leases = st.sampled_from([0.001, 0.003, 60.0])
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
+ANY_SPEED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
 @example(60.0, [("change", Scope("t"), IN_SHADOW), RESERVE, RESERVE, ("settle", 1, 3), RESERVE, ("settle", 0, 9)])
-@given(st.sampled_from([0.001, 0.003, 60.0]), interleavings)
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(leases, interleavings)
+@settings(max_examples=10_000 // OPERATIONS, deadline=None, suppress_health_check=ANY_SPEED, phases=PHASES)
 def test_redis_holds_what_the_arithmetic_says_whatever_happens_in_whatever_order(valkey_server, lease_seconds, actions):
-    asyncio.run(replay(valkey_server.connection_url, lease_seconds, actions))
+    async def run() -> None:
+        async with Redis.from_url(valkey_server.connection_url) as client:
+            await replay(client, lease_seconds, actions)
+
+    asyncio.run(run())
+
+
+@given(leases, interleavings)
+@settings(max_examples=20, deadline=None, suppress_health_check=ANY_SPEED, phases=PHASES)
+def test_a_cluster_holds_the_same(cluster_ports, lease_seconds, actions):
+    async def run() -> None:
+        async with connect_cluster(f"redis://127.0.0.1:{cluster_ports[0]}") as client:
+            await replay(client, lease_seconds, actions)
+
+    asyncio.run(run())

@@ -23,7 +23,7 @@ def samples(text):
 
 
 async def scrape(house):
-    async with house.client(None) as client:
+    async with house.client("sk-admin") as client:
         response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     found = samples(response.text)
@@ -95,6 +95,7 @@ async def test_where_adapters_are_and_what_bringing_them_took(house):
     assert value("vllm:lora_requests_info", **labels) > 1e9
 
 
+LANE_NAMES = ("interactive", "batch")
 LANES = [
     pb.LaneStats(
         lane=pb.LANE_INTERACTIVE,
@@ -106,7 +107,7 @@ LANES = [
         vtc_gap_seconds=0.25,
         vtc_bound_seconds=2.0,
     ),
-    pb.LaneStats(lane=pb.LANE_BATCH, slo_itl_attainment=0.5, device_seconds=3.5),
+    pb.LaneStats(lane=pb.LANE_BATCH, mode=pb.LANE_MODE_PAUSED, slo_itl_attainment=0.5, device_seconds=3.5),
 ]
 PICTURE = pb.EngineStats(
     lanes=LANES,
@@ -130,6 +131,9 @@ async def test_what_the_scheduler_does_can_be_seen(house):
     value = await scrape(house)
     assert value("loralane_oldest_wait_seconds", lane="interactive") == 0.5
     assert value("loralane_lane_device_seconds_total", lane="batch") == 3.5
+    modes = {"open": (1, 0), "paused": (0, 1), "draining": (0, 0)}
+    told = {mode: tuple(value("loralane_lane_mode", lane=lane, mode=mode) for lane in LANE_NAMES) for mode in modes}
+    assert told == modes, "a lane that somebody paused and forgot shows"
     assert value("loralane_slo_attainment", lane="interactive", goal="ttft") == 0.875
     assert value("loralane_slo_attainment", lane="batch", goal="itl") == 0.5
     assert (value("loralane_vtc_gap_seconds", lane="interactive"), value("loralane_vtc_gap_seconds", lane="batch")) == (
@@ -175,7 +179,7 @@ async def test_the_tenants_served_most_have_a_label_of_their_own(house):
 
 async def test_every_metric_says_what_it_is(house):
     house.engine.picture = PICTURE
-    async with house.client(None) as client:
+    async with house.client("sk-admin") as client:
         text = (await client.get("/metrics")).text
     families = list(text_string_to_metric_families(text))
     assert [family.name for family in families if not family.documentation] == []

@@ -57,7 +57,7 @@ async def house(tmp_path) -> House:
 
 
 async def families(house: House):
-    async with house.client(None) as client:
+    async with house.client("sk-admin") as client:
         text = (await client.get("/metrics")).text
     return list(text_string_to_metric_families(text))
 

@@ -4,7 +4,7 @@ from engine.core.types import Lane
 from gateway.core.errors import ApiError
 from gateway.core.lanes import TIER_OF_LANE, asked_lane, lane_name
 from gateway.core.routing import Catalog, ModelQuery, resolve
-from gateway.core.tenants import ADMIN_TENANT, Tenant
+from gateway.core.tenants import Tenant
 
 CATALOG = Catalog(("base", "org/base:v1"), {"pirate", "poet"}, {"captain": "pirate"})
 ANYONE = Tenant("anyone")
@@ -61,7 +61,6 @@ def test_another_tenants_adapter_reads_like_an_unknown_one(query):
 @pytest.mark.parametrize("query", [ModelQuery("pirate"), ModelQuery("captain"), ModelQuery("base:pirate")])
 def test_an_adapter_kept_for_some_tenants_is_unknown_to_others(query):
     assert resolve(query, KEPT, Tenant("acme")) == "pirate"
-    assert resolve(query, KEPT, ADMIN_TENANT) == "pirate"
     assert resolve(ModelQuery("poet"), KEPT, Tenant("globex")) == "poet"
     for stranger in (Tenant("globex"), POETS):  # named for it, but its configuration does not let it
         with pytest.raises(ApiError, match="does not exist or you do not have access"):

@@ -79,6 +79,34 @@ async def test_quota_is_reserved_on_the_larger_of_two_maxima(house):
     assert house.limiter.reserved[0].tokens == len(ids_of("Say hello")) + 30
 
 
+async def test_who_does_not_say_how_much_reserves_what_was_usual(house):
+    prompt, answer = len(ids_of("Say hello")), len(ids_of("Hello, world!")) + 1
+    await answers(house, request())
+    await answers(house, request())
+    await answers(house, request(n=3))
+    await answers(house, request(model="poet"))
+    await answers(house, request(max_tokens=50))
+    most = CONTEXT - prompt
+    wanted = [(asked.tokens - prompt, asked.least) for asked in house.limiter.reserved]
+    least = prompt + 1
+    assert wanted == [(most, least), (answer, least), (3 * answer, prompt + 3), (most, least), (50, None)]
+
+
+async def test_what_is_usual_follows_what_comes_and_leaves_out_what_was_cut_short(house):
+    await answers(house, request())
+    house.engine.reply = lambda sent: "x" * 113
+    await answers(house, request(max_tokens=2))
+    await answers(house, request())
+    house.engine.fail_after = 3
+    with pytest.raises(ApiError):
+        await answers(house, request())
+    house.engine.fail_after = None
+    await answers(house, request())
+    prompt = len(ids_of("Say hello"))
+    assert [asked.tokens - prompt for asked in house.limiter.reserved[2:]] == [14, 24, 24]
+    assert [record.reserved_tokens - prompt for record in house.watcher.records[2:]] == [14, 24, 24]
+
+
 async def test_every_prompt_is_answered_n_times(house):
     house.engine.reply = lambda sent: f"{len(sent.prompt)}/{sent.params.seed}"
     _, whole, usage = await answers(house, request(["aa", "bbbb"], n=2, seed=10, max_tokens=20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -51,9 +52,13 @@ def test_adapters_are_permitted_by_pattern(adapter, allowed):
     assert ACME.may_use(adapter) is allowed
 
 
-def test_administrators_may_use_every_adapter_without_limits():
-    assert ADMIN_TENANT.may_use("anything")
-    assert ADMIN_TENANT.limits == Limits()
+def test_administrators_are_no_tenants_and_tenants_no_administrators():
+    admin, tenant = Principal(ADMIN_TENANT, "k1", is_admin=True), Principal(ACME, "k2")
+    assert (admin.as_admin(), tenant.as_tenant()) == (admin, tenant)
+    for wrong in (admin.as_tenant, tenant.as_admin):
+        with pytest.raises(ApiError) as caught:
+            wrong()
+        assert caught.value.fault is Fault.FORBIDDEN
 
 
 @pytest.mark.parametrize(
@@ -86,5 +91,17 @@ def test_contradictions_are_refused():
 
 
 def test_a_share_of_a_limit_is_at_least_one():
-    assert Limits(10, 1).divided(3) == Limits(3, 1)
-    assert Limits(None, 9, 6, 5, ("tokens_per_day",)).divided(3) == Limits(None, 3, 2, 1, ("tokens_per_day",))
+    assert Limits(10, 1).alone(3, "degraded") == Limits(3, 1)
+    assert Limits(None, 9, 6, 5, ("tokens_per_day",)).alone(3, "degraded") == Limits(None, 3, 2, 1, ("tokens_per_day",))
+
+
+def test_each_limit_may_say_what_becomes_of_it_while_redis_is_away():
+    limits = Limits(9, 9, 9, when_redis_is_away={"requests_per_minute": "open", "concurrent_requests": "closed"})
+    assert limits.policies("degraded") == {"open", "degraded", "closed"}
+    assert limits.alone(3, "degraded") == replace(
+        limits, requests_per_minute=None, tokens_per_minute=3, concurrent_requests=3
+    )
+    assert replace(limits, shadow=("concurrent_requests",)).policies("open") == {"open"}
+    assert Limits().policies("closed") == set()
+    with pytest.raises(ValueError, match="when_redis_is_away: must be one of degraded, closed, open"):
+        Limits(when_redis_is_away={"requests_per_minute": "shut"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import threading
 from collections import Counter
 from decimal import Decimal
 from io import StringIO
@@ -14,11 +15,13 @@ from fakes import DEVICE_SECONDS, House, build_house
 from grpc_house import as_key, open_grpc_house, refused
 from typer.testing import CliRunner
 
+from gateway import grpc_usage, http_usage
 from gateway.cli import app as cli
 from gateway.core.tenants import hash_key, key_id
 from gateway.core.usage import today
 from gateway.pb import usage_pb2 as pb
 from gateway.pb.usage_pb2_grpc import UsageAdminStub
+from gateway.usage.report import UsageTally
 
 USAGE = "/admin/v1/usage"
 CALLS = [
@@ -109,6 +112,29 @@ async def test_csv_by_parameter_or_accept(house):
         by_header = await client.get(USAGE, headers={"accept": "text/csv"}, params={"group_by": "none"})
     [line] = csv.DictReader(StringIO(by_header.text))
     assert line["requests"] == "5"
+
+
+async def test_long_reports_are_priced_and_written_beside_the_streams(tmp_path, monkeypatch):
+    here, elsewhere = threading.current_thread(), set()
+
+    def watch(place, name):
+        real = getattr(place, name)
+
+        def watched(*args):
+            if threading.current_thread() is not here:
+                elsewhere.add(name)
+            return real(*args)
+
+        monkeypatch.setattr(place, name, watched)
+
+    for place, name in ((http_usage, "report_json"), (http_usage, "report_csv"), (grpc_usage, "report_head")):
+        watch(place, name)
+    watch(UsageTally, "report")
+    async with open_grpc_house(tmp_path) as api:
+        await UsageAdminStub(api.channel).Report(pb.UsageReportRequest(), metadata=as_key("admin"))
+        for form in ("json", "csv"):
+            await get(api.house, format=form)
+    assert elsewhere == {"report_json", "report_csv", "report_head", "report"}
 
 
 async def test_filters_that_are_misspelt_are_no_bill_for_everybody(house):

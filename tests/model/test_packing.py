@@ -105,6 +105,14 @@ def known_structure(tmp_path):
     return ours, tmp_path / "1"
 
 
+def test_what_says_dora_and_has_no_magnitudes_is_refused_beside_a_known_structure_too(tmp_path):
+    ours, folder = known_structure(tmp_path)
+    ours.check(ours.read(str(folder)))
+    change(folder, use_dora=True)
+    with pytest.raises(AdapterError, match="magnitude"):
+        ours.check(ours.read(str(folder)))
+
+
 def test_a_known_structure_is_told_as_an_unknown_one(tmp_path, monkeypatch):
     ours, folder = known_structure(tmp_path)
     told = packer().check(ours.read(str(folder)))

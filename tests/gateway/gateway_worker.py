@@ -1,0 +1,43 @@
+"""One gateway process over a fake engine and a shared Redis, for tests that kill things."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fakes import build_house, tiny_tokenizer
+
+from gateway.core.limits import Limits
+from gateway.core.tenants import Tenant
+from gateway.http_guard import guarded
+from gateway.limiter.failover import FailoverLimiter
+from gateway.limiter.local import LocalLimiter
+from gateway.limiter.redis import RedisLimiter
+from gateway.store import connect
+
+tiny_tokenizer()  # before anybody forks: a worker then starts in no time
+
+
+def run(options: dict[str, Any], port: Connection) -> None:
+    """Sends the port it listens on, and serves until it is killed."""
+    asyncio.run(serve(options, port))
+
+
+async def serve(options: dict[str, Any], port: Connection) -> None:
+    async with connect(options["redis"]) as client:
+        shared = RedisLimiter(client, timeout=10.0, lease_seconds=options.get("lease_seconds", 30.0), cooldown=0.05)
+        local = LocalLimiter(options.get("replicas", 1))
+        limiter = FailoverLimiter(shared, local)
+        house = await build_house(Path(options["folder"]), limiter=limiter)
+        house.engine.info.max_model_len = 4096
+        house.engine.pause = options.get("pause", 0.0)
+        await limiter.configure(Tenant(name, limits=Limits(**limits)) for name, limits in options["limits"].items())
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(128)
+        port.send(listener.getsockname()[1])
+        await uvicorn.Server(guarded(house.app, lifespan="off")).serve(sockets=[listener])

@@ -81,6 +81,7 @@ async def serve(launch: Launch, console: Console) -> None:
     """Runs until SIGINT or SIGTERM, then lets running requests end."""
     stopping = told_to_stop()
     async with running(launch, console) as app:
+        settle_memory()
         app.banner.print(console)
         await stopping.wait()
         console.print("stopping ...")
@@ -170,7 +171,6 @@ async def built(
             shared=ground.metrics is not None,
             usage=usage,
         )
-        settle_memory()
         yield Built(config, gateway, engine, limiter, app, grpc)
 
 

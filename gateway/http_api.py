@@ -6,7 +6,6 @@ import hmac
 import time
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from importlib.metadata import version
 
 from starlette.applications import Starlette
@@ -124,7 +123,7 @@ class HttpApi:
         with self._arriving(request) as arrival:
             principal = arrival.identify(self._authenticate(request))
             body = await self._parsed(request, ChatRequest)
-            generate = replace(chat_request(body, request_id(request)), ingress=arrival.ingress)
+            generate = chat_request(body, request_id(request), arrival.ingress)
             tools = call_reader(generate, self._gateway.intake.dialect)
         style = ChatStyle(self._gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools)
         return self._generation(principal, body, generate, style)
@@ -133,7 +132,7 @@ class HttpApi:
         with self._arriving(request) as arrival:
             principal = arrival.identify(self._authenticate(request))
             body = await self._parsed(request, CompletionRequest)
-            generate = replace(completion_request(body, request_id(request)), ingress=arrival.ingress)
+            generate = completion_request(body, request_id(request), arrival.ingress)
         style = CompletionStyle(
             self._gateway.tokenizer,
             token_ids=bool(body.return_token_ids),

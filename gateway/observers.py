@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -10,6 +9,7 @@ from typing import Protocol
 import structlog
 
 from engine.core.types import Lane
+from gateway.core.request_id import new_id
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress
 from gateway.failures import note
@@ -33,23 +33,29 @@ class Arrival:
 
     def __init__(self, request_id: str, ingress: Ingress, now: float) -> None:
         self.ingress = ingress
-        self.record = RequestRecord(
-            id=uuid.uuid4().hex,
-            request_id=request_id,
-            tenant="",
-            key_id="",
-            model="",
-            lane_asked=None,
-            lane=None,
-            started=now,
-            ingress=ingress,
-            trace_id=ingress.trace_id,
-        )
+        self._request_id = request_id
+        self._started = now
+        self._principal: Principal | None = None
 
     def identify(self, principal: Principal) -> Principal:
         """Whoever is turned away from here on has a name. Raises ApiError: FORBIDDEN, an administrator."""
-        self.record.tenant, self.record.key_id = principal.tenant.name, principal.key_id
+        self._principal = principal
         return principal.as_tenant()
+
+    def record(self) -> RequestRecord:
+        """Of a request that gets no further."""
+        return RequestRecord(
+            id=new_id(),
+            request_id=self._request_id,
+            tenant=self._principal.tenant.name if self._principal else "",
+            key_id=self._principal.key_id if self._principal else "",
+            model="",
+            lane_asked=None,
+            lane=None,
+            started=self._started,
+            ingress=self.ingress,
+            trace_id=self.ingress.trace_id,
+        )
 
 
 @contextmanager
@@ -61,9 +67,10 @@ def arriving(
     try:
         yield arrival
     except BaseException as error:
-        note(arrival.record, error)
-        arrival.record.ended = clock()
-        tell(observers, arrival.record)
+        record = arrival.record()
+        note(record, error)
+        record.ended = clock()
+        tell(observers, record)
         raise
 
 

@@ -9,6 +9,7 @@ from engine.core.types import SamplingParams
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.lanes import asked_lane
 from gateway.core.routing import ModelQuery
+from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.generation import Chat, GenerateRequest, PromptInput
 from gateway.openai_messages import ROLES, ChatMessage, ContentPart
 from gateway.openai_schema import ChatRequest, CompletionRequest, Sampled, Slo
@@ -20,7 +21,7 @@ COMPLETION_TOKENS = 16
 """Default output of /v1/completions, as OpenAI documents it."""
 
 
-def chat_request(body: ChatRequest, request_id: str) -> GenerateRequest:
+def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
     """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid_request("top_logprobs needs logprobs to be true", "top_logprobs")
@@ -29,6 +30,7 @@ def chat_request(body: ChatRequest, request_id: str) -> GenerateRequest:
         body,
         inputs=(_chat(body),),
         request_id=request_id,
+        ingress=ingress,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         max_tokens=limits[0] if limits else None,
         reserve_tokens=max(limits, default=0),
@@ -41,7 +43,7 @@ def _chat(body: ChatRequest) -> Chat:
     return Chat(chat_messages(body.messages), tools, rule)
 
 
-def completion_request(body: CompletionRequest, request_id: str) -> GenerateRequest:
+def completion_request(body: CompletionRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
     """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     if body.echo and body.logprobs is not None:
         raise unsupported_parameter("echo", "together with logprobs is not supported")
@@ -49,6 +51,7 @@ def completion_request(body: CompletionRequest, request_id: str) -> GenerateRequ
         body,
         inputs=_prompts(body.prompt),
         request_id=request_id,
+        ingress=ingress,
         logprobs=body.logprobs,
         max_tokens=body.max_tokens,
         default_max_tokens=COMPLETION_TOKENS,
@@ -123,6 +126,7 @@ def _request(
     *,
     inputs: tuple[PromptInput, ...],
     request_id: str,
+    ingress: Ingress,
     logprobs: int | None,
     max_tokens: int | None,
     reserve_tokens: int = 0,
@@ -137,6 +141,7 @@ def _request(
         model=ModelQuery(body.model, body.adapter_id, body.lora_path),
         inputs=inputs,
         request_id=request_id,
+        ingress=ingress,
         sampling=_sampling(body, logprobs, asked.grammar),
         grammar_field=asked.field,
         max_tokens=max_tokens,

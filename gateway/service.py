@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
-from secrets import token_hex
 from types import MappingProxyType
 
 import structlog
@@ -19,6 +18,7 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
 from gateway.core.estimate import OutputAverages
 from gateway.core.lanes import lane_name
+from gateway.core.request_id import new_id
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress
 from gateway.deadlines import Timer, deadline
@@ -122,7 +122,7 @@ class Gateway:
     def _tracked(self, principal: Principal, request: GenerateRequest, lane: Lane) -> Iterator[RequestRecord]:
         """In the live table while it runs; to the observers when it has ended, however it did."""
         record = RequestRecord(
-            id=token_hex(16),
+            id=new_id(),
             request_id=request.request_id,
             tenant=principal.tenant.name,
             key_id=principal.key_id,

@@ -18,7 +18,7 @@ from gateway.app import Built, built, listening
 from gateway.config_file import ConfigError
 from gateway.launch import StartError
 from gateway.orders import ANNOUNCE, LISTEN, LISTENING, READY, Orders
-from gateway.process import configure_logging, run_loop, told_to_stop
+from gateway.process import configure_logging, run_loop, settle_memory, told_to_stop
 
 
 async def work(channel: socket.socket) -> None:
@@ -28,6 +28,7 @@ async def work(channel: socket.socket) -> None:
     structlog.contextvars.bind_contextvars(gateway=orders.number)
     stopping, console = told_to_stop(), Console(stderr=True)
     async with built(orders.launch, orders.ground, console) as app:
+        settle_memory()
         writer.write(READY)
         obeying = asyncio.create_task(_obey(app, reader, writer, console))
         told = asyncio.create_task(stopping.wait())

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
-from types import TracebackType
 from typing import Any
 
 from redis.asyncio import Redis
@@ -19,8 +18,6 @@ from gateway.limiter.breaker import Breaker
 from gateway.limiter.line import Line
 
 Argument = str | int | bytes
-SLICES = 5
-"""Of a call's time: as often at least is looked for its answer."""
 
 
 class StoreError(Exception):
@@ -41,34 +38,6 @@ class Script:
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-class Patience:
-    """Like asyncio.timeout, but time in which this process itself was too busy to look does not count: a gateway under
-    load must not take its own delay for Redis's, and limit by itself for that."""
-
-    def __init__(self, seconds: float) -> None:
-        self._slice = seconds / SLICES
-        self._left = SLICES
-        self._bound = asyncio.timeout(None)
-
-    async def __aenter__(self) -> None:
-        await self._bound.__aenter__()
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(self._slice, self._tick)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timer.cancel()
-        await self._bound.__aexit__(kind, error, trace)
-
-    def _tick(self) -> None:
-        self._left -= 1
-        if self._left:
-            self._timer = self._loop.call_later(self._slice, self._tick)
-        else:
-            self._bound.reschedule(self._loop.time())
-
-
 class RedisCalls:
     """Everything a limiter asks of one server or cluster. Every key begins with `prefix`."""
 
@@ -78,8 +47,7 @@ class RedisCalls:
         """`timeout`: seconds of one call. `answered`: told of every call that succeeds."""
         self._client: Any = client
         # A cluster has many connections, and its client knows which is whose.
-        self._line = None if isinstance(client, RedisCluster) else Line(client)
-        self._call = self._line.call if self._line else client.execute_command
+        self._call = self._of_cluster if isinstance(client, RedisCluster) else Line(client, timeout).call
         self._prefix = prefix
         self._timeout = timeout
         self._breaker = breaker
@@ -106,14 +74,11 @@ class RedisCalls:
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Raises StoreError."""
         try:
-            async with Patience(self._timeout):
-                try:
-                    reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
-                except NoScriptError:
-                    reply = await self._call("EVAL", script.text, len(keys), *keys, *args)
+            try:
+                reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
+            except NoScriptError:
+                reply = await self._call("EVAL", script.text, len(keys), *keys, *args)
         except (RedisError, OSError) as error:
-            if self._line is not None and isinstance(error, TimeoutError):
-                self._line.hang_up()
             raise self._failed(error) from error
         self._succeeded()
         return reply
@@ -127,11 +92,15 @@ class RedisCalls:
     async def guard(self, patience: int = 1) -> AsyncGenerator[Any, None]:
         """The client, for what is done inside in `patience` times the time of a call. Raises StoreError."""
         try:
-            async with Patience(self._timeout * patience):
+            async with asyncio.timeout(self._timeout * patience):
                 yield self._client
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
         self._succeeded()
+
+    async def _of_cluster(self, *command: Argument) -> Any:
+        async with asyncio.timeout(self._timeout):
+            return await self._client.execute_command(*command)
 
     def _failed(self, error: Exception) -> StoreError:
         self._breaker.failed()

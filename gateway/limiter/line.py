@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from hiredis import pack_command
@@ -17,20 +18,39 @@ from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 TRIES = 2
 """The second covers a connection that a restarted server has closed; repeating a script of ours does no harm."""
+SLICES = 5
+"""Of a call's time: as often at least is looked for its answer."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A call on its way."""
+
+    reply: asyncio.Future[Any]
+    since: int
+    """The tick it was sent in."""
 
 
 class Line:
-    """Opened by the first call, and again after it broke. It ends with the pool of `client`."""
+    """Opened by the first call, and again after it broke. It ends with the pool of `client`.
 
-    def __init__(self, client: Redis) -> None:
+    A call that is not answered in `timeout` seconds is given up, and the line with it: a connection may be dead without
+    a word. Those behind it are repeated on another. One timer watches all calls, and counts how often it rang, not how
+    late: a gateway under load must not take its own delay for Redis's, and limit by itself for that.
+    """
+
+    def __init__(self, client: Redis, timeout: float) -> None:
         self._pool = client.connection_pool
+        self._timeout = timeout
         self._connection: Any = None
         self._opening = asyncio.Lock()
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._waiting: deque[Waiting] = deque()
         self._reading: asyncio.Task[None] | None = None
+        self._ticks = 0
+        self._ticker: asyncio.TimerHandle | None = None
 
     async def call(self, *command: str | int | bytes) -> Any:
-        """The reply. Raises RedisError, OSError."""
+        """The reply. Raises RedisError, OSError; TimeoutError among them."""
         message: bytes = pack_command(command)  # type: ignore[arg-type]  # its stub means one argument
         for _ in range(TRIES - 1):
             try:
@@ -41,23 +61,37 @@ class Line:
 
     async def _exchange(self, message: bytes) -> Any:
         connection = self._connection or await self._open()
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(reply)
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append(Waiting(reply, self._ticks))
+        if self._ticker is None:
+            self._ticker = loop.call_later(self._timeout / SLICES, self._tick)
         await connection.send_packed_command(message, check_health=False)
         return await reply
 
-    def hang_up(self) -> None:
-        """For who gets no answer in time: a connection may be dead without a word. Calls of others are repeated."""
+    def _tick(self) -> None:
+        self._ticks += 1
+        self._ticker = None
+        if not self._waiting:
+            return
+        first = self._waiting[0]
+        if self._ticks - first.since > SLICES:
+            if not first.reply.done():
+                first.reply.set_exception(TimeoutError("no answer in time"))
+            self._hang_up()
+        self._ticker = asyncio.get_running_loop().call_later(self._timeout / SLICES, self._tick)
+
+    def _hang_up(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
 
     async def _open(self) -> Any:
-        async with self._opening:
+        async with asyncio.timeout(self._timeout), self._opening:
             if self._connection is None:
                 connection = await self._pool.get_connection()
-                connection.socket_timeout = None  # which would make a task of every write; callers have their own
+                connection.socket_timeout = None  # which would make a task of every write; calls have their own
                 self._connection = connection
-                self._reading = asyncio.create_task(self._read(self._connection), name="redis-line")
+                self._reading = asyncio.create_task(self._read(connection), name="redis-line")
         return self._connection
 
     async def _read(self, connection: Any) -> None:
@@ -71,9 +105,9 @@ class Line:
         finally:
             self._connection = None
             broken, self._waiting = self._waiting, deque()
-            for reply in broken:
-                if not reply.done():
-                    reply.set_exception(failure)
+            for call in broken:
+                if not call.reply.done():
+                    call.reply.set_exception(failure)
             await connection.disconnect(nowait=True)
             await self._pool.release(connection)
 
@@ -84,7 +118,7 @@ class Line:
             return error
 
     def _answer(self, value: Any) -> None:
-        reply = self._waiting.popleft()
+        reply = self._waiting.popleft().reply
         if reply.done():
             return
         if isinstance(value, Exception):

@@ -33,12 +33,12 @@ async def settled(server):
         while True:
             stats = await server.engine.stats(check=True)
             assert list(stats.violations) == []
-            if not server.gateway.active and not any(lane.running + lane.waiting for lane in stats.lanes):
+            idle = not server.gateway.active and not any(lane.running + lane.waiting for lane in stats.lanes)
+            if idle and not await server.limiter.outstanding():  # who leaves while it is asked is settled by itself
                 break
             await asyncio.sleep(0.02)
     assert stats.kv_pages == 0
     assert all(adapter.running == adapter.waiting == 0 for adapter in stats.adapters)
-    assert await server.limiter.outstanding() == 0
     return stats
 
 

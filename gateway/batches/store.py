@@ -2,7 +2,7 @@
 
 Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix:
 
-    *batch:{tenant}:ID         hash   the batch: what was asked for, its status, times and counts; `fence` of its last lease
+    *batch:{tenant}:ID         hash   what was asked for, status, times and counts; `fence` of the last lease
     *batchwork:{tenant}:ID     zset   its open tasks, by when their leases run out in milliseconds; 0: nobody's
     *batchholders:{tenant}:ID  hash   task -> fence and owner of its lease
     *batchbits:{tenant}:ID     text   one bit a position: an answer to it is committed
@@ -82,7 +82,7 @@ class BatchStore:
         self._scripts = {name: Script.load("job.lua", f"{name}.lua", package=PACKAGE) for name in SCRIPTS}
 
     async def create(self, batch: NewBatch, max_open: int) -> Batch:
-        """Doing it twice makes one. Raises ApiError: INSUFFICIENT_QUOTA, the tenant has `max_open` that have not ended."""
+        """Doing it twice makes one. Raises ApiError: INSUFFICIENT_QUOTA, `max_open` of the tenant have not ended."""
         entry = _entry(batch.tenant, batch.id)
         await self._run("enter", [self._index], [entry, batch.window_s])
         keys = self._keys(batch.tenant, batch.id, "batch", "batchwork", "batches", "batchesopen")

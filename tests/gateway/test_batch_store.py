@@ -156,7 +156,8 @@ async def test_a_bug_in_a_commit_changes_nothing(store, valkey):
     shard = await claimed(store, "shard")
     await store.commit(shard, ["one"], [0, 3], Tally(completed=2))
     for positions in ([1, 2, 3], [4, 4], [5, SHARD_SIZE]):
-        assert await fault_of(store.commit(shard, ["two"], positions, Tally(completed=3))) is Fault.REGISTRY_UNAVAILABLE
+        with pytest.raises(ValueError, match="are not batch_"):
+            await store.commit(shard, ["two"], positions, Tally(completed=3))
     assert await valkey.bitcount(f"loralane:batchbits:{{acme}}:{batch.id}") == 2
     assert (await store.get("acme", batch.id)).tally == Tally(completed=2)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
+from file_fakes import build_files
 from redis.asyncio import Redis
 
 from gateway.batches.lease import Lease
 from gateway.batches.record import Batch, NewBatch, new_batch_id
+from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
 from gateway.limiter.calls import Script
 
@@ -53,3 +56,9 @@ async def claimed(store: BatchStore, task: str) -> Lease:
     lease = await store.claim("me", {task})
     assert lease is not None and lease.task == task
     return lease
+
+
+def batch_options(redis: Redis, folder: Path, max_open: int = 100) -> dict[str, Any]:
+    """Of an application with files and batches, that nobody works on."""
+    files = build_files(redis, folder)
+    return {"files": files, "batches": Batches(BatchStore(redis, timeout=30.0), files, max_open)}

@@ -100,7 +100,7 @@ class BatchStore:
             raise batch_not_found(batch_id)
         return read_fields(words)
 
-    async def list(self, tenant: str, after: str | None = None, limit: int = 20) -> tuple[list[Batch], bool]:
+    async def list(self, tenant: str, after: str | None = None, limit: int = 20) -> tuple[Sequence[Batch], bool]:
         """The newest first, and whether there are more. Raises ApiError: INVALID_REQUEST, `after` is no batch."""
         [everything] = self._keys(tenant, "", "batches")
         async with self._client() as client:
@@ -183,7 +183,7 @@ class BatchStore:
         kinds = ("batchwork", "batchholders", "batchesopen")
         return bool(await self._of(lease, "invalid", kinds, [msgspec.json.encode(errors)]))
 
-    async def parts(self, lease: Lease) -> list[str]:
+    async def parts(self, lease: Lease) -> Sequence[str]:
         """Names of all objects that hold committed answers, in order."""
         [key] = self._keys(lease.tenant, lease.batch_id, "batchparts")
         async with self._client() as client:
@@ -214,7 +214,7 @@ class BatchStore:
             await self._leave_index([_entry(one.tenant, one.id) for one in gone])
         return _lease(words[-1].decode(), *found) if found else None
 
-    def _in_turn(self, candidates: Sequence[Candidate], now: float) -> list[Candidate]:
+    def _in_turn(self, candidates: Sequence[Candidate], now: float) -> Sequence[Candidate]:
         """The most urgent first; whose tenant has waited longest, of those equally urgent."""
 
         def place(one: Candidate) -> tuple[int, int, str, float]:
@@ -227,7 +227,7 @@ class BatchStore:
         async with self._client() as client:
             await client.zrem(self._index, *entries)
 
-    async def _read(self, tenant: str, ids: Sequence[str]) -> list[Mapping[bytes, bytes]]:
+    async def _read(self, tenant: str, ids: Sequence[str]) -> Sequence[Mapping[bytes, bytes]]:
         """Fields of batches; none where there is no such batch."""
         async with self._client() as client:
             pipeline = client.pipeline(transaction=False)
@@ -250,7 +250,7 @@ class BatchStore:
             async with self._calls.guard() as client:
                 yield client
 
-    def _keys(self, tenant: str, batch_id: str, *kinds: str) -> list[str]:
+    def _keys(self, tenant: str, batch_id: str, *kinds: str) -> Sequence[str]:
         return [self._calls.key(kind, tenant, "" if kind in OF_TENANT else batch_id) for kind in kinds]
 
 

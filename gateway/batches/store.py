@@ -194,6 +194,11 @@ class BatchStore:
         args: list[Argument] = [output_file_id or "", error_file_id or ""]
         return bool(await self._of(lease, "finished", ("batchwork", "batchholders", "batchesopen"), args))
 
+    async def open_ids(self) -> frozenset[str]:
+        """Of batches, of all tenants, that something may be left to do for."""
+        async with self._client() as client:
+            return frozenset(entry.decode().partition("/")[2] for entry in await client.zrange(self._index, 0, -1))
+
     async def swept(self, lease: Lease) -> bool:
         """Nothing is left of the batch but what is remembered of it for a while. False: the lease is lost."""
         kinds = ("batchwork", "batchholders", "batchbits", "batchparts")

@@ -22,6 +22,9 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
 from gateway.adapters.store import RedisAdapterStore
 from gateway.banner import Banner
+from gateway.batches.service import Batches
+from gateway.batches.store import BatchStore
+from gateway.batches.strays import StraySweeper
 from gateway.config import Config
 from gateway.core.errors import ApiError
 from gateway.files.registry import FileRegistry
@@ -156,6 +159,8 @@ async def built(
         metrics.register(UsageMetrics(limiter))
         operations = Operations(engine, LatencyWindow(metrics.collect))
         files = await stack.enter_async_context(_files(launch, redis))
+        batch_store = _batch_store(config, redis)
+        await stack.enter_async_context(sweeping(StraySweeper(files.storage, batch_store).sweep))
         app = create_app(
             gateway,
             accounts,
@@ -166,6 +171,7 @@ async def built(
             metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
             usage=usage,
             files=files,
+            batches=Batches(batch_store, files, config.batches.tenant_jobs),
         )
         grpc = GrpcServer(
             gateway,
@@ -207,8 +213,17 @@ async def _files(launch: Launch, redis: Redis) -> AsyncIterator[Files]:
     config = launch.config.batches
     with closing(open_storage(config.storage, launch.data_dir)) as storage:
         registry = FileRegistry(redis, prefix=launch.config.redis.key_prefix)
-        async with sweeping(Sweeper(storage, registry)):
+        async with sweeping(Sweeper(storage, registry).sweep):
             yield Files(storage, registry, FileLimits(config.max_file_bytes, config.tenant_bytes, config.tenant_files))
+
+
+def _batch_store(config: Config, redis: Redis) -> BatchStore:
+    return BatchStore(
+        redis,
+        lease_seconds=config.batches.lease_s,
+        retention_seconds=config.batches.retention_days * 86_400,
+        prefix=config.redis.key_prefix,
+    )
 
 
 def _settings(config: Config) -> ServiceSettings:

@@ -1,16 +1,32 @@
-"""How fast lines ask a tenant's limits: all at once, until one says no."""
+"""How fast lines ask a tenant's limits: more and more at once, until one says no."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from math import inf
 
 from gateway.batches.turnstile import Order, Turnstile
 
+FIRST_WINDOW = 16
+"""Lines that ask at once before any has been let in."""
 FORGOTTEN_SECONDS = 30.0
 """After a refusal, with none since."""
 TIMER_SECONDS = 0.01
 """By which a loop's timers may be early."""
+
+
+class Asking:
+    """One line's, until it has been answered."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self.is_over = False
+
+    def admitted(self) -> None:
+        self.is_over = True
+        self._pace.admitted()
 
 
 class Pace:
@@ -21,7 +37,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._turnstile = Turnstile(self._room)
-        self._window = inf
+        self._window = FIRST_WINDOW
         self._rest_until = 0.0
         self._refused_at = -inf
 
@@ -35,15 +51,20 @@ class Pace:
         """Seconds until the next line asks."""
         return max(0.0, self._rest_until - asyncio.get_running_loop().time())
 
-    async def enter(self, order: Order) -> None:
-        """Returns when a line may ask; `leave` says that it has been answered."""
+    @asynccontextmanager
+    async def asking(self, order: Order) -> AsyncIterator[Asking]:
+        """Entered when a line may ask."""
         await self._turnstile.enter(order)
-
-    def leave(self) -> None:
-        self._turnstile.leave()
+        asking = Asking(self)
+        try:
+            yield asking
+        finally:
+            if not asking.is_over:
+                self._turnstile.leave()
 
     def admitted(self) -> None:
         self._window += 1
+        self._turnstile.leave()
 
     def refused(self, seconds: float) -> None:
         """`seconds`: until asking again is of use."""
@@ -53,4 +74,4 @@ class Pace:
         loop.call_at(self._rest_until + TIMER_SECONDS, self._turnstile.turn)
 
     def _room(self) -> int:
-        return 0 if self.rest else int(min(self._window - self._turnstile.inside, 2**31))
+        return 0 if self.rest else self._window - self._turnstile.inside

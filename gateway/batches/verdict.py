@@ -21,17 +21,18 @@ def is_limit(error: ApiError) -> bool:
     return error.fault in (Fault.RATE_LIMIT_EXCEEDED, Fault.INSUFFICIENT_QUOTA)
 
 
-def pause(error: ApiError, tries: int, now: float, deadline: float) -> float | None:
+def pause(error: ApiError, tries: int, now: float, left: float) -> float | None:
     """Seconds until a line is worth another try; None: this is its answer.
 
     Args:
         tries: how many it has had.
-        now, deadline: of the batch's window, Unix times.
+        now: Unix time.
+        left: seconds of the batch's window.
     """
     if error.fault is Fault.RATE_LIMIT_EXCEEDED:
         return error.retry_after or FIRST_PAUSE_S
     if error.fault is Fault.INSUFFICIENT_QUOTA:
-        return QUOTA_PAUSE_S if "renews" in error.metadata and tomorrow(now) < deadline else None
+        return QUOTA_PAUSE_S if "renews" in error.metadata and tomorrow(now) < now + left else None
     if error.fault is Fault.CANCELLED or tries >= FEW_TRIES.get(error.fault, tries + 1):
         return None
     if error.http_status < 500 and error.fault not in FEW_TRIES:

@@ -66,7 +66,9 @@ class AccountMirror:
             return Lapse.TENANT_GONE
         if owner.disabled:
             return Lapse.TENANT_SUSPENDED
-        keys = [account for account in self._keys.get(key_id, {}).values() if account.key and account.key.tenant == tenant]
+        keys = [
+            account for account in self._keys.get(key_id, {}).values() if account.key and account.key.tenant == tenant
+        ]
         if all(key.disabled for key in keys):
             return Lapse.KEY_DISABLED if keys else Lapse.KEY_GONE
         return Principal(owner.tenant, key_id)

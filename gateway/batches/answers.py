@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from gateway.openai_render import encode_json
 
 ENDINGS = OUTPUT, ERRORS = ".out", ".err"
 """How names of parts end, by the file that they become a piece of."""
-NEVER_RUN: dict[Outcome, tuple[str, str]] = {
+NEVER_RUN: Mapping[Outcome, tuple[str, str]] = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line was answered"),
     "expired": ("batch_expired", "the batch's completion window was over before this line was answered"),
 }
@@ -79,4 +80,6 @@ def _response(name: LineName, status: int, body: Any) -> dict[str, Any]:
 
 
 def _line(name: LineName, response: Any = None, error: Any = None) -> bytes:
-    return encode_json({"id": name.answer_id, "custom_id": name.custom_id, "response": response, "error": error}) + b"\n"
+    return (
+        encode_json({"id": name.answer_id, "custom_id": name.custom_id, "response": response, "error": error}) + b"\n"
+    )

@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 from engine.core.types import Lane
 from gateway.batches.answers import Answer, LineName, answered, never_run
 from gateway.batches.lease import Lease
-from gateway.core.errors import ApiError, Fault, unavailable
+from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import KeyHolders, Lapse, Principal
 from gateway.core.trace_context import Ingress
 from gateway.openai_calls import CALLS

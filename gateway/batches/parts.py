@@ -93,6 +93,8 @@ class Parts:
         parts = await self._patiently(lambda: self._write(answers))
         tally = added([answer.tally for answer in answers.values()])
         held = await self._patiently(lambda: self._store.commit(self._lease, parts, sorted(answers), tally))
+        if not held:
+            await self._storage.delete(parts)  # the batch may be over, and swept
         self._room.set()
         return held
 

@@ -63,7 +63,8 @@ class Shard:
         """Those that have a place in the engine."""
         self._is_draining = False
         self._deadline = claimed + lease.seconds_left
-        self._rest_until = 0.0
+        self.rests_until = 0.0
+        """On the loop's clock: it is left alone until then."""
 
     async def run(self) -> None:
         """Until every line is answered, or it is told to stop; what is answered is committed, the rest handed back.
@@ -71,21 +72,19 @@ class Shard:
         Cancelled, as by `lose`, it leaves nothing but what has been committed.
 
         Raises:
-            ApiError: its lines could not be read; its lease will run out.
+            ApiError: its lines could not be read, or it could not be handed back.
         """
         self._running = asyncio.current_task()
-        batch = self.lease.batch
-        source = await self._shop.files.get(batch.tenant, batch.input_file_id)
+        source = await self._shop.files.get(self.lease.tenant, self.lease.batch.input_file_id)
         entries = await read_index(self._shop.files.storage, self.lease)
         async with asyncio.TaskGroup() as group:
-            committing = group.create_task(self._parts.commit())
+            group.create_task(self._commit())
             if not self._is_draining:
                 self._tasks = {group.create_task(self._line(source, entry)) for entry in entries}
             if self._tasks:
                 await asyncio.wait(self._tasks)
             self._parts.close()
-        if committing.result():
-            await self._shop.store.release(self.lease, max(0.0, self._rest_until - self._now()))
+        await self._shop.store.release(self.lease, max(0.0, self.rests_until - self._now()))
 
     def lose(self) -> None:
         if self._running is not None:
@@ -99,13 +98,17 @@ class Shard:
     def drain(self, rest: float = 0.0) -> None:
         """Begins no more lines. `rest`: seconds for which it is left alone when it has been handed back."""
         self._is_draining = True
-        self._rest_until = max(self._rest_until, self._now() + rest)
+        self.rests_until = max(self.rests_until, self._now() + rest)
         for task in self._tasks - self._inside:
             task.cancel()
 
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+    async def _commit(self) -> None:
+        if not await self._parts.commit():
+            self.lose()
 
     async def _line(self, source: FileRecord, entry: IndexEntry) -> None:
         tries, answer = 0, None
@@ -118,7 +121,7 @@ class Shard:
 
     async def _attempt(self, source: FileRecord, entry: IndexEntry, tries: int) -> Answer | None:
         """None: there is none yet, and it is time for the next attempt."""
-        name = LineName(self.lease.batch_id, entry.number, "")
+        name = LineName(self.lease.batch_id, entry.line, "")
         await self._parts.room()
         try:
             async with self._place(entry.position) as begun:
@@ -140,7 +143,7 @@ class Shard:
     async def _place(self, position: int) -> AsyncIterator[Callable[[], None]]:
         """Yields what is to be called when the engine works on the line."""
         task = asyncio.current_task()
-        assert task is not None
+        assert task is not None, "lines are tasks"
         order = (self._deadline, self.lease.batch_id, position)
         async with self.pace.asking(order) as asking, self._shop.gate.place(order) as place:
             self._inside.add(task)

@@ -135,8 +135,12 @@ class BatchStore:
             raise ApiError(Fault.BATCH_CONFLICT, f"{batch_id} is {batch.status}: there is nothing left to cancel")
         return batch
 
-    async def claim(self, owner: str, want: Collection[TaskKind] = ALL_TASKS) -> Lease | None:
+    async def claim(
+        self, owner: str, want: Collection[TaskKind] = ALL_TASKS, skip: Collection[str] = ()
+    ) -> Lease | None:
         """A task that is nobody's, or whose lease has run out, of the most urgent batch that has one.
+
+        `skip`: ids of batches that are passed over.
 
         Batches are equally urgent while the time they have left is the same to a factor of two; their tenants take
         turns, and each one's earliest deadline goes first.
@@ -145,7 +149,8 @@ class BatchStore:
         while more:
             now, found = await self._run("look", [self._index], [first, first + PAGE - 1])
             candidates = [_candidate(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
-            for tenant, group in groupby(self._in_turn(candidates, int(now) / 1e6), lambda one: one.tenant):
+            wanted = [one for one in candidates if one.id not in skip]
+            for tenant, group in groupby(self._in_turn(wanted, int(now) / 1e6), lambda one: one.tenant):
                 batches = list(group)
                 for start in range(0, len(batches), TOGETHER):
                     lease = await self._claim(owner, want, tenant, batches[start : start + TOGETHER], int(now) / 1e6)

@@ -12,10 +12,11 @@ from contextlib import suppress
 import structlog
 
 from gateway.batches.errand import Errand
-from gateway.batches.finalize import finalize, sweep
+from gateway.batches.finalize import finalize
 from gateway.batches.lease import SMALL_TASKS, Lease, TaskKind
 from gateway.batches.leases import Leases
 from gateway.batches.shard import REST_SECONDS, Shard, Workshop
+from gateway.batches.sweep import sweep
 from gateway.core.errors import ApiError
 
 IDLE_SECONDS = 0.5
@@ -121,7 +122,7 @@ class Dispatcher:
             return Shard(self._shop, lease, claimed)
         if lease.task == "validate":
             return Errand(lease, store, self._validate(lease))
-        return Errand(lease, store, (finalize if lease.task == "finalize" else sweep)(lease, store, files))
+        return Errand(lease, store, (finalize if lease.task == "finalize" else sweep)(store, files, lease))
 
     async def _do(self, work: Shard | Errand, claimed: float) -> None:
         lease = work.lease

@@ -1,4 +1,4 @@
-"""The end of a batch: its committed answers as two files, and lines that never had one told why; then nothing is left."""
+"""The end of a batch: its committed answers as two files, and lines that never had one told why."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import msgspec
 
 from gateway.batches.answers import ERRORS, NEVER_RUN, OUTPUT, LineName, never_run
 from gateway.batches.index import IndexEntry, read_index
+from gateway.batches.input import BatchLine
 from gateway.batches.lease import Lease
-from gateway.batches.lines import InputLine
 from gateway.batches.record import result_file_id
 from gateway.batches.store import BatchStore
 from gateway.files.service import Files
 from gateway.files.storage import Storage
 
 
-async def finalize(lease: Lease, store: BatchStore, files: Files) -> None:
+async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
     """Ends a batch. Whoever does it again, or at the same time, makes the very same files.
 
     Raises:
@@ -34,14 +34,6 @@ async def finalize(lease: Lease, store: BatchStore, files: Files) -> None:
         chunks = _errors(lease, files, errors, entries)
         await files.adopt(batch.tenant, error_id, f"{batch.id}_error.jsonl", chunks)
     await store.finished(lease, output_id, error_id)
-
-
-async def sweep(lease: Lease, store: BatchStore, files: Files) -> None:
-    """Leaves nothing of a batch that has ended but its files and its record. Raises ApiError, as `finalize`."""
-    batch = lease.batch
-    await files.storage.delete(await files.storage.list(batch.folder))
-    await files.unpin(batch.tenant, batch.input_file_id, batch.id)
-    await store.swept(lease)
 
 
 async def joined(storage: Storage, names: Iterable[str]) -> AsyncIterator[bytes]:
@@ -64,7 +56,7 @@ async def _errors(
     source = await files.get(lease.tenant, lease.batch.input_file_id)
     start = in_order[0].offset
     async for entry, text in _texts(files.content(source, start), start, in_order):
-        name = LineName(lease.batch_id, entry.line, msgspec.json.decode(text, type=InputLine).custom_id)
+        name = LineName(lease.batch_id, entry.line, msgspec.json.decode(text, type=BatchLine).custom_id)
         yield never_run(name, *NEVER_RUN[outcome]).text
 
 

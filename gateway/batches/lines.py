@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from msgspec import Raw, Struct
-
 from engine.core.types import Lane
 from gateway.batches.answers import Answer, LineName, answered, never_run
 from gateway.batches.lease import Lease
@@ -19,13 +17,6 @@ from gateway.service import Gateway
 
 UNHEARD_SECONDS = 5.0
 """After a claim: a key may be so new that this gateway has not heard of it."""
-
-
-class InputLine(Struct):
-    """What of a line is not the same in all of a batch."""
-
-    custom_id: str
-    body: Raw
 
 
 @dataclass(frozen=True, slots=True)

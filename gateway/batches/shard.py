@@ -14,8 +14,9 @@ import structlog
 from gateway.batches.answers import Answer, LineName, refused
 from gateway.batches.gate import Gate
 from gateway.batches.index import IndexEntry, read_index
+from gateway.batches.input import BatchLine
 from gateway.batches.lease import Lease
-from gateway.batches.lines import InputLine, Lines
+from gateway.batches.lines import Lines
 from gateway.batches.pace import Pace
 from gateway.batches.parts import Parts
 from gateway.batches.store import BatchStore
@@ -157,9 +158,9 @@ class Shard:
             finally:
                 self._inside.discard(task)
 
-    async def _read(self, source: FileRecord, entry: IndexEntry) -> InputLine:
+    async def _read(self, source: FileRecord, entry: IndexEntry) -> BatchLine:
         pieces = [piece async for piece in self._shop.files.content(source, entry.offset, entry.length)]
-        return msgspec.json.decode(b"".join(pieces), type=InputLine)
+        return msgspec.json.decode(b"".join(pieces), type=BatchLine)
 
     async def _wait(self, failure: ApiError, seconds: float) -> None:
         """Until another attempt may do better; outside of any place that others could use."""

@@ -24,6 +24,7 @@ from gateway.adapters.store import RedisAdapterStore
 from gateway.banner import Banner
 from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
+from gateway.batches.workers import working
 from gateway.config import Config
 from gateway.core.errors import ApiError
 from gateway.files.registry import FileRegistry
@@ -157,7 +158,9 @@ async def built(
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
         operations = Operations(engine, LatencyWindow(metrics.collect))
-        files = await stack.enter_async_context(_files(launch, redis))
+        files, batches = await stack.enter_async_context(_files(launch, redis)), _batch_store(config, redis)
+        if config.batches.workers:
+            await stack.enter_async_context(working(batches, files, gateway, accounts, metrics, config))
         app = create_app(
             gateway,
             accounts,
@@ -168,7 +171,7 @@ async def built(
             metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
             usage=usage,
             files=files,
-            batches=Batches(_batch_store(config, redis), files, config.batches.tenant_jobs),
+            batches=Batches(batches, files, config.batches.tenant_jobs),
         )
         grpc = GrpcServer(
             gateway,

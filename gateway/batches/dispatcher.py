@@ -23,6 +23,8 @@ IDLE_SECONDS = 0.5
 """Between two questions for work, while there is none."""
 BUSY_SECONDS = 0.05
 """Between two looks at whether lines are running out."""
+COUNT_SECONDS = 5.0
+"""Between two counts of open batches, for metrics."""
 AWAY_SECONDS = 2.0
 """Until what failed because Redis or the storage is away is tried again."""
 MAX_SHARDS = 32
@@ -49,6 +51,8 @@ class Dispatcher:
         self._works: dict[asyncio.Task[None], Shard | Errand] = {}
         self._resting: dict[str, float] = {}
         """Batches that a limit holds up, and until when, on the loop's clock."""
+        self.open = 0
+        """Batches, of everybody, that something is left to do for; as they were counted last."""
         self._news = asyncio.Event()
         self._background: list[asyncio.Task[None]] = []
 
@@ -58,7 +62,7 @@ class Dispatcher:
         return Counter(work.lease.task for work in self._works.values())
 
     async def __aenter__(self) -> Dispatcher:
-        loops = (self._keep_claiming, self._leases.keep, self._shop.gate.watch)
+        loops = (self._keep_claiming, self._leases.keep, self._shop.gate.watch, self._keep_counting)
         self._background = [asyncio.create_task(_for_good(loop), name=f"batch-{loop.__name__}") for loop in loops]
         return self
 
@@ -87,6 +91,12 @@ class Dispatcher:
                 continue
             busy = found or (self._shards and not self._shop.gate.is_hungry)
             await self._pause(BUSY_SECONDS if busy else IDLE_SECONDS * random.uniform(0.5, 1.0))
+
+    async def _keep_counting(self) -> None:
+        while True:
+            with suppress(ApiError):  # then the last count stands
+                self.open = await self._shop.store.count()
+            await asyncio.sleep(COUNT_SECONDS)
 
     async def _pause(self, seconds: float) -> None:
         """Cut short when some work has ended: what comes after it may be ready."""

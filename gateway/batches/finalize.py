@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -10,7 +11,7 @@ from gateway.batches.answers import ERRORS, NEVER_RUN, OUTPUT, LineName, never_r
 from gateway.batches.index import IndexEntry, read_index
 from gateway.batches.input import BatchLine
 from gateway.batches.lease import Lease
-from gateway.batches.record import result_file_id
+from gateway.batches.record import Batch, result_file_id
 from gateway.batches.store import BatchStore
 from gateway.files.service import Files
 from gateway.files.storage import Storage
@@ -27,13 +28,17 @@ async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
     output, errors = ([part for part in parts if part.endswith(ending)] for ending in (OUTPUT, ERRORS))
     output_id = error_id = None
     if output:
-        output_id = result_file_id(batch.id, "output")
-        await files.adopt(batch.tenant, output_id, f"{batch.id}_output.jsonl", joined(files.storage, output))
+        output_id = await _adopted(files, batch, "output", joined(files.storage, output))
     if errors or entries:
-        error_id = result_file_id(batch.id, "error")
-        chunks = _errors(lease, files, errors, entries)
-        await files.adopt(batch.tenant, error_id, f"{batch.id}_error.jsonl", chunks)
+        error_id = await _adopted(files, batch, "error", _errors(lease, files, errors, entries))
     await store.finished(lease, output_id, error_id)
+
+
+async def _adopted(files: Files, batch: Batch, kind: Literal["output", "error"], chunks: AsyncIterator[bytes]) -> str:
+    """The file's id."""
+    file_id = result_file_id(batch.id, kind)
+    await files.adopt(batch.tenant, file_id, f"{batch.id}_{kind}.jsonl", chunks, batch.output_expires_after)
+    return file_id
 
 
 async def joined(storage: Storage, names: Iterable[str]) -> AsyncIterator[bytes]:

@@ -73,7 +73,7 @@ class Parts:
         self._many.set()
 
     async def commit(self) -> bool:
-        """Commits answers as they come, until there are no more; tries as long as it takes. False: the lease is lost."""
+        """Commits answers as they come, until there are no more, however long it takes. False: the lease is lost."""
         held = True
         while held and not (self._closed and not self._answers):
             await self._first.wait()

@@ -193,6 +193,11 @@ class BatchStore:
         args: list[Argument] = [output_file_id or "", error_file_id or ""]
         return bool(await self._of(lease, "finished", ("batchwork", "batchholders", "batchesopen"), args))
 
+    async def count(self) -> int:
+        """Batches, of all tenants, that something is left to do for."""
+        async with self._client() as client:
+            return int(await client.zcard(self._index))
+
     async def swept(self, lease: Lease) -> bool:
         """Nothing is left of the batch but what is remembered of it for a while. False: the lease is lost."""
         kinds = ("batchwork", "batchholders", "batchbits", "batchparts")

@@ -110,7 +110,9 @@ class Town:
         loop, counts = asyncio.get_running_loop(), Counter()
         gate = Gate(house.engine, lane_capacity, loop.time)
         shop = Workshop(store, self.open_files(), house.gateway, self.holders, gate, lambda how: counts.update([how]))
-        dispatcher = Dispatcher(shop, lambda lease: self.validate(store, lease), owner=name, lease_seconds=LEASE_SECONDS)
+        dispatcher = Dispatcher(
+            shop, lambda lease: self.validate(store, lease), owner=name, lease_seconds=LEASE_SECONDS
+        )
         return Office(house, store, shop, dispatcher, counts)
 
     async def validate(self, store: BatchStore, lease: Lease) -> None:
@@ -168,7 +170,7 @@ class Town:
 
     async def assert_clean(self, *offices: Office) -> None:
         """Nothing is left but records and files."""
-        assert [name for name in await self.files.storage.list("batches/")] == []
+        assert not await self.files.storage.list("batches/")
         for office in offices:
             await office.house.assert_empty()
             assert not office.dispatcher.leases
@@ -183,7 +185,12 @@ def chat_line(custom_id: str, text: str = "hi", model: str = BASE, **fields: Any
 
 
 def completion_line(custom_id: str, **body: Any) -> dict[str, Any]:
-    return {"custom_id": custom_id, "method": "POST", "url": COMPLETION, "body": {"model": BASE, "prompt": "hi", **body}}
+    return {
+        "custom_id": custom_id,
+        "method": "POST",
+        "url": COMPLETION,
+        "body": {"model": BASE, "prompt": "hi", **body},
+    }
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:

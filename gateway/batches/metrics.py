@@ -24,5 +24,5 @@ class BatchMetrics(Collector):
             leases.add_metric([task], self._dispatcher.leases.get(task, 0))
         yield leases
         yield GaugeMetricFamily("loralane_batches_open", "That have not ended, of everybody.", self._dispatcher.open)
-        yield GaugeMetricFamily("loralane_batch_backlog", "Lines that wait here for the engine.", self._gate.backlog)
+        yield GaugeMetricFamily("loralane_batch_backlog", "Lines that wait here for the engine.", self._dispatcher.backlog)
         yield GaugeMetricFamily("loralane_batch_lines_running", "Lines that the engine has.", self._gate.in_flight)

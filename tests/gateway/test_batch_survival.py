@@ -11,7 +11,7 @@ from gateway.batches import parts
 from gateway.batches.store import BatchStore
 from gateway.core.errors import Fault, unavailable
 
-LINES, OFFICES = 500, 3
+LINES, OFFICES, PLACES = 300, 3, 12
 MODELS = [BASE, "pirate", "poet"]
 
 
@@ -41,9 +41,8 @@ class World:
 
     async def open(self, place):
         self.number += 1
-        office = await self.town.office(f"{place}-{self.number}")
-        engine = office.house.engine
-        engine.pause = 0.002
+        office = await self.town.office(f"{place}-{self.number}", lane_capacity=2 * PLACES)
+        office.house.engine.pause = 0.02
         store = FlakyStore(self.town.redis, lease_seconds=LEASE_SECONDS)
         store.rng, store.chance = self.rng, 0.02
         object.__setattr__(office.shop, "store", store)
@@ -88,8 +87,7 @@ class World:
             await office.dispatcher.__aexit__(None, None, None)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("end", ["completed", "cancelled"])
+@pytest.mark.parametrize(("seed", "end"), [(1, "completed"), (2, "completed"), (3, "cancelled")])
 async def test_whatever_dies_every_line_is_answered_once(tmp_path, valkey, monkeypatch, seed, end):
     monkeypatch.setattr(parts, "RETRY_SECONDS", 0.1)
     town, rng = Town(tmp_path, valkey), random.Random(seed)

@@ -24,6 +24,7 @@ from gateway.adapters.store import RedisAdapterStore
 from gateway.banner import Banner
 from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
+from gateway.batches.strays import StraySweeper
 from gateway.batches.workers import working
 from gateway.config import Config
 from gateway.core.errors import ApiError
@@ -158,9 +159,11 @@ async def built(
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
         operations = Operations(engine, LatencyWindow(metrics.collect))
-        files, batches = await stack.enter_async_context(_files(launch, redis)), _batch_store(config, redis)
+        files = await stack.enter_async_context(_files(launch, redis))
+        batch_store = _batch_store(config, redis)
+        await stack.enter_async_context(sweeping(StraySweeper(files.storage, batch_store).sweep))
         if config.batches.workers:
-            await stack.enter_async_context(working(batches, files, gateway, accounts, metrics, config))
+            await stack.enter_async_context(working(batch_store, files, gateway, accounts, metrics, config))
         app = create_app(
             gateway,
             accounts,
@@ -171,7 +174,7 @@ async def built(
             metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
             usage=usage,
             files=files,
-            batches=Batches(batches, files, config.batches.tenant_jobs),
+            batches=Batches(batch_store, files, config.batches.tenant_jobs),
         )
         grpc = GrpcServer(
             gateway,
@@ -213,7 +216,7 @@ async def _files(launch: Launch, redis: Redis) -> AsyncIterator[Files]:
     config = launch.config.batches
     with closing(open_storage(config.storage, launch.data_dir)) as storage:
         registry = FileRegistry(redis, prefix=launch.config.redis.key_prefix)
-        async with sweeping(Sweeper(storage, registry)):
+        async with sweeping(Sweeper(storage, registry).sweep):
             yield Files(storage, registry, FileLimits(config.max_file_bytes, config.tenant_bytes, config.tenant_files))
 
 

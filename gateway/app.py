@@ -25,6 +25,7 @@ from gateway.banner import Banner
 from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
 from gateway.batches.strays import StraySweeper
+from gateway.batches.workers import working
 from gateway.config import Config
 from gateway.core.errors import ApiError
 from gateway.files.registry import FileRegistry
@@ -161,6 +162,8 @@ async def built(
         files = await stack.enter_async_context(_files(launch, redis))
         batch_store = _batch_store(config, redis)
         await stack.enter_async_context(sweeping(StraySweeper(files.storage, batch_store).sweep))
+        if config.batches.workers:
+            await stack.enter_async_context(working(batch_store, files, gateway, accounts, metrics, config))
         app = create_app(
             gateway,
             accounts,

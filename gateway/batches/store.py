@@ -127,8 +127,12 @@ class BatchStore:
             raise ApiError(Fault.BATCH_CONFLICT, f"{batch_id} is {batch.status}: there is nothing left to cancel")
         return batch
 
-    async def claim(self, owner: str, want: Collection[TaskKind] = ALL_TASKS) -> Lease | None:
+    async def claim(
+        self, owner: str, want: Collection[TaskKind] = ALL_TASKS, skip: Collection[str] = ()
+    ) -> Lease | None:
         """A task that is nobody's, or whose lease has run out, of the most urgent batch that has one.
+
+        `skip`: ids of batches that are passed over.
 
         Batches are equally urgent while the time they have left is the same to a factor of two; their tenants take
         turns, and each one's earliest deadline goes first.
@@ -137,7 +141,8 @@ class BatchStore:
         while more:
             now, found = await self._run("look", [self._index], [first, first + PAGE - 1])
             candidates = [_candidate(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
-            for tenant, group in groupby(self._in_turn(candidates, int(now) / 1e6), lambda one: one.tenant):
+            wanted = [one for one in candidates if one.id not in skip]
+            for tenant, group in groupby(self._in_turn(wanted, int(now) / 1e6), lambda one: one.tenant):
                 batches = list(group)
                 for start in range(0, len(batches), TOGETHER):
                     lease = await self._claim(owner, want, tenant, batches[start : start + TOGETHER], int(now) / 1e6)
@@ -193,6 +198,11 @@ class BatchStore:
         """The batch has ended as its outcome says. False: the lease is lost."""
         args: list[Argument] = [output_file_id or "", error_file_id or ""]
         return bool(await self._of(lease, "finished", ("batchwork", "batchholders", "batchesopen"), args))
+
+    async def count(self) -> int:
+        """Batches, of all tenants, that something is left to do for."""
+        async with self._client() as client:
+            return int(await client.zcard(self._index))
 
     async def open_ids(self) -> frozenset[str]:
         """Of batches, of all tenants, that something may be left to do for."""

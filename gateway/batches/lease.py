@@ -30,7 +30,7 @@ class Lease:
     unpinned.
     """
 
-    batch: Batch
+    batch: Batch = field(hash=False)
     """As it was when this was claimed."""
     task: TaskKind
     fence: int

@@ -14,9 +14,7 @@ import msgspec
 from gateway.core.errors import ApiError, Fault, invalid_request
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
-Status = Literal[
-    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
-]
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 Outcome = Literal["completed", "expired", "cancelled"]
 
 ENDED: frozenset[Status] = frozenset(("failed", "completed", "expired", "cancelled"))

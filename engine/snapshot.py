@@ -143,7 +143,6 @@ def _step_model(state: EngineState) -> Figures:
         "step_margin": ledger.model.margin,
         "prefill_token_seconds": ledger.prefill_price,
         "decode_token_seconds": ledger.decode_price,
-        "used_share": ledger.used_share,
     }
 
 

@@ -58,7 +58,7 @@ class BatchClient:
     def get(self, batch_id: str) -> Json:
         return self._ask("GET", f"/v1/batches/{batch_id}")
 
-    def list(self, limit: int, after: str) -> list[Json]:
+    def batches(self, limit: int, after: str) -> list[Json]:
         """The newest first."""
         after_it = {"after": after} if after else {}
         return self._ask("GET", "/v1/batches", params={"limit": limit, **after_it})["data"]

@@ -69,8 +69,8 @@ def submit(
         print(json.dumps(batch) if as_json else batch["id"], flush=True)
         if watch_it or output is not None:
             _followed(client, batch, timeout, 1.0, as_json, output, errors)
-        console.print(f"follow it: loralane batch watch {batch['id']}", highlight=False)
-        console.print(f"its answers, when it has ended: loralane batch download {batch['id']}", highlight=False)
+        _say(f"follow it: loralane batch watch {batch['id']}")
+        _say(f"its answers, when it has ended: loralane batch download {batch['id']}")
 
 
 @app.command()
@@ -96,7 +96,7 @@ def list_batches(
 ) -> None:
     """The jobs of this key's tenant, the newest first: `loralane batch list --limit 5`."""
     with _client(url, key) as client:
-        batches = client.list(limit, after)
+        batches = client.batches(limit, after)
     if as_json:
         print(json.dumps(batches, indent=2))
     else:
@@ -133,7 +133,7 @@ def cancel(batch_id: BatchId, as_json: AsJson = False, url: ServerUrl = LOCAL_UR
     if as_json:
         print(json.dumps(batch, indent=2))
     else:
-        console.print(f"{_named(batch)}, after {_counts(batch)}", highlight=False)
+        _say(f"{_named(batch)}, after {_counts(batch)}")
 
 
 @app.command()
@@ -153,7 +153,7 @@ def download(
     with _client(url, key) as client:
         batch = client.get(batch_id)
         if batch["status"] not in ENDED:
-            console.print(f"{_named(batch)}: {_counts(batch)}; wait: loralane batch watch {batch_id}", highlight=False)
+            _say(f"{_named(batch)}: {_counts(batch)}; wait: loralane batch watch {batch_id}")
             raise typer.Exit(NOT_ENDED)
         if not _saved(client, batch, output, errors):
             fail(f"{_named(batch)} and has neither answers nor errors; see: loralane batch status {batch_id}")
@@ -165,7 +165,7 @@ def _submitted(client: BatchClient, file: Path, endpoint: str, window: str, meta
         looked = _looked(file, progress)
         with progress.open(file, "rb", description="sending") as content:
             sent = client.upload(file.name, content)
-    console.print(f"{looked.lines:,} lines are there as {sent['id']}", highlight=False)
+    _say(f"{looked.lines:,} lines are there as {sent['id']}")
     return client.create(sent["id"], endpoint or looked.endpoint, window, metadata)
 
 
@@ -204,12 +204,12 @@ def _followed(
 def _tell_end(batch: Json) -> None:
     batch_id = batch["id"]
     if batch.get("status") not in ENDED:
-        console.print(f"{batch_id} goes on; follow it: loralane batch watch {batch_id}", highlight=False)
+        _say(f"{batch_id} goes on; follow it: loralane batch watch {batch_id}")
         return
-    console.print(f"{_named(batch)}: {_counts(batch)}", highlight=False)
+    _say(f"{_named(batch)}: {_counts(batch)}")
     if batch.get("errors"):
         console.print(errors_table(batch))
-        console.print("correct the file, and submit it again", highlight=False)
+        _say("correct the file, and submit it again")
 
 
 def _saved(client: BatchClient, batch: Json, output: Path | None, errors: Path | None) -> bool:
@@ -236,12 +236,17 @@ def _fetch(client: BatchClient, file_id: str, path: Path) -> None:
                 progress.update(task, completed=done)
     except OSError as error:
         fail(f"{escape(str(path))} cannot be written: {error.strerror}")
-    console.print(f"[green]{escape(str(path))}[/green], {size:,} bytes", highlight=False)
+    _say(f"[green]{escape(str(path))}[/green], {size:,} bytes")
 
 
 def _transfer() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
+
+
+def _say(text: str) -> None:
+    """In one line, however narrow the terminal: commands in it are there to be copied."""
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _named(batch: Json) -> str:

@@ -1,75 +1,89 @@
 """When a batch job's last line will have ended: the work in front of it, over what batch work gets of the device.
 
-Jobs are worked on in the order of their deadlines, so before a job ends come its own lines and those of all due sooner. A
-line is taken to be like those of its job that have ended; before the first has, like what was asked for. Tokens become
-device seconds by what they cost in the steps of late, and those become seconds by the share of the device that batch
-work has been getting, both as the engine's ledger has them.
+In front of a job's end are its own lines, those of its tenant's jobs that are due sooner, and other tenants' jobs that
+are more urgent; with those as urgent as it is it takes turns. A line is taken to be like those of its job that have
+ended. Tokens become device seconds by what they cost in the steps of late, and those become seconds by the share of the
+device that batch work has been getting, both as the engine's ledger has them.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import log2
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Of one line, on average. Prompt tokens that the prefix cache had are left out: they cost next to nothing."""
+    """Of a line, on average."""
 
     prompt: float
+    """Without those that the prefix cache had, which cost next to nothing."""
     output: float
 
 
 @dataclass(frozen=True, slots=True)
-class JobAhead:
-    """What is known of one job's remaining work."""
+class OpenJob:
+    """What is known of a job's remaining work."""
 
+    id: str
+    tenant: str
+    seconds_left: float
+    """Of its window."""
     lines: int
     """That have not ended."""
-    done: Tokens | None = None
-    """Of lines that have; None: none has."""
-    asked: Tokens | None = None
-    """Of all lines as they were handed in, `output` being the most they may generate; None: nobody has looked."""
+    line: Tokens | None
+    """None: no line has ended, nobody knows."""
+
+    @property
+    def due(self) -> tuple[float, str]:
+        """What a tenant's own jobs are ordered by."""
+        return self.seconds_left, self.id
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What the engine says of batch work."""
+    """How fast batch work goes."""
 
     prompt_seconds: float
     """Of device time that a token of a prompt costs."""
     output_seconds: float
     """And a generated one."""
-    used_share: float
-    """Of the tokens it may generate, how many a request does."""
     share: float
     """Of the device's time that batch work has been getting."""
     running: int = 0
-    """Lines being worked on, half done on average."""
+    """Lines that are being worked on, half done on average."""
 
-    def seconds(self, tokens: Tokens) -> float:
-        return tokens.prompt * self.prompt_seconds + tokens.output * self.output_seconds
+    def seconds(self, line: Tokens) -> float:
+        """Of device time."""
+        return line.prompt * self.prompt_seconds + line.output * self.output_seconds
 
 
-def eta_seconds(jobs: Iterable[JobAhead], pace: Pace) -> float | None:
-    """Seconds until the last of `jobs` is done, which are in the order of their deadlines.
+def urgency(seconds_left: float) -> int:
+    """Of a job with so much of its window left: the least goes first. Jobs are equally urgent while it is the same to a
+    factor of two."""
+    return int(log2(max(1.0, seconds_left)))
 
-    None: nothing has been computed yet, batch work gets nothing, or nobody knows what the lines of one are like.
+
+def eta_seconds(job: OpenJob, others: Iterable[OpenJob], pace: Pace) -> float | None:
+    """Seconds until the last line of `job` has ended.
+
+    None: none of its lines has ended, or batch work gets nothing. Another job's lines are taken to be like those of
+    `job` until one has ended.
     """
-    if not (pace.prompt_seconds or pace.output_seconds) or pace.share <= 0:
+    if job.line is None or pace.share <= 0:
         return None
-    work, running = 0.0, pace.running
-    for job in jobs:
-        tokens = _line(job, pace)
-        if tokens is None and job.lines:
-            return None
-        begun = min(running, job.lines)
-        running -= begun
-        work += (job.lines - begun / 2) * (pace.seconds(tokens) if tokens else 0.0)
-    return work / pace.share
-
-
-def _line(job: JobAhead, pace: Pace) -> Tokens | None:
-    if job.done is not None or job.asked is None:
-        return job.done
-    return Tokens(job.asked.prompt, job.asked.output * pace.used_share)
+    line = pace.seconds(job.line)
+    work = job.lines * line
+    ahead, rivals = 0.0, defaultdict[str, float](float)
+    for other in others:
+        seconds = other.lines * (pace.seconds(other.line) if other.line else line)
+        if other.tenant == job.tenant:
+            work += seconds if other.due < job.due else 0.0
+        elif urgency(other.seconds_left) == urgency(job.seconds_left):
+            rivals[other.tenant] += seconds
+        elif other.seconds_left < job.seconds_left:
+            ahead += seconds
+    work += ahead + sum(min(work, seconds) for seconds in rivals.values())
+    return max(work / 2, work - pace.running / 2 * line) / pace.share

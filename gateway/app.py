@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,10 @@ from gateway.adapters.store import RedisAdapterStore
 from gateway.banner import Banner
 from gateway.config import Config
 from gateway.core.errors import ApiError
+from gateway.files.registry import FileRegistry
+from gateway.files.service import FileLimits, Files
+from gateway.files.storage import open_storage
+from gateway.files.sweeper import Sweeper, sweeping
 from gateway.grpc_api import GrpcServer
 from gateway.http_api import create_app
 from gateway.latency import LatencyWindow
@@ -151,6 +155,7 @@ async def built(
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
         operations = Operations(engine, LatencyWindow(metrics.collect))
+        files = await stack.enter_async_context(_files(launch, redis))
         app = create_app(
             gateway,
             accounts,
@@ -160,6 +165,7 @@ async def built(
             max_body_bytes=config.http.max_body_bytes,
             metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
             usage=usage,
+            files=files,
         )
         grpc = GrpcServer(
             gateway,
@@ -193,6 +199,16 @@ async def _connect(
     stack.push_async_callback(engine.close)
     stack.push_async_callback(adapters.close)
     return engine, adapters
+
+
+@asynccontextmanager
+async def _files(launch: Launch, redis: Redis) -> AsyncIterator[Files]:
+    """Raises ConfigError."""
+    config = launch.config.batches
+    with closing(open_storage(config.storage, launch.data_dir)) as storage:
+        registry = FileRegistry(redis, prefix=launch.config.redis.key_prefix)
+        async with sweeping(Sweeper(storage, registry)):
+            yield Files(storage, registry, FileLimits(config.max_file_bytes, config.tenant_bytes, config.tenant_files))
 
 
 def _settings(config: Config) -> ServiceSettings:

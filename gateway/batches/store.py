@@ -60,7 +60,7 @@ class Candidate:
 
 
 class BatchStore:
-    """Every method raises ApiError BATCHES_UNAVAILABLE while Redis is away: nothing is known to have happened then."""
+    """Every method raises ApiError REGISTRY_UNAVAILABLE while Redis is away: nothing is known to have happened then."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ def _answering() -> Iterator[None]:
         yield
     except StoreError as error:
         raise unavailable(
-            Fault.BATCHES_UNAVAILABLE, f"batches cannot be reached while Redis is away: {error}"
+            Fault.REGISTRY_UNAVAILABLE, f"batches cannot be reached while Redis is away: {error}"
         ) from error
 
 

@@ -33,7 +33,6 @@ class Script:
 
     @classmethod
     def load(cls, *names: str, package: str = "gateway.limiter") -> Script:
-        """Files of a package, one after the other."""
         folder = resources.files(package)
         text = "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

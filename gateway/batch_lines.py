@@ -8,8 +8,10 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-LONGEST_LINE = 8 * 2**20
-"""Bytes."""
+LONGEST_LINE = 64 * 2**20
+"""Bytes: longer than any gateway is told to take, and short beside a terminal's memory."""
+BOM = b"\xef\xbb\xbf"
+"""With which some editors begin a file."""
 MOST_TOLD = 10
 """Lines that are wrong, before nobody reads on."""
 
@@ -64,8 +66,9 @@ def look(file: BinaryIO) -> Looked:
 def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Lines from 1 on; one that is too long comes in parts, and ends the walk as no JSON."""
     for number, text in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
-        if text.strip():
-            yield number, text
+        line = text.removeprefix(BOM) if number == 1 else text
+        if line.strip():
+            yield number, line
 
 
 def _read(text: bytes) -> tuple[str, Line | None]:

@@ -14,6 +14,7 @@ from gateway.accounts.registry import AccountRegistry
 from gateway.core.tenants import Authenticator
 from gateway.grpc_accounts import TenantAdminService
 from gateway.grpc_admin import AdapterAdminService
+from gateway.grpc_batches import BatchesService
 from gateway.grpc_generation import GenerationService
 from gateway.grpc_health import EngineHealth
 from gateway.grpc_limits import LimitAdminService
@@ -24,6 +25,8 @@ from gateway.operations import Operations
 from gateway.pb import (
     adapters_pb2,
     adapters_pb2_grpc,
+    batches_pb2,
+    batches_pb2_grpc,
     generation_pb2,
     generation_pb2_grpc,
     limits_pb2,
@@ -40,6 +43,7 @@ from gateway.usage.admin import UsageAdmin
 
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,
+    batches_pb2.DESCRIPTOR.services_by_name["Batches"].full_name,
     adapters_pb2.DESCRIPTOR.services_by_name["AdapterAdmin"].full_name,
     limits_pb2.DESCRIPTOR.services_by_name["LimitAdmin"].full_name,
     tenants_pb2.DESCRIPTOR.services_by_name["TenantAdmin"].full_name,

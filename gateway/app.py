@@ -22,6 +22,9 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
 from gateway.adapters.store import RedisAdapterStore
 from gateway.banner import Banner
+from gateway.batches.service import Batches
+from gateway.batches.store import BatchStore
+from gateway.batches.workers import working
 from gateway.config import Config
 from gateway.core.errors import ApiError
 from gateway.files.registry import FileRegistry
@@ -155,7 +158,9 @@ async def built(
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
         operations = Operations(engine, LatencyWindow(metrics.collect))
-        files = await stack.enter_async_context(_files(launch, redis))
+        files, batches = await stack.enter_async_context(_files(launch, redis)), _batch_store(config, redis)
+        if config.batches.workers:
+            await stack.enter_async_context(working(batches, files, gateway, accounts, metrics, config))
         app = create_app(
             gateway,
             accounts,
@@ -166,6 +171,7 @@ async def built(
             metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
             usage=usage,
             files=files,
+            batches=Batches(batches, files, config.batches.tenant_jobs),
         )
         grpc = GrpcServer(
             gateway,
@@ -209,6 +215,15 @@ async def _files(launch: Launch, redis: Redis) -> AsyncIterator[Files]:
         registry = FileRegistry(redis, prefix=launch.config.redis.key_prefix)
         async with sweeping(Sweeper(storage, registry)):
             yield Files(storage, registry, FileLimits(config.max_file_bytes, config.tenant_bytes, config.tenant_files))
+
+
+def _batch_store(config: Config, redis: Redis) -> BatchStore:
+    return BatchStore(
+        redis,
+        lease_seconds=config.batches.lease_s,
+        retention_seconds=config.batches.retention_days * 86_400,
+        prefix=config.redis.key_prefix,
+    )
 
 
 def _settings(config: Config) -> ServiceSettings:

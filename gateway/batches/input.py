@@ -168,7 +168,7 @@ class InputCheck:
 
 
 def split(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Offset and length of each line, and the line; None: it is longer than `max_bytes`. Without a BOM, or line ends."""
+    """Offset and length of each line, and the line, without its end; None: it is longer than `max_bytes`."""
     offset, length, kept = 0, 0, bytearray()
     first = True
     while piece := file.read(PIECE_BYTES):

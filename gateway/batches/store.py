@@ -37,7 +37,7 @@ from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
 
 PACKAGE = "gateway.batches"
 SCRIPTS = (
-    *("create", "discard", "cancel", "enter", "look", "claim", "renew", "commit", "release"),
+    *("create", "cancel", "enter", "look", "claim", "renew", "commit", "release"),
     *("validated", "invalid", "finished", "swept"),
 )
 OF_TENANT = frozenset(("batches", "batchesopen"))
@@ -93,14 +93,6 @@ class BatchStore:
             raise ApiError(Fault.INSUFFICIENT_QUOTA, message)
         return _batch(words)
 
-    async def discard(self, batch: Batch) -> None:
-        """Forgets a batch that nobody has begun to work on; cancels it where somebody has."""
-        keys = self._keys(batch.tenant, batch.id, "batch", "batchwork", "batchholders", "batches", "batchesopen")
-        if await self._run("discard", keys, [batch.id]):
-            await self._leave_index([_entry(batch.tenant, batch.id)])
-        else:
-            await self.cancel(batch.tenant, batch.id)
-
     async def get(self, tenant: str, batch_id: str) -> Batch:
         """Raises ApiError: BATCH_NOT_FOUND."""
         [words] = await self._read(tenant, [batch_id])
@@ -135,8 +127,12 @@ class BatchStore:
             raise ApiError(Fault.BATCH_CONFLICT, f"{batch_id} is {batch.status}: there is nothing left to cancel")
         return batch
 
-    async def claim(self, owner: str, want: Collection[TaskKind] = ALL_TASKS) -> Lease | None:
+    async def claim(
+        self, owner: str, want: Collection[TaskKind] = ALL_TASKS, skip: Collection[str] = ()
+    ) -> Lease | None:
         """A task that is nobody's, or whose lease has run out, of the most urgent batch that has one.
+
+        `skip`: ids of batches that are passed over.
 
         Batches are equally urgent while the time they have left is the same to a factor of two; their tenants take
         turns, and each one's earliest deadline goes first.
@@ -145,7 +141,8 @@ class BatchStore:
         while more:
             now, found = await self._run("look", [self._index], [first, first + PAGE - 1])
             candidates = [_candidate(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
-            for tenant, group in groupby(self._in_turn(candidates, int(now) / 1e6), lambda one: one.tenant):
+            wanted = [one for one in candidates if one.id not in skip]
+            for tenant, group in groupby(self._in_turn(wanted, int(now) / 1e6), lambda one: one.tenant):
                 batches = list(group)
                 for start in range(0, len(batches), TOGETHER):
                     lease = await self._claim(owner, want, tenant, batches[start : start + TOGETHER], int(now) / 1e6)
@@ -195,6 +192,11 @@ class BatchStore:
         """The batch has ended as its outcome says. False: the lease is lost."""
         args: list[Argument] = [output_file_id or "", error_file_id or ""]
         return bool(await self._of(lease, "finished", ("batchwork", "batchholders", "batchesopen"), args))
+
+    async def count(self) -> int:
+        """Batches, of all tenants, that something is left to do for."""
+        async with self._client() as client:
+            return int(await client.zcard(self._index))
 
     async def swept(self, lease: Lease) -> bool:
         """Nothing is left of the batch but what is remembered of it for a while. False: the lease is lost."""

@@ -85,28 +85,37 @@ class Validator:
 
 
 async def examined(asked: Asked) -> tuple[Found, bytes]:
-    """What a process of its own has found, and the index. Raises ApiError: STORAGE_UNAVAILABLE, it did not get through."""
+    """What a process of its own has found, and the index. Raises ApiError: STORAGE_UNAVAILABLE, it has failed."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway.batches.validate"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    assert process.stdin and process.stdout and process.stderr, "all are pipes"
     try:
-        process.stdin.write(msgspec.json.encode(asked) + b"\n")
-        answer, complaint = await asyncio.gather(process.stdout.read(), process.stderr.read())
+        answer, complaint = await _exchange(process, msgspec.json.encode(asked) + b"\n")
         status = await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-        process.stdin.close()
     if status:
         log.error("batch_validation_failed", status=status, error=complaint[-SHOWN_BYTES:].decode(errors="replace"))
         raise unavailable(Fault.STORAGE_UNAVAILABLE, "the input could not be read")
     found, _, index = answer.partition(b"\n")
     return msgspec.json.decode(found, type=Found), index
+
+
+async def _exchange(process: asyncio.subprocess.Process, question: bytes) -> tuple[bytes, bytes]:
+    """All it says, on standard output and error. Its standard input stays open: it ends with whoever asked."""
+    to, answer, complaint = process.stdin, process.stdout, process.stderr
+    assert to is not None, "all are pipes"
+    assert answer is not None, "all are pipes"
+    assert complaint is not None, "all are pipes"
+    with suppress(ConnectionError):  # it has died, and its status says so
+        to.write(question)
+        await to.drain()
+    return tuple(await asyncio.gather(answer.read(), complaint.read()))
 
 
 async def _once(text: bytes) -> AsyncIterator[bytes]:

@@ -77,7 +77,14 @@ class Files:
         async with self._uploading(reservation, chunks, self.limits.max_file_bytes) as upload:
             yield upload
 
-    async def adopt(self, tenant: str, file_id: str, filename: str, chunks: AsyncIterator[bytes]) -> FileRecord:
+    async def adopt(
+        self,
+        tenant: str,
+        file_id: str,
+        filename: str,
+        chunks: AsyncIterator[bytes],
+        expires_after: int | None = None,
+    ) -> FileRecord:
         """Takes in what a job has written, however much that is: it counts, but is not refused.
 
         Whoever is first with an id makes the file, all others get that one. `chunks` are read in any case.
@@ -85,7 +92,7 @@ class Files:
         token = f"{checked_id(file_id)}.{secrets.token_hex(4)}"
         reservation = await self.registry.reserve(tenant, file_id, token, None)
         async with self._uploading(reservation, chunks, None) as upload:
-            return await upload.keep(filename, BATCH_OUTPUT, MAX_EXPIRY)
+            return await upload.keep(filename, BATCH_OUTPUT, expires_after or MAX_EXPIRY)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord:
         """Raises ApiError: FILE_NOT_FOUND."""

@@ -162,11 +162,17 @@ class BatchStore:
         """Answers to `positions` count from now on, all or none: they lie in the objects named.
 
         Doing it twice with the same parts is the same. False: the lease is lost, and nothing has happened.
+
+        Raises:
+            ValueError: a position is none of the shard, or was committed before; nothing has happened.
         """
         args: list[Argument] = [len(parts), *parts, len(positions), *positions]
         for name in COUNTS:
             args += [name, getattr(tally, name)]
-        return bool(await self._of(lease, "commit", ("batchholders", "batchbits", "batchparts"), args))
+        committed = await self._of(lease, "commit", ("batchholders", "batchbits", "batchparts"), args)
+        if committed < 0:
+            raise ValueError(f"some of {positions} in {parts} are not {lease.batch_id}'s to commit")
+        return bool(committed)
 
     async def release(self, lease: Lease, retry_after: float = 0.0) -> None:
         """Hands a task back, for others after `retry_after` seconds; a shard whose positions are all done is over."""

@@ -158,9 +158,10 @@ async def built(
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
         operations = Operations(engine, LatencyWindow(metrics.collect))
-        files, batches = await stack.enter_async_context(_files(launch, redis)), _batch_store(config, redis)
+        files, store = await stack.enter_async_context(_files(launch, redis)), _batch_store(config, redis)
+        batches = Batches(store, files, config.batches.tenant_jobs)
         if config.batches.workers:
-            await stack.enter_async_context(working(batches, files, gateway, accounts, metrics, config))
+            await stack.enter_async_context(working(store, files, gateway, accounts, metrics, config))
         app = create_app(
             gateway,
             accounts,
@@ -171,7 +172,7 @@ async def built(
             metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
             usage=usage,
             files=files,
-            batches=Batches(batches, files, config.batches.tenant_jobs),
+            batches=batches,
         )
         grpc = GrpcServer(
             gateway,
@@ -182,6 +183,8 @@ async def built(
             port=config.grpc.port,
             shared=ground.metrics is not None,
             usage=usage,
+            files=files,
+            batches=batches,
         )
         yield Built(config, gateway, engine, limiter, app, grpc)
 

@@ -11,7 +11,10 @@ from grpc_reflection.v1alpha import reflection
 
 from gateway.accounts.admin import AccountAdmin
 from gateway.accounts.registry import AccountRegistry
+from gateway.batches.outlook import Outlook
+from gateway.batches.service import Batches
 from gateway.core.tenants import Authenticator
+from gateway.files.service import Files
 from gateway.grpc_accounts import TenantAdminService
 from gateway.grpc_admin import AdapterAdminService
 from gateway.grpc_batches import BatchesService
@@ -78,6 +81,8 @@ class GrpcServer:
         max_message_bytes: int = 8 * 2**20,
         grace_seconds: float = 10.0,
         usage: UsageAdmin | None = None,
+        files: Files | None = None,
+        batches: Batches | None = None,
     ) -> None:
         """
         Args:
@@ -88,6 +93,7 @@ class GrpcServer:
             max_message_bytes: of one request; gRPC itself refuses a larger one with RESOURCE_EXHAUSTED.
             grace_seconds: how long running calls may go on when the server stops.
             usage: None where nothing counts it.
+            files, batches: None where there are none.
         """
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._grace_seconds = grace_seconds
@@ -106,6 +112,10 @@ class GrpcServer:
         if operations is not None:
             operations_pb2_grpc.add_LaneAdminServicer_to_server(LaneAdminService(operations, keys), self._server)
             operations_pb2_grpc.add_RequestAdminServicer_to_server(RequestAdminService(operations, keys), self._server)
+        self._batches: BatchesService | None = None
+        if files is not None and batches is not None:
+            self._batches = BatchesService(files, batches, Outlook(batches, gateway.engine), keys)
+            batches_pb2_grpc.add_BatchesServicer_to_server(self._batches, self._server)
         add_HealthServicer_to_server(self._health, self._server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -124,6 +134,8 @@ class GrpcServer:
         self._health.stop_serving()
         self._admin.stop_watching()
         self._limits.stop_watching()
+        if self._batches is not None:
+            self._batches.stop_watching()
         await self._server.stop(self._grace_seconds)
         await self._admin.close()
 

@@ -7,7 +7,7 @@ from functools import partial
 from engine.client import EngineApi, EngineUnavailable
 from engine.pb import engine_pb2 as pb
 from gateway.batches.record import Batch
-from gateway.batches.store import BatchStore
+from gateway.batches.service import Batches
 from gateway.core.errors import ApiError
 from gateway.core.eta import OpenJob, Pace, Tokens, eta_seconds
 from gateway.glance import Glance
@@ -19,8 +19,8 @@ MOST_OPEN = 256
 class Outlook:
     """Looks at the open batches and at the engine at most once a second, however many ask."""
 
-    def __init__(self, store: BatchStore, engine: EngineApi) -> None:
-        self._open = Glance(partial(store.open, MOST_OPEN))
+    def __init__(self, batches: Batches, engine: EngineApi) -> None:
+        self._open = Glance(partial(batches.open, MOST_OPEN))
         self._stats = Glance(engine.stats)
 
     async def eta(self, batch: Batch) -> float | None:

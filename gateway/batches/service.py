@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -104,6 +104,10 @@ class Batches:
         if not 1 <= limit <= MAX_PAGE:
             raise invalid_request(f"limit must be a number from 1 to {MAX_PAGE}", "limit")
         return await self._store.list(principal.tenant.name, after, limit)
+
+    async def open(self, most: int) -> tuple[float, Sequence[Batch]]:
+        """Every tenant's that something is left to do for, and Redis's time: for estimates, never to be shown."""
+        return await self._store.open(most)
 
     async def cancel(self, principal: Principal, batch_id: str) -> Batch:
         """Lines under way are broken off, those that are answered are kept. Doing it twice is the same.

@@ -2,14 +2,15 @@
 
 In front of a job's end are its own lines, those of its tenant's jobs that are due sooner, and other tenants' jobs that
 are more urgent; with those as urgent as it is it takes turns. A line is taken to be like those of its job that have
-ended. Tokens become device seconds by what they cost in the steps of late, and those become seconds by the share of the
-device that batch work has been getting, both as the engine's ledger has them.
+ended, and before one has, like those of the job whose end is asked for, or of all jobs. Tokens become device seconds by
+what they cost in the steps of late, and those become seconds by the share of the device that batch work has been
+getting, both as the engine's ledger has them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import log2
 
@@ -34,7 +35,7 @@ class OpenJob:
     lines: int
     """That have not ended."""
     line: Tokens | None
-    """None: no line has ended, nobody knows."""
+    """None: none has ended."""
 
     @property
     def due(self) -> tuple[float, str]:
@@ -66,15 +67,15 @@ def urgency(seconds_left: float) -> int:
     return int(log2(max(1.0, seconds_left)))
 
 
-def eta_seconds(job: OpenJob, others: Iterable[OpenJob], pace: Pace) -> float | None:
+def eta_seconds(job: OpenJob, others: Collection[OpenJob], pace: Pace) -> float | None:
     """Seconds until the last line of `job` has ended.
 
-    None: none of its lines has ended, or batch work gets nothing. Another job's lines are taken to be like those of
-    `job` until one has ended.
+    None: nobody knows what any job's lines are like, or batch work gets nothing.
     """
-    if job.line is None or pace.share <= 0:
+    known = [pace.seconds(one.line) for one in (job, *others) if one.line]
+    if not known or pace.share <= 0:
         return None
-    line = pace.seconds(job.line)
+    line = pace.seconds(job.line) if job.line else sum(known) / len(known)
     work = job.lines * line
     ahead, rivals = 0.0, defaultdict[str, float](float)
     for other in others:
@@ -85,5 +86,5 @@ def eta_seconds(job: OpenJob, others: Iterable[OpenJob], pace: Pace) -> float | 
             rivals[other.tenant] += seconds
         elif other.seconds_left < job.seconds_left:
             ahead += seconds
-    work += ahead + sum(min(work, seconds) for seconds in rivals.values())
+    work += sum(min(work, seconds) for seconds in rivals.values()) + ahead
     return max(work / 2, work - pace.running / 2 * line) / pace.share

@@ -3,8 +3,11 @@ model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
+
+import pytest
 
 from engine.core.commands import Submit
 from engine.core.config import CoreConfig
@@ -13,6 +16,7 @@ from engine.core.types import Lane
 from engine.engine import Engine
 from engine.executor.cost import LinearCost
 from engine.executor.fake import TimedExecutor, VirtualClock, VirtualDisk
+from engine.pb import engine_pb2 as pb
 from engine.sim.synthetic import Sizes, arrivals
 from engine.sim.traces import Arrival
 from engine.sim.workload import RequestMaker
@@ -106,18 +110,88 @@ class Site:
         return request.id
 
 
-def a_job(lines: int, seed: int = 1) -> Job:
-    rng = Random(seed)
-    return Job([Arrival(0.0, PROMPTS.draw(rng), OUTPUTS.draw(rng)) for _ in range(lines)])
+def a_job(lines: int, **fields: Any) -> Job:
+    rng = Random(1)
+    return Job([Arrival(0.0, PROMPTS.draw(rng), OUTPUTS.draw(rng)) for _ in range(lines)], **fields)
 
 
-if __name__ == "__main__":
-    import time
+@pytest.mark.parametrize("chats", [0, 1, 3])
+def test_half_way_through_the_end_is_known_to_a_sixth(chats):
+    """Beside so many chats a second; 0.07 at most of what was left when this was written."""
+    job = a_job(600)
+    Site([job], chats).run((0.25, 0.5, 0.75))
+    assert max(map(abs, job.errors())) < 1 / 6
 
-    for n in (100, 400, 1000):
-        for chats in (0, 1, 3):
-            for seed in range(3):
-                t = time.time()
-                job = a_job(n, seed)
-                Site([job], chats, seed=seed).run((0.02, 0.1, 0.25, 0.5, 0.75, 0.9))
-                print(n, chats, seed, f"{job.end:.0f}s", [f"{e:+.2f}" for e in job.errors()], f"{time.time() - t:.1f}")
+
+def test_soon_after_the_first_lines_have_ended_it_is_known_to_a_third():
+    job = a_job(600)
+    Site([job], 1).run((0.05,))
+    assert abs(job.errors()[0]) < 1 / 3
+
+
+def test_who_is_due_later_waits_for_who_is_due_sooner():
+    first, second = a_job(300, id="a", seconds_left=3000.0), a_job(300, id="b", seconds_left=3600.0)
+    Site([first, second], 1).run((0.5,))
+    assert first.end < second.end
+    for job in (first, second):
+        assert abs(job.errors()[0]) < 1 / 6
+
+
+TYPICAL = Tokens(20, 7)
+
+
+def job(name="a", tenant="acme", seconds_left=3600.0, lines=100, line=TYPICAL):
+    return OpenJob(name, tenant, seconds_left, lines, line)
+
+
+LINE = (20 * 0.001 + 7 * 0.01) / 0.5
+"""Seconds of one line at PACE."""
+
+
+@pytest.mark.parametrize(
+    ("others", "lines"),
+    [
+        ([], 100),
+        ([job("b", seconds_left=3000.0, lines=50)], 150),
+        ([job("b", seconds_left=4000.0, lines=50)], 100),
+        ([job("b", seconds_left=1000.0, lines=50, tenant="globex")], 150),
+        ([job("b", seconds_left=90_000.0, lines=50, tenant="globex")], 100),
+        ([job("b", lines=50, tenant="globex")], 150),
+        ([job("b", lines=500, tenant="globex"), job("c", lines=500, tenant="initech")], 300),
+        ([job("b", seconds_left=3000.0, lines=50, line=None)], 150),
+        ([job("b", seconds_left=3000.0, lines=50, line=Tokens(40, 14))], 200),
+    ],
+    ids=[
+        "alone",
+        "our own sooner",
+        "our own later",
+        "theirs more urgent",
+        "theirs less urgent",
+        "theirs as urgent, and shorter",
+        "two as urgent, and longer: each gets a third",
+        "sooner, and unknown",
+        "sooner, and of longer lines",
+    ],
+)
+def test_what_goes_before_a_job(others, lines):
+    assert eta_seconds(job(), others, PACE) == pytest.approx(lines * LINE)
+
+
+def test_before_a_line_has_ended_they_are_taken_to_be_like_all_others():
+    others = [job("b", seconds_left=4000.0), job("c", seconds_left=4000.0, line=Tokens(60, 21))]
+    assert eta_seconds(job(line=None), others, PACE) == pytest.approx(100 * 2 * LINE)
+
+
+def test_lines_that_run_are_half_done():
+    assert eta_seconds(job(), [], replace(PACE, running=20)) == pytest.approx(90 * LINE)
+    assert eta_seconds(job(lines=4), [], replace(PACE, running=20)) == pytest.approx(2 * LINE)
+    assert eta_seconds(job(lines=0), [], replace(PACE, running=20)) == 0
+
+
+def test_what_nobody_knows_is_not_made_up():
+    assert eta_seconds(job(line=None), [job("b", line=None)], PACE) is None
+    assert eta_seconds(job(), [], replace(PACE, share=0.0)) is None
+    lane = pb.LaneStats(lane=pb.LANE_BATCH)
+    assert pace_of(pb.EngineStats(lanes=[lane], batch_share=1.0)) is None
+    paused = pb.LaneStats(lane=pb.LANE_BATCH, mode=pb.LANE_MODE_PAUSED)
+    assert pace_of(pb.EngineStats(lanes=[paused], batch_share=1.0, decode_token_seconds=0.01)) is None

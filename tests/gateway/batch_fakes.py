@@ -35,6 +35,12 @@ class MovedStore(BatchStore):
             self._scripts[name] = Script(text, hashlib.sha1(text.encode()).hexdigest())
         self.now_ms = START_MS
 
+    async def begin_anew(self) -> None:
+        """As if nothing had ever been."""
+        await self._redis.flushall()
+        self._last_turn.clear()
+        await self.set_time(START_MS)
+
     async def set_time(self, now_ms: int) -> None:
         self.now_ms = now_ms
         seconds, ms = divmod(now_ms, 1000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -88,14 +88,14 @@ class BatchMachine(RuleBasedStateMachine):
     """Leases are kept for good, so that whoever was thought dead comes back with every one of them."""
 
     client: Redis
+    store: MovedStore
     loop: asyncio.AbstractEventLoop
 
     @initialize()
     def begin(self) -> None:
-        self.store = MovedStore(self.client, lease_seconds=LEASE_MS / 1000, timeout=30.0)
-        self.run(self.client.flushall())
+        self.run(self.store.begin_anew())
         self.now = START_MS
-        self.run(self.store.set_time(self.now))
+        self.asked = 0
         self.jobs: dict[str, Job] = {}
         self.leases: list[Lease] = []
         self.commits: list[tuple[Lease, list[str], list[int], Tally]] = []
@@ -125,7 +125,8 @@ class BatchMachine(RuleBasedStateMachine):
 
     @rule(tenant=tenants, window=windows)
     def create(self, tenant: str, window: int) -> None:
-        new = wanted(tenant, f"{window}s")
+        self.asked += 1
+        new = replace(wanted(tenant, f"{window}s"), id=f"batch_{self.asked:024x}")
         num_open = sum(job.tenant == tenant and job.status not in ENDED for job in self.jobs.values())
         if num_open == MAX_OPEN:
             self.refused(self.store.create(new, MAX_OPEN), Fault.INSUFFICIENT_QUOTA)
@@ -315,6 +316,7 @@ def test_any_history_of_batches(valkey_server, monkeypatch: pytest.MonkeyPatch):
         pass
 
     Machine.client, Machine.loop = client, loop
+    Machine.store = MovedStore(client, lease_seconds=LEASE_MS / 1000, timeout=30.0)
     try:
         run_state_machine_as_test(Machine, settings=settings(max_examples=120, stateful_step_count=40, deadline=None))
     finally:

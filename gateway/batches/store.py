@@ -86,7 +86,7 @@ class BatchStore:
             raise batch_not_found(batch_id)
         return read_fields(words)
 
-    async def list(self, tenant: str, after: str | None = None, limit: int = 20) -> tuple[list[Batch], bool]:
+    async def list(self, tenant: str, after: str | None = None, limit: int = 20) -> tuple[Sequence[Batch], bool]:
         """The newest first, and whether there are more. Raises ApiError: INVALID_REQUEST, `after` is no batch."""
         [everything] = self._keys(tenant, "", "batches")
         async with self._client() as client:
@@ -174,7 +174,7 @@ class BatchStore:
         kinds = ("batchwork", "batchholders", "batchesopen")
         return bool(await self._of(lease, "invalid", kinds, [msgspec.json.encode(errors)]))
 
-    async def parts(self, lease: Lease) -> list[str]:
+    async def parts(self, lease: Lease) -> Sequence[str]:
         """Names of all objects that hold committed answers, in order."""
         [key] = self._keys(lease.tenant, lease.batch_id, "batchparts")
         async with self._client() as client:
@@ -223,7 +223,7 @@ class BatchStore:
         async with self._client() as client:
             await client.zrem(self._index, *entries)
 
-    async def _read(self, tenant: str, ids: Sequence[str]) -> list[Mapping[bytes, bytes]]:
+    async def _read(self, tenant: str, ids: Sequence[str]) -> Sequence[Mapping[bytes, bytes]]:
         """Fields of batches; none where there is no such batch."""
         async with self._client() as client:
             pipeline = client.pipeline(transaction=False)
@@ -246,7 +246,7 @@ class BatchStore:
             async with self._calls.guard() as client:
                 yield client
 
-    def _keys(self, tenant: str, batch_id: str, *kinds: str) -> list[str]:
+    def _keys(self, tenant: str, batch_id: str, *kinds: str) -> Sequence[str]:
         return [self._calls.key(kind, tenant, "" if kind in OF_TENANT else batch_id) for kind in kinds]
 
 

@@ -15,6 +15,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 TRIES = 5
+BLOCK_BYTES = 8 * 2**20
+"""Of an object store: held in memory for each object that is being written or read."""
 
 T = TypeVar("T")
 
@@ -117,13 +119,13 @@ class ObjectStore:
         return self._url
 
     def create(self, name: str) -> BinaryIO:
-        return self._system.open(self._path(name), "wb")
+        return self._system.open(self._path(name), "wb", block_size=BLOCK_BYTES)
 
     def publish(self, partial: str, name: str) -> None:
         self._system.mv(self._path(partial), self._path(name))
 
     def open(self, name: str) -> BinaryIO:
-        return self._system.open(self._path(name), "rb")
+        return self._system.open(self._path(name), "rb", block_size=BLOCK_BYTES)
 
     def size(self, name: str) -> int | None:
         try:

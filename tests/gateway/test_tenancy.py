@@ -20,6 +20,7 @@ from grpc_house import as_key, refused
 from gateway.accounts.registry import AccountRegistry
 from gateway.core.tenants import hash_key
 from gateway.grpc_api import SERVICES, GrpcServer
+from gateway.openapi import PLACEHOLDER
 from gateway.openapi_operation import Operation
 from gateway.openapi_operations import OPERATIONS
 from gateway.pb import generation_pb2 as pb
@@ -51,13 +52,7 @@ def label(operation: Operation) -> str:
 
 
 def path_of(operation: Operation, name: str) -> str:
-    return (
-        operation.path.replace("{name:path}", name)
-        .replace("{name}", name)
-        .replace("{id}", name)
-        .replace("{file_id}", name)
-        .replace("{batch_id}", name)
-    )
+    return PLACEHOLDER.sub(name, operation.path)
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

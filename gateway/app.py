@@ -159,11 +159,11 @@ async def built(
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
         operations = Operations(engine, LatencyWindow(metrics.collect))
-        files = await stack.enter_async_context(_files(launch, redis))
-        batch_store = _batch_store(config, redis)
-        await stack.enter_async_context(sweeping(StraySweeper(files.storage, batch_store).sweep))
+        files, store = await stack.enter_async_context(_files(launch, redis)), _batch_store(config, redis)
+        batches = Batches(store, files, config.batches.tenant_jobs)
+        await stack.enter_async_context(sweeping(StraySweeper(files.storage, store).sweep))
         if config.batches.workers:
-            await stack.enter_async_context(working(batch_store, files, gateway, accounts, metrics, config))
+            await stack.enter_async_context(working(store, files, gateway, accounts, metrics, config))
         app = create_app(
             gateway,
             accounts,
@@ -174,7 +174,7 @@ async def built(
             metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
             usage=usage,
             files=files,
-            batches=Batches(batch_store, files, config.batches.tenant_jobs),
+            batches=batches,
         )
         grpc = GrpcServer(
             gateway,
@@ -185,6 +185,8 @@ async def built(
             port=config.grpc.port,
             shared=ground.metrics is not None,
             usage=usage,
+            files=files,
+            batches=batches,
         )
         yield Built(config, gateway, engine, limiter, app, grpc)
 

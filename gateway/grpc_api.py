@@ -11,9 +11,13 @@ from grpc_reflection.v1alpha import reflection
 
 from gateway.accounts.admin import AccountAdmin
 from gateway.accounts.registry import AccountRegistry
+from gateway.batches.outlook import Outlook
+from gateway.batches.service import Batches
 from gateway.core.tenants import Authenticator
+from gateway.files.service import Files
 from gateway.grpc_accounts import TenantAdminService
 from gateway.grpc_admin import AdapterAdminService
+from gateway.grpc_batches import BatchesService
 from gateway.grpc_generation import GenerationService
 from gateway.grpc_health import EngineHealth
 from gateway.grpc_limits import LimitAdminService
@@ -24,6 +28,8 @@ from gateway.operations import Operations
 from gateway.pb import (
     adapters_pb2,
     adapters_pb2_grpc,
+    batches_pb2,
+    batches_pb2_grpc,
     generation_pb2,
     generation_pb2_grpc,
     limits_pb2,
@@ -40,6 +46,7 @@ from gateway.usage.admin import UsageAdmin
 
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,
+    batches_pb2.DESCRIPTOR.services_by_name["Batches"].full_name,
     adapters_pb2.DESCRIPTOR.services_by_name["AdapterAdmin"].full_name,
     limits_pb2.DESCRIPTOR.services_by_name["LimitAdmin"].full_name,
     tenants_pb2.DESCRIPTOR.services_by_name["TenantAdmin"].full_name,
@@ -74,6 +81,8 @@ class GrpcServer:
         max_message_bytes: int = 8 * 2**20,
         grace_seconds: float = 10.0,
         usage: UsageAdmin | None = None,
+        files: Files | None = None,
+        batches: Batches | None = None,
     ) -> None:
         """
         Args:
@@ -84,6 +93,7 @@ class GrpcServer:
             max_message_bytes: of one request; gRPC itself refuses a larger one with RESOURCE_EXHAUSTED.
             grace_seconds: how long running calls may go on when the server stops.
             usage: None where nothing counts it.
+            files, batches: None where there are none.
         """
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._grace_seconds = grace_seconds
@@ -102,6 +112,10 @@ class GrpcServer:
         if operations is not None:
             operations_pb2_grpc.add_LaneAdminServicer_to_server(LaneAdminService(operations, keys), self._server)
             operations_pb2_grpc.add_RequestAdminServicer_to_server(RequestAdminService(operations, keys), self._server)
+        self._batches: BatchesService | None = None
+        if files is not None and batches is not None:
+            self._batches = BatchesService(files, batches, Outlook(batches, gateway.engine), keys)
+            batches_pb2_grpc.add_BatchesServicer_to_server(self._batches, self._server)
         add_HealthServicer_to_server(self._health, self._server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -120,6 +134,8 @@ class GrpcServer:
         self._health.stop_serving()
         self._admin.stop_watching()
         self._limits.stop_watching()
+        if self._batches is not None:
+            self._batches.stop_watching()
         await self._server.stop(self._grace_seconds)
         await self._admin.close()
 

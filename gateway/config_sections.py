@@ -183,6 +183,35 @@ class RedisConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchesConfig:
+    """Files, and the jobs made of them."""
+
+    storage: str = field(default="", repr=False)
+    """Where their bytes are kept: an fsspec URL, as in s3://bucket/loralane; empty: a folder in the data directory."""
+    max_file_bytes: int = 200 * 2**20
+    """Of one upload."""
+    max_lines: int = 50_000
+    """Of one job."""
+    tenant_bytes: int = 10 * 2**30
+    """Of all files of one tenant; what jobs have written counts, but is never refused."""
+    tenant_files: int = 10_000
+    tenant_jobs: int = 100
+    """Of one tenant, open at once."""
+    workers: bool = True
+    """false: this gateway takes jobs in and leaves the work to others."""
+    lease_s: float = 15.0
+    """After which work of a gateway that died is taken over; renewed while it works."""
+
+    def __post_init__(self) -> None:
+        if self.storage and "://" not in self.storage:
+            raise ValueError(
+                f"storage must be a URL, such as file:///srv/files or s3://bucket/folder, not {self.storage!r}"
+            )
+        _at_least(1, max_file_bytes=self.max_file_bytes, max_lines=self.max_lines, tenant_bytes=self.tenant_bytes)
+        _at_least(1, tenant_files=self.tenant_files, tenant_jobs=self.tenant_jobs, lease_s=self.lease_s)
+
+
+@dataclass(frozen=True, slots=True)
 class HttpConfig:
     host: str = "127.0.0.1"
     port: int = 8000

@@ -1,1 +1,1 @@
-"""Files of requests that are answered when there is room: jobs, who works on them, who is told of their end."""
+"""Batches: jobs of many lines that outlive any process that works on them (docs/batches.md)."""

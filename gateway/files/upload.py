@@ -1,0 +1,104 @@
+"""A file on its way: its bytes are charged before they are written, and given back unless a file is made of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import structlog
+
+from gateway.core.errors import ApiError, Fault, request_too_large
+from gateway.files.record import FileRecord, object_of
+from gateway.files.registry import FileRegistry, Reservation
+from gateway.files.storage import Storage
+
+log = structlog.get_logger("files")
+
+PIECE_BYTES = 2**20
+"""What is charged and written at once."""
+RENEWALS = 3
+"""Of a lease in its term: two may fail."""
+
+
+class Upload:
+    """Bytes that are written, charged, and nobody's file yet."""
+
+    def __init__(self, storage: Storage, registry: FileRegistry, reservation: Reservation) -> None:
+        self._storage, self._registry, self._reservation = storage, registry, reservation
+        self._object = object_of(reservation.tenant, reservation.token)
+        self._may_be_kept = False
+        self.bytes = 0
+
+    async def receive(self, chunks: AsyncIterator[bytes], max_bytes: int | None) -> None:
+        """Raises ApiError: REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA, STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
+        await self._storage.write(self._object, self._charged(chunks, max_bytes))
+
+    async def keep(self, filename: str, purpose: str, expires_after: int | None) -> FileRecord:
+        """Makes a file of what was received, unless there is one with its id: that one is returned then.
+
+        Args:
+            expires_after: seconds from when the upload began; None: it stays.
+        """
+        reserved = self._reservation
+        created = reserved.began_ms // 1000
+        ends = None if expires_after is None else created + expires_after
+        record = FileRecord(
+            reserved.file_id, reserved.tenant, self.bytes, created, filename, purpose, ends, reserved.token
+        )
+        self._may_be_kept = True  # from here on, until Redis says that it is not
+        kept = await asyncio.shield(self._registry.keep(reserved, record))
+        self._may_be_kept = kept.token == reserved.token
+        return kept
+
+    async def renew(self) -> None:
+        """For as long as bytes may be slow to come."""
+        while True:
+            await asyncio.sleep(self._registry.lease_seconds / RENEWALS)
+            with suppress(ApiError):  # the next charge says so, if it is too late
+                await self._registry.hold(self._reservation, self.bytes)
+
+    async def close(self) -> None:
+        """Leaves nothing of what was not kept. What cannot be told stays for the sweeper, which asks again."""
+        if self._may_be_kept:
+            return
+        try:
+            await self._storage.delete([self._object])
+            await self._registry.drop(self._reservation)
+        except ApiError as error:
+            log.warning("upload_left", object=self._object, reason=error.message)
+
+    async def _charged(self, chunks: AsyncIterator[bytes], max_bytes: int | None) -> AsyncGenerator[bytes, None]:
+        async for piece in _pieces(chunks):
+            if max_bytes is not None and self.bytes + len(piece) > max_bytes:
+                raise request_too_large(max_bytes)
+            await self._registry.hold(self._reservation, self.bytes + len(piece))
+            self.bytes += len(piece)
+            yield piece
+
+
+@asynccontextmanager
+async def uploading(
+    storage: Storage, registry: FileRegistry, reservation: Reservation, chunks: AsyncIterator[bytes], most: int | None
+) -> AsyncGenerator[Upload, None]:
+    """What came of `chunks`, to be kept inside. `most`: bytes of it; None: any."""
+    upload = Upload(storage, registry, reservation)
+    renewing = asyncio.create_task(upload.renew(), name="upload-lease")
+    try:
+        await upload.receive(chunks, most)
+        yield upload
+    finally:
+        renewing.cancel()
+        await upload.close()
+
+
+async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """The same bytes, in pieces worth a call to Redis and a thread."""
+    piece = bytearray()
+    async for chunk in chunks:
+        piece += chunk
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    if piece:
+        yield bytes(piece)

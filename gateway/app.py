@@ -22,6 +22,7 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
 from gateway.adapters.store import RedisAdapterStore
 from gateway.banner import Banner
+from gateway.batches.webhooks.opened import open_webhooks
 from gateway.config import Config
 from gateway.core.errors import ApiError
 from gateway.grpc_api import GrpcServer
@@ -152,6 +153,8 @@ async def built(
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
         metrics.register(LoopMetrics(asyncio.get_running_loop()))
+        endpoints = config.batches.webhooks if config.batches.workers else {}
+        await stack.enter_async_context(open_webhooks(redis, config.redis.key_prefix, endpoints, metrics))
         operations = Operations(engine, LatencyWindow(metrics.collect))
         app = create_app(
             gateway,

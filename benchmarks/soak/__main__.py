@@ -27,7 +27,7 @@ from benchmarks.command import run
 from benchmarks.server import launched
 from benchmarks.soak.gauges import Gauges, Reading
 from benchmarks.soak.house import ADMIN_KEY, House, prepare
-from benchmarks.soak.people import busy_round
+from benchmarks.soak.people import busy_round, crowd_of
 from benchmarks.soak.report import Run, draw, table
 from benchmarks.soak.verdict import Finding, judge, unexpected
 from engine.model.prepare import prepare_model
@@ -63,10 +63,10 @@ class Soak:
         """Raises RuntimeError: requests are still there long after everybody has gone."""
         bar = progress.add_task("warming up", total=self.seconds)
         watching = asyncio.create_task(self._watch(progress, bar))
-        number = 0
+        number, crowd = 0, await crowd_of(self._house)
         while self.age < self.seconds:
             number += 1
-            self.outcomes += await busy_round(self._house, self._round_seconds, self._seed + number)
+            self.outcomes += await busy_round(self._house, self._round_seconds, self._seed + number, crowd)
             await self._rest()
             self.at_rest.append((self.age, await asyncio.to_thread(self._gauges.read)))
         watching.cancel()

@@ -30,6 +30,8 @@ SERVER = {
 PAGES = ("kv pages", "adapter pages", "cached pages", "free pages")
 ROLES = (("engine.server", "engine"), ("valkey-server", "valkey"), ("gateway.worker", "worker"))
 """What a command line has in it -> whose it is; any other is the gateway's own."""
+REMEMBERED = frozenset(("batch",))
+"""Kinds of keys that are kept on purpose: what is known of a batch that has ended."""
 
 Reading = dict[str, float]
 
@@ -71,12 +73,13 @@ class Gauges:
         return found
 
     def _store(self) -> Reading:
-        """Keys by what they are about, which is the word after the prefix."""
-        kinds = Counter(key.decode().split(":")[1] for key in self._redis.scan_iter(count=1000))
+        kinds = self.kinds_of_keys()
         memory = self._redis.info("memory")["used_memory"] / MIB
-        return {"keys": float(sum(kinds.values())), "leases": float(kinds["lease"]), "redis MiB": memory}
+        keys = sum(count for kind, count in kinds.items() if kind not in REMEMBERED)
+        return {"keys": float(keys), "leases": float(kinds.get("lease", 0)), "redis MiB": memory}
 
     def kinds_of_keys(self) -> Mapping[str, int]:
+        """How many there are, by what they are about: the word after the prefix."""
         return Counter(key.decode().split(":")[1] for key in self._redis.scan_iter(count=1000))
 
 

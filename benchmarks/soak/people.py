@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import httpx
+import msgspec
 
 from benchmarks.soak.house import ADMIN_KEY, KEYS, MODEL, House
 from gateway.pb import generation_pb2 as pb
@@ -171,14 +172,56 @@ async def call(visit: Visit) -> str:
     return "grpc OK"
 
 
+async def submit_batch(visit: Visit) -> str:
+    """A job of a few lines, waited for or cancelled, whose files are deleted then."""
+    lines = [{"custom_id": str(i), "method": "POST", "url": CHATS, "body": visit.chat(8)} for i in range(LINES)]
+    text = b"\n".join(map(msgspec.json.encode, lines))
+    form = {"files": {"file": ("lines.jsonl", text)}, "data": {"purpose": "batch"}}
+    given = await visit.client.post("/v1/files", **form)
+    if given.status_code != 200:
+        return said(given)
+    wanted = {"input_file_id": given.json()["id"], "endpoint": CHATS, "completion_window": "10m"}
+    made = await visit.client.post("/v1/batches", json=wanted)
+    if made.status_code != 200:
+        return said(made)
+    batch = await _ended(visit, made.json()["id"], cancel=visit.dice.random() < 0.3)
+    for name in ("input_file_id", "output_file_id", "error_file_id"):
+        if batch[name] is not None:
+            await visit.client.delete(f"/v1/files/{batch[name]}")
+    return str(batch["status"]) if batch["status"] in ("completed", "cancelled") else f"unexpected: {batch}"
+
+
+async def _ended(visit: Visit, batch_id: str, *, cancel: bool) -> dict[str, Any]:
+    """The batch when nothing of it is left to do. Raises TimeoutError."""
+    if cancel:
+        await asyncio.sleep(visit.dice.uniform(0.0, 2.0))
+        await visit.client.post(f"/v1/batches/{batch_id}/cancel")
+    async with asyncio.timeout(SECONDS):
+        while True:
+            batch = (await visit.client.get(f"/v1/batches/{batch_id}")).json()
+            if batch["status"] in ("completed", "failed", "expired", "cancelled"):
+                return dict(batch)
+            await asyncio.sleep(0.3)
+
+
 CROWD: tuple[tuple[Act, int], ...] = (
     *((chat, 4), (structured, 1), (batch_lane, 4), (stream, 3), (leave, 3), (read_slowly, 2), (exceed, 1)),
     *((blunder, 1), (administer, 2), (churn_adapters, 1), (churn_keys, 1), (call, 2)),
 )
 """Acts, and how many people keep doing each."""
+WITH_BATCHES = (*CROWD, (submit_batch, 1))
+LINES = 12
+"""Of a job."""
 
 
-async def busy_round(house: House, seconds: float, seed: int, crowd: Sequence[tuple[Act, int]] = CROWD) -> Counter[str]:
+async def crowd_of(house: House) -> Sequence[tuple[Act, int]]:
+    """Whoever finds something to do there."""
+    async with httpx.AsyncClient(base_url=house.url, headers=_bearer(KEYS["acme"])) as client:
+        has_batches = (await client.get("/v1/batches")).is_success
+    return WITH_BATCHES if has_batches else CROWD
+
+
+async def busy_round(house: House, seconds: float, seed: int, crowd: Sequence[tuple[Act, int]]) -> Counter[str]:
     """Everybody for a while, on connections of their own; how often each act ended how."""
     outcomes: Counter[str] = Counter()
     limits = httpx.Limits(max_connections=None)
@@ -208,7 +251,7 @@ async def _keep_doing(act: Act, visit: Visit, outcomes: Counter[str]) -> None:
     while not visit.stopping.is_set():
         try:
             word = await act(visit)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, TimeoutError) as error:
             word = f"unexpected: {type(error).__name__} {error}"
         outcomes[f"{act.__name__}: {word}"] += 1
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
-from gateway.core.errors import ApiError, request_too_large
+from gateway.core.errors import ApiError, Fault, request_too_large
 from gateway.files.record import FileRecord, object_of
 from gateway.files.registry import FileRegistry, Reservation
 from gateway.files.storage import Storage

@@ -428,7 +428,7 @@ def test_the_section_reads_its_secrets_from_the_environment_and_says_where_it_is
         ({"url": url}, "batches.webhooks.acme.secret: is required"),
         (
             {"url": url, "secret": "${HOOK}", "event": []},
-            "batches.webhooks.acme.event: unknown key; did you mean events",
+            "webhooks.acme.event: unknown key; did you mean events",
         ),
         ({"url": "ftp://x", "secret": "${HOOK}"}, "batches.webhooks.acme: url: the URL must begin with https://"),
         ({"url": url, "secret": "${OTHER}"}, "OTHER is not set"),

@@ -70,7 +70,7 @@ class Gauges:
                 seen[role] += 1
                 name = role if seen[role] == 1 else f"{role} {seen[role]}"
                 found |= {f"{name} {what}": value for what, value in _process(process)}
-        return found
+        return found | {"processes": float(seen.total())}
 
     def _store(self) -> Reading:
         kinds = self.kinds_of_keys()

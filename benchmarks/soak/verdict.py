@@ -51,7 +51,8 @@ def judge(readings: Sequence[tuple[float, Reading]]) -> list[Finding]:
     findings = [_memory(name, series) for name, series in named.items() if name.endswith(MEMORY)]
     findings += [_count(name, series) for name, series in named.items() if name.endswith(FLAT)]
     findings += [_nothing(name, named[name]) for name in NOTHING_AT_REST]
-    return [*findings, _pages(readings)]
+    pages = [(at, sum(reading[name] for name in PAGES)) for at, reading in readings]
+    return [*findings, _same("processes", named["processes"]), _same("pages in all", pages)]
 
 
 def _memory(name: str, series: Series) -> Finding:
@@ -71,11 +72,10 @@ def _nothing(name: str, series: Series) -> Finding:
     return Finding(name, series[0][1], series[-1][1], slope(series), "0 at rest", worst == 0)
 
 
-def _pages(readings: Sequence[tuple[float, Reading]]) -> Finding:
-    """None is lost, and none is counted twice."""
-    sums = [(at, sum(reading[name] for name in PAGES)) for at, reading in readings]
-    same = len({total for _, total in sums}) == 1
-    return Finding("pages in all", sums[0][1], sums[-1][1], slope(sums), "the same", same)
+def _same(name: str, series: Series) -> Finding:
+    """Of pages: none is lost, and none is counted twice."""
+    same = len({value for _, value in series}) == 1
+    return Finding(name, series[0][1], series[-1][1], slope(series), "the same", same)
 
 
 def unexpected(outcomes: Mapping[str, int]) -> list[str]:

@@ -30,9 +30,6 @@ SERVER = {
 PAGES = ("kv pages", "adapter pages", "cached pages", "free pages")
 ROLES = (("engine.server", "engine"), ("valkey-server", "valkey"), ("gateway.worker", "worker"))
 """What a command line has in it -> whose it is; any other is the gateway's own."""
-REMEMBERED = frozenset(("batch",))
-"""Kinds of keys that are kept on purpose: what is known of a batch that has ended."""
-
 Reading = dict[str, float]
 
 
@@ -73,10 +70,15 @@ class Gauges:
         return found | {"processes": float(seen.total())}
 
     def _store(self) -> Reading:
-        kinds = self.kinds_of_keys()
+        """Keys that go by themselves are counted, and not held against anybody: their time is their bound."""
+        keys = list(self._redis.scan_iter(count=1000))
+        with self._redis.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.pttl(key)
+            lasting = pipe.execute().count(-1)
+        leases = sum(key.split(b":")[1] == b"lease" for key in keys)
         memory = self._redis.info("memory")["used_memory"] / MIB
-        keys = sum(count for kind, count in kinds.items() if kind not in REMEMBERED)
-        return {"keys": float(keys), "leases": float(kinds.get("lease", 0)), "redis MiB": memory}
+        return {"keys": lasting, "keys that expire": len(keys) - lasting, "leases": leases, "redis MiB": memory}
 
     def kinds_of_keys(self) -> Mapping[str, int]:
         """How many there are, by what they are about: the word after the prefix."""

@@ -117,11 +117,15 @@ async def read_slowly(visit: Visit) -> str:
 async def exceed(visit: Visit) -> str:
     """Sends more than is allowed."""
     headers = {"authorization": f"Bearer {KEYS['small']}"}
-    return said(await visit.client.post(CHATS, json=visit.chat(4), headers=headers))
+    answer = await visit.client.post(CHATS, json=visit.chat(4), headers=headers)
+    await asyncio.sleep(0.1)
+    return said(answer)
 
 
 async def blunder(visit: Visit) -> str:
-    return said(await visit.client.post(CHATS, **visit.dice.choice(NONSENSE)))
+    answer = await visit.client.post(CHATS, **visit.dice.choice(NONSENSE))
+    await asyncio.sleep(0.1)
+    return said(answer)
 
 
 async def administer(visit: Visit) -> str:

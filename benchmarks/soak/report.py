@@ -16,7 +16,7 @@ from gateway.bench.document import versions
 PANELS = (
     ("memory, MiB", ("PSS MiB", "redis MiB")),
     ("descriptors, threads and tasks", ("descriptors", "threads", "tasks")),
-    ("keys in Redis and adapters", ("keys", "leases", "adapters known")),
+    ("keys in Redis and adapters", ("keys", "keys that expire", "leases", "adapters known")),
     ("pages", ("kv pages", "adapter pages", "cached pages", "free pages")),
 )
 

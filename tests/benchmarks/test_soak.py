@@ -15,6 +15,7 @@ CALM = {
     "tasks": 21.0,
     "processes": 3.0,
     "keys": 60.0,
+    "keys that expire": 20.0,
     "adapters known": 10.0,
     "kv pages": 0.0,
     "adapter pages": 40.0,
@@ -42,6 +43,7 @@ def failed(found):
 
 def test_what_stays_is_fine():
     assert failed(readings()) == set()
+    assert failed(readings(keys_that_expire=5.0)) == set(), "they go by themselves"
 
 
 @pytest.mark.parametrize(

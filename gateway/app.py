@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +22,15 @@ from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
 from gateway.adapters.store import RedisAdapterStore
 from gateway.banner import Banner
+from gateway.batches.service import Batches
+from gateway.batches.store import BatchStore
 from gateway.batches.webhooks.opened import open_webhooks
 from gateway.config import Config
 from gateway.core.errors import ApiError
+from gateway.files.registry import FileRegistry
+from gateway.files.service import FileLimits, Files
+from gateway.files.storage import open_storage
+from gateway.files.sweeper import Sweeper, sweeping
 from gateway.grpc_api import GrpcServer
 from gateway.http_api import create_app
 from gateway.latency import LatencyWindow
@@ -156,6 +162,7 @@ async def built(
         endpoints = config.batches.webhooks if config.batches.workers else {}
         await stack.enter_async_context(open_webhooks(redis, config.redis.key_prefix, endpoints, metrics))
         operations = Operations(engine, LatencyWindow(metrics.collect))
+        files = await stack.enter_async_context(_files(launch, redis))
         app = create_app(
             gateway,
             accounts,
@@ -165,6 +172,8 @@ async def built(
             max_body_bytes=config.http.max_body_bytes,
             metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
             usage=usage,
+            files=files,
+            batches=Batches(_batch_store(config, redis), files, config.batches.tenant_jobs),
         )
         grpc = GrpcServer(
             gateway,
@@ -198,6 +207,26 @@ async def _connect(
     stack.push_async_callback(engine.close)
     stack.push_async_callback(adapters.close)
     return engine, adapters
+
+
+@asynccontextmanager
+async def _files(launch: Launch, redis: Redis) -> AsyncIterator[Files]:
+    """Raises ConfigError."""
+    config = launch.config.batches
+    with closing(open_storage(config.storage, launch.data_dir)) as storage:
+        registry = FileRegistry(redis, prefix=launch.config.redis.key_prefix)
+        async with sweeping(Sweeper(storage, registry)):
+            yield Files(storage, registry, FileLimits(config.max_file_bytes, config.tenant_bytes, config.tenant_files))
+
+
+def _batch_store(config: Config, redis: Redis) -> BatchStore:
+    return BatchStore(
+        redis,
+        lease_seconds=config.batches.lease_s,
+        retention_seconds=config.batches.retention_days * 86_400,
+        prefix=config.redis.key_prefix,
+        told=config.batches.webhooks,
+    )
 
 
 def _settings(config: Config) -> ServiceSettings:

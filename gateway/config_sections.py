@@ -202,6 +202,8 @@ class BatchesConfig:
     """false: this gateway takes jobs in and leaves the work to others."""
     lease_s: float = 15.0
     """After which work of a gateway that died is taken over; renewed while it works."""
+    retention_days: float = 30.0
+    """How long a job is remembered after its end."""
     webhooks: Mapping[str, WebhookConfig] = field(default_factory=dict)
     """Tenant -> where it is told that a batch has ended. Needs the extra `webhooks`."""
 
@@ -212,6 +214,7 @@ class BatchesConfig:
             )
         _at_least(1, max_file_bytes=self.max_file_bytes, max_lines=self.max_lines, tenant_bytes=self.tenant_bytes)
         _at_least(1, tenant_files=self.tenant_files, tenant_jobs=self.tenant_jobs, lease_s=self.lease_s)
+        _positive(retention_days=self.retention_days)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,18 @@ from starlette.routing import Route
 
 from engine.client import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
+from gateway.batches.service import Batches
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal, hash_key
 from gateway.core.trace_context import Ingress, trace_context_from
+from gateway.files.service import Files
 from gateway.generation import GenerateRequest
 from gateway.http_admin import AdminApi
+from gateway.http_batches import BatchesApi
 from gateway.http_console import ConsoleFiles
 from gateway.http_edge import Edge, bearer_token, on_api_error, on_http_exception, read_body, request_id
+from gateway.http_files import FilesApi
 from gateway.http_stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
 from gateway.metrics import CONTENT_TYPE, Metrics
@@ -61,12 +65,16 @@ def create_app(
     ping_seconds: float = PING_SECONDS,
     usage: UsageAdmin | None = None,
     metrics_keys: Collection[str] | None = (),
+    files: Files | None = None,
+    batches: Batches | None = None,
 ) -> Starlette:
-    """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, and without
-    `operations` nobody touches lanes and live requests. `metrics_keys`: SHA-256 of keys that may read /metrics, beside
-    administrators'; None: everybody may.
+    """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, without
+    `operations` nobody touches lanes and live requests, and without `files` and `batches` there are none.
+    `metrics_keys`: SHA-256 of keys that may read /metrics, beside administrators'; None: everybody may.
     """
-    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, operations, usage, metrics_keys)
+    api = HttpApi(
+        gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, operations, usage, metrics_keys, files, batches
+    )
     app = Starlette(
         routes=api.routes(),
         middleware=[Middleware(Edge)],
@@ -90,6 +98,8 @@ class HttpApi:
         operations: Operations | None,
         usage: UsageAdmin | None,
         metrics_keys: Collection[str] | None,
+        files: Files | None,
+        batches: Batches | None,
     ) -> None:
         self._gateway = gateway
         self._keys = keys
@@ -99,6 +109,8 @@ class HttpApi:
         self._ping_seconds = ping_seconds
         self._started = int(time.time())
         self._document = document()
+        self._files = FilesApi(files, self._authenticate) if files else None
+        self._batches = BatchesApi(batches, self._authenticate, max_body_bytes) if batches else None
         self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations)
 
     def routes(self) -> list[Route]:
@@ -110,6 +122,8 @@ class HttpApi:
             Route("/v1/models/{name:path}", self.model, methods=get),
             Route("/tokenize", self.tokenize, methods=post),
             Route("/detokenize", self.detokenize, methods=post),
+            *(self._files.routes() if self._files else ()),
+            *(self._batches.routes() if self._batches else ()),
             *self._admin.routes(),
             *ConsoleFiles().routes(),
             Route("/health", self.health, methods=get),

@@ -38,7 +38,7 @@ from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
 
 PACKAGE = "gateway.batches"
 SCRIPTS = (
-    *("create", "discard", "cancel", "enter", "look", "claim", "renew", "commit", "release"),
+    *("create", "cancel", "enter", "look", "claim", "renew", "commit", "release"),
     *("validated", "invalid", "finished", "swept"),
 )
 OF_TENANT = frozenset(("batches", "batchesopen", "webhooks"))
@@ -96,14 +96,6 @@ class BatchStore:
             message = f"tenant {batch.tenant} may have {max_open} batches open at once; wait until one has ended"
             raise ApiError(Fault.INSUFFICIENT_QUOTA, message)
         return _batch(words)
-
-    async def discard(self, batch: Batch) -> None:
-        """Forgets a batch that nobody has begun to work on; cancels it where somebody has."""
-        keys = self._keys(batch.tenant, batch.id, "batch", "batchwork", "batchholders", "batches", "batchesopen")
-        if await self._run("discard", keys, [batch.id]):
-            await self._leave_index([_entry(batch.tenant, batch.id)])
-        else:
-            await self.cancel(batch.tenant, batch.id)
 
     async def get(self, tenant: str, batch_id: str) -> Batch:
         """Raises ApiError: BATCH_NOT_FOUND."""

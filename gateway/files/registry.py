@@ -94,23 +94,19 @@ class FileRegistry:
         if outcome == FULL:
             raise _no_room(f"files may have {most} bytes together; delete some first")
         if outcome == LOST:
-            raise _ran_out()
+            raise ran_out()
 
     async def drop(self, upload: Reservation) -> None:
         """Gives back what an upload was charged for."""
         await self._do("drop", upload.tenant, upload.token)
 
-    async def keep(self, upload: Reservation, record: FileRecord) -> FileRecord:
-        """Makes a file of it, once: the record that is there afterwards may be of another upload with the same id.
-
-        Raises:
-            ApiError: REGISTRY_UNAVAILABLE, too, when the lease ran out.
+    async def keep(self, upload: Reservation, record: FileRecord) -> FileRecord | None:
+        """Makes a file of it, once. The record that is there then, maybe of another upload with the same id; None: the
+        lease ran out.
         """
         ends = "" if record.expires_at is None else record.expires_at * 1000
         kept = await self._do("keep", record.tenant, record.token, record.id, encode(record), upload.began_ms, ends)
-        if kept is None:
-            raise _ran_out()
-        return decode(kept)
+        return None if kept is None else decode(kept)
 
     async def find(self, tenant: str, file_id: str) -> FileRecord:
         """Raises ApiError: FILE_NOT_FOUND."""
@@ -171,5 +167,5 @@ def _no_room(why: str) -> ApiError:
     return ApiError(Fault.INSUFFICIENT_QUOTA, f"this tenant's files are too many, or too large: {why}")
 
 
-def _ran_out() -> ApiError:
+def ran_out() -> ApiError:
     return unavailable(Fault.REGISTRY_UNAVAILABLE, "the upload was given up: its lease ran out; send the file again")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
@@ -50,8 +50,7 @@ class Files:
     """
 
     def __init__(self, storage: Storage, registry: FileRegistry, limits: FileLimits) -> None:
-        self.storage, self.limits = storage, limits
-        self._registry = registry
+        self.storage, self.registry, self.limits = storage, registry, limits
 
     async def create(
         self,
@@ -74,7 +73,7 @@ class Files:
     async def receiving(self, tenant: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[Upload]:
         """The bytes of a file whose name and purpose may come behind them: `keep` what this yields."""
         file_id = new_file_id()
-        reservation = await self._registry.reserve(tenant, file_id, file_id, self.limits.quota)
+        reservation = await self.registry.reserve(tenant, file_id, file_id, self.limits.quota)
         async with self._uploading(reservation, chunks, self.limits.max_file_bytes) as upload:
             yield upload
 
@@ -84,13 +83,13 @@ class Files:
         Whoever is first with an id makes the file, all others get that one. `chunks` are read in any case.
         """
         token = f"{checked_id(file_id)}.{secrets.token_hex(4)}"
-        reservation = await self._registry.reserve(tenant, file_id, token, None)
+        reservation = await self.registry.reserve(tenant, file_id, token, None)
         async with self._uploading(reservation, chunks, None) as upload:
             return await upload.keep(filename, BATCH_OUTPUT, MAX_EXPIRY)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord:
         """Raises ApiError: FILE_NOT_FOUND."""
-        return await self._registry.find(tenant, checked_id(file_id))
+        return await self.registry.find(tenant, checked_id(file_id))
 
     async def list(
         self,
@@ -102,12 +101,12 @@ class Files:
         newest_first: bool = True,
     ) -> Page:
         """Files by when their upload began. Raises ApiError: INVALID_REQUEST, `after` is no file."""
-        ids = await self._registry.ids(tenant, after or "", newest_first)
+        ids = await self.registry.ids(tenant, after or "", newest_first)
         if ids is None:
             raise invalid_request("after must be the id of a file", "after")
         found: list[FileRecord] = []
         for start in range(0, len(ids), AT_ONCE):
-            records = await self._registry.read(tenant, ids[start : start + AT_ONCE])
+            records = await self.registry.read(tenant, ids[start : start + AT_ONCE])
             found += [record for record in records if purpose in (None, record.purpose)]
             if len(found) > limit:
                 break
@@ -115,10 +114,10 @@ class Files:
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Raises ApiError: FILE_NOT_FOUND, FILE_IN_USE."""
-        record = await self._registry.remove(tenant, checked_id(file_id))
-        await self.storage.delete([record.object])
+        record = await self.registry.remove(tenant, checked_id(file_id))
+        await self.storage.discard([record.object])
 
-    def content(self, record: FileRecord, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    def content(self, record: FileRecord, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         """Pieces of at most 256 KiB, `length` bytes together; None: to the end."""
         return self.storage.read(record.object, start, length)
 
@@ -127,25 +126,25 @@ class Files:
         return self.storage.url(record.object)
 
     async def pin(self, tenant: str, file_id: str, holder: str, *, seconds: float = PIN_SECONDS) -> FileRecord:
-        """Keeps a file from deletion and from its expiry until `holder` unpins it, at most for `seconds`. Twice is once.
+        """Keeps a file from deletion, and from its expiry, until `holder` unpins it; at most for `seconds`.
 
         Raises:
             ApiError: FILE_NOT_FOUND.
         """
-        return await self._registry.pin(tenant, checked_id(file_id), holder, seconds)
+        return await self.registry.pin(tenant, checked_id(file_id), holder, seconds)
 
     async def unpin(self, tenant: str, file_id: str, holder: str) -> None:
         """Lets go of a file; of one that is gone, or was never held, too."""
-        await self._registry.unpin(tenant, checked_id(file_id), holder)
+        await self.registry.unpin(tenant, checked_id(file_id), holder)
 
     async def use(self, tenant: str) -> FileUse:
         """What a tenant is charged for: its files, and what is on its way."""
-        return await self._registry.use(tenant)
+        return await self.registry.use(tenant)
 
     def _uploading(
         self, reservation: Reservation, chunks: AsyncIterator[bytes], most: int | None
     ) -> AbstractAsyncContextManager[Upload]:
-        return uploading(self.storage, self._registry, reservation, chunks, most)
+        return uploading(self.storage, self.registry, reservation, chunks, most)
 
 
 async def keep(upload: Upload, filename: str, purpose: str, expires_after: int | None = None) -> FileRecord:

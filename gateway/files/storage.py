@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ log = structlog.get_logger("files")
 
 READ_BYTES = 256 * 2**10
 PARTIAL = "partial/"
-"""What objects are called until they are whole: this, when they were begun in Unix seconds, and a number."""
+"""What the names of objects begin with that are not whole yet."""
 THREADS = 8
 INSTALL = "pip install 'loralane[remote]'"
 
@@ -49,7 +48,7 @@ class Storage:
         """Bytes written. An exception, of `chunks` too, leaves nothing under `name`; who is cancelled in the last
         moment may leave the whole object.
         """
-        partial, written = f"{PARTIAL}{int(time.time())}-{uuid.uuid4().hex}", 0
+        partial, written = f"{PARTIAL}{uuid.uuid4().hex}", 0
         try:
             file = await self._run(self._place.create, partial)
             try:
@@ -60,7 +59,7 @@ class Storage:
                 await self._run(file.close)
             await self._run(self._place.publish, partial, name)
         except BaseException:
-            await self._clear(partial)
+            await self.discard([partial])
             raise
         return written
 
@@ -87,26 +86,20 @@ class Storage:
         """Missing ones are fine."""
         await self._run(self._delete, names)
 
+    async def discard(self, names: Sequence[str]) -> None:
+        """Deletes what nobody will ask for again. It raises nothing: what cannot be deleted now is the sweeper's."""
+        try:
+            await self.delete(names)
+        except ApiError:
+            log.warning("objects_left", names=names)
+
     async def list(self, prefix: str) -> list[str]:
         """Names that begin with `prefix`, which ends with a slash."""
         return await self._run(self._place.list, prefix)
 
-    async def clear_partials(self, older_than_seconds: float) -> int:
-        """Removes what writers that died have left, and says how many."""
-        before = time.time() - older_than_seconds
-        old = [name for name in await self.list(PARTIAL) if _begun(name) < before]
-        await self.delete(old)
-        return len(old)
-
     def _delete(self, names: Sequence[str]) -> None:
         for name in names:
             self._place.delete(name)
-
-    async def _clear(self, partial: str) -> None:
-        try:
-            await self.delete([partial])
-        except ApiError:
-            log.warning("partial_object_left", name=partial)  # for `clear_partials`
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
         """In a thread. Who is cancelled waits for it: a file may be closed only when nobody is writing to it."""
@@ -131,7 +124,3 @@ def open_storage(url: str, data_dir: Path) -> Storage:
         raise ConfigError(f"batches.storage: {error}; {INSTALL}") from error
     except (ValueError, OSError) as error:
         raise ConfigError(f"batches.storage: {error}") from error
-
-
-def _begun(partial: str) -> float:
-    return float(partial.removeprefix(PARTIAL).partition("-")[0])

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
-from gateway.core.errors import ApiError, Fault, request_too_large
+from gateway.core.errors import ApiError, request_too_large
 from gateway.files.record import FileRecord, object_of
-from gateway.files.registry import FileRegistry, Reservation
+from gateway.files.registry import FileRegistry, Reservation, ran_out
 from gateway.files.storage import Storage
 
 log = structlog.get_logger("files")
@@ -48,7 +48,9 @@ class Upload:
         )
         self._may_be_kept = True  # from here on, until Redis says that it is not
         kept = await asyncio.shield(self._registry.keep(reserved, record))
-        self._may_be_kept = kept.token == reserved.token
+        self._may_be_kept = kept is not None and kept.token == reserved.token
+        if kept is None:
+            raise ran_out()
         return kept
 
     async def renew(self) -> None:
@@ -62,11 +64,11 @@ class Upload:
         """Leaves nothing of what was not kept. What cannot be told stays for the sweeper, which asks again."""
         if self._may_be_kept:
             return
+        await self._storage.discard([self._object])
         try:
-            await self._storage.delete([self._object])
             await self._registry.drop(self._reservation)
-        except ApiError as error:
-            log.warning("upload_left", object=self._object, reason=error.message)
+        except ApiError:
+            log.warning("charge_left", tenant=self._reservation.tenant)  # until its lease runs out
 
     async def _charged(self, chunks: AsyncIterator[bytes], max_bytes: int | None) -> AsyncGenerator[bytes, None]:
         async for piece in _pieces(chunks):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -39,7 +40,7 @@ class Gauges:
     def __init__(self, pid: int, url: str, data_dir: Path, admin_key: str) -> None:
         self._root = psutil.Process(pid)
         self._client = httpx.Client(base_url=url, headers={"authorization": f"Bearer {admin_key}"}, timeout=60)
-        self._redis = redis.Redis(unix_socket_path=str(socket_for((data_dir / "valkey").resolve())))
+        self._redis: Any = redis.Redis(unix_socket_path=str(socket_for((data_dir / "valkey").resolve())))
 
     def read(self) -> Reading:
         """Every series by name; those of processes begin with whose they are."""

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from benchmarks.command import run
 from benchmarks.server import launched
@@ -83,7 +83,7 @@ class Soak:
             await asyncio.sleep(0.2)
         await asyncio.sleep(SETTLE_SECONDS)
 
-    async def _watch(self, progress: Progress, bar: int) -> None:
+    async def _watch(self, progress: Progress, bar: TaskID) -> None:
         while True:
             reading = await asyncio.to_thread(self._gauges.read)
             self.busy.append((self.age, reading))

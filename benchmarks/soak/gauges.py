@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -49,11 +49,11 @@ class Gauges:
     def server(self) -> Reading:
         """By the server's own metrics."""
         text = self._client.get("/metrics").raise_for_status().text
-        sums: Counter[str] = Counter()
+        sums: defaultdict[str, float] = defaultdict(float)
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 sums[sample.name] += sample.value
-        return {name: float(sums[metric]) for name, metric in SERVER.items()}
+        return {name: sums[metric] for name, metric in SERVER.items()}
 
     def close(self) -> None:
         self._client.close()

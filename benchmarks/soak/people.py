@@ -123,7 +123,8 @@ async def exceed(visit: Visit) -> str:
 
 
 async def blunder(visit: Visit) -> str:
-    answer = await visit.client.post(CHATS, **visit.dice.choice(NONSENSE))
+    nonsense: dict[str, Any] = visit.dice.choice(NONSENSE)
+    answer = await visit.client.post(CHATS, **nonsense)
     await asyncio.sleep(0.1)
     return said(answer)
 
@@ -180,8 +181,8 @@ async def submit_batch(visit: Visit) -> str:
     """A job of a few lines, waited for or cancelled, whose files are deleted then."""
     lines = [{"custom_id": str(i), "method": "POST", "url": CHATS, "body": visit.chat(8)} for i in range(LINES)]
     text = b"\n".join(map(msgspec.json.encode, lines))
-    form = {"files": {"file": ("lines.jsonl", text)}, "data": {"purpose": "batch"}}
-    given = await visit.client.post("/v1/files", **form)
+    file = {"file": ("lines.jsonl", text)}
+    given = await visit.client.post("/v1/files", files=file, data={"purpose": "batch"})
     if given.status_code != 200:
         return said(given)
     wanted = {"input_file_id": given.json()["id"], "endpoint": CHATS, "completion_window": "10m"}

@@ -17,9 +17,14 @@ from urllib.parse import SplitResult, urlsplit
 Address = IPv4Address | IPv6Address
 
 MAX_URL_CHARS = 2048
-HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252})")
+AUTHORITY = re.compile(
+    r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_][a-z0-9_.-]{0,252}))(?::(?P<port>[0-9]{1,5}))?"
+)
+"""Of a URL without a user; no parser's idea of it is relied on."""
 UNFIT = re.compile(r"[^\x21-\x7e]|[\\\"<>^`{|}]")
 """What no URL has in it, and what parsers disagree on."""
+NO_PLACE = "the URL's host must be a name of letters, digits, '-' and '.', or an address; its port from 1 to 65535"
+MAX_PORT = 65_535
 DEFAULT_PORTS = {"https": 443, "http": 80}
 
 INNER = tuple(
@@ -65,15 +70,14 @@ def parse_url(text: str, *, plain: bool = False) -> SafeUrl:
         raise UnsafeUrl(f"a URL has at most {MAX_URL_CHARS} characters, and no spaces or backslashes")
     try:
         parts = urlsplit(text)
-        port = parts.port
     except ValueError:
-        raise UnsafeUrl("the URL has no valid host or port") from None
+        raise UnsafeUrl(NO_PLACE) from None
     if parts.scheme != "https" and not (plain and parts.scheme == "http"):
         raise UnsafeUrl(f"the URL must begin with https://{' or http://' if plain else ''}")
     if "@" in parts.netloc or parts.fragment:
         raise UnsafeUrl("a URL has no user, password or fragment here")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return SafeUrl(parts.scheme, _host(parts), _port(parts.scheme, port), target)
+    return SafeUrl(parts.scheme, *_place(parts), target)
 
 
 def check_addresses(host: str, found: Sequence[str], *, inner: bool = False) -> list[Address]:
@@ -141,17 +145,10 @@ def _parsed(host: str, text: str) -> Address:
         raise UnsafeUrl(f"{host} is at {text!r}, which is no address") from None
 
 
-def _host(parts: SplitResult) -> str:
-    """Raises UnsafeUrl."""
-    host = parts.hostname or ""
-    if parts.netloc.startswith("["):
-        return str(_parsed("the URL", host))
-    if not HOST_NAME.fullmatch(host):
-        raise UnsafeUrl("the URL's host must be a name of letters, digits, '-' and '.', or an address")
-    return host
-
-
-def _port(scheme: str, port: int | None) -> int:
-    if port == 0:
-        raise UnsafeUrl("the URL has no valid host or port")
-    return port or DEFAULT_PORTS[scheme]
+def _place(parts: SplitResult) -> tuple[str, int]:
+    """Host and port. Raises UnsafeUrl."""
+    found = AUTHORITY.fullmatch(parts.netloc.lower())
+    port = int(found["port"] or DEFAULT_PORTS[parts.scheme]) if found else 0
+    if not found or not 0 < port <= MAX_PORT:
+        raise UnsafeUrl(NO_PLACE)
+    return found["name"] or str(_parsed("the URL", found["address"])), port

@@ -34,7 +34,7 @@ from gateway.config_file import ConfigError
 from gateway.config_webhooks import EVENTS, WebhookConfig
 
 SECRET = f"whsec_{b64encode(bytes(range(32))).decode()}"
-FAST = Pace(poll=0.01, timeout=0.5, lease=5.0, first_retry=0.02)
+FAST = Pace(poll=0.01, timeout=0.5, lease=5.0, first_retry=0.02, longest_retry=0.05)
 OUTBOX = outbox_key("t:", "acme")
 
 
@@ -169,7 +169,8 @@ async def test_after_three_days_it_is_given_up_loudly_but_never_untried(valkey, 
 async def test_a_failure_waits_for_as_long_as_it_is_old(valkey, receiver):
     receiver.script += [status(500)]
     event = await end(valkey, age=1000.0)
-    async with courier(valkey, endpoint(receiver)) as counts:
+    pace = replace(FAST, longest_retry=Pace().longest_retry)
+    async with courier(valkey, endpoint(receiver), pace) as counts:
         await until(lambda: counts["failed"])
         async with asyncio.timeout(20):
             while (await valkey.zscore(OUTBOX, event.word)) - event.ended_at < 1000 + 2 * FAST.lease:

@@ -35,7 +35,7 @@ log = structlog.get_logger("webhooks")
 
 
 class Courier:
-    """Delivers one tenant's events, for as long as it runs. One that waits for a slow receiver keeps nobody waiting."""
+    """Delivers one tenant's events until it is closed. One that waits for a slow receiver keeps nobody waiting."""
 
     def __init__(
         self, tenant: str, endpoint: WebhookConfig, outbox: Outbox, count: Count, tls: ssl.SSLContext, pace: Pace
@@ -44,10 +44,18 @@ class Courier:
         """Events not delivered yet, when last looked."""
         self._tenant, self._endpoint, self._outbox = tenant, endpoint, outbox
         self._count, self._tls, self._pace = count, tls, pace
+        self._closing = False
+        self._task = asyncio.create_task(self._run(), name=f"webhooks-{tenant}")
 
-    async def run(self) -> None:
+    async def close(self) -> None:
+        """What was on its way is left to others."""
+        self._closing = True  # redis-py may swallow a cancellation that meets it between two reads
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
         away = False
-        while True:
+        while not self._closing:
             worked = False
             try:
                 worked = await self._turn()
@@ -130,10 +138,7 @@ async def delivering(
         Courier(tenant, endpoint, Outbox(client, outbox_key(prefix, tenant)), count, trusted, timing)
         for tenant, endpoint in endpoints.items()
     ]
-    tasks = [asyncio.create_task(courier.run(), name="webhooks") for courier in couriers]
     try:
         yield couriers
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(courier.close() for courier in couriers))

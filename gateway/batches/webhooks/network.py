@@ -57,7 +57,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from error
-        return check_addresses(host, [place[0] for *_, place in found], inner=self._inner)
+        return check_addresses(host, [str(place[0]) for *_, place in found], inner=self._inner)
 
 
 async def post(url: SafeUrl, headers: Mapping[str, str], body: bytes, tls: ssl.SSLContext, *, inner: bool) -> int:

@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+MINUTES ?= 30
 
 # A machine with CUDA gets PyPI's GPU build of torch; any other gets the CPU build, and never gigabytes of CUDA.
 HAS_CUDA := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
@@ -15,7 +16,7 @@ REACHABLE = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU
 CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
-.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-gateway bench-lanes bench-many-adapters bench-gpu bench-planning proto clean
+.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-gateway bench-lanes bench-many-adapters bench-gpu bench-planning soak proto clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -79,6 +80,9 @@ bench-gpu: setup-dev  ## Kernels and engine on an NVIDIA GPU, against their byte
 
 bench-planning: setup-dev  ## What planning a step costs, against what runs and what waits
 	$(BIN)/python -m benchmarks.planning $(ARGS)
+
+soak: setup-dev  ## A server is used in every way for MINUTES=30 and must be as it was afterwards
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
 
 proto: setup-dev  ## Regenerate gateway/pb and engine/pb from proto/
 	$(BIN)/python proto/generate.py

@@ -25,6 +25,7 @@ from gateway.banner import Banner
 from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
 from gateway.batches.strays import StraySweeper
+from gateway.batches.webhooks.opened import open_webhooks
 from gateway.batches.workers import working
 from gateway.config import Config
 from gateway.core.errors import ApiError
@@ -40,6 +41,7 @@ from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.listeners import grpc_port, http_port
+from gateway.loop_metrics import LoopMetrics
 from gateway.metrics import Metrics
 from gateway.observability import open_observers
 from gateway.operations import Operations
@@ -158,6 +160,9 @@ async def built(
         stack.push_async_callback(gateway.close)
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
+        metrics.register(LoopMetrics(asyncio.get_running_loop()))
+        endpoints = config.batches.webhooks if config.batches.workers else {}
+        await stack.enter_async_context(open_webhooks(redis, config.redis.key_prefix, endpoints, metrics))
         operations = Operations(engine, LatencyWindow(metrics.collect))
         files, store = await stack.enter_async_context(_files(launch, redis)), _batch_store(config, redis)
         batches = Batches(store, files, config.batches.tenant_jobs)
@@ -228,6 +233,7 @@ def _batch_store(config: Config, redis: Redis) -> BatchStore:
         lease_seconds=config.batches.lease_s,
         retention_seconds=config.batches.retention_days * 86_400,
         prefix=config.redis.key_prefix,
+        told=config.batches.webhooks,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator
 
 import httpx
@@ -18,8 +19,9 @@ class ChatError(Exception):
 class ChatClient:
     """Keeps the conversation and streams each answer as it comes."""
 
-    def __init__(self, url: str, key: str, model: str | None, system: str | None) -> None:
-        self._http = httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=TIMEOUT)
+    def __init__(self, url: str, key: str, model: str | None, system: str | None, tls: ssl.SSLContext) -> None:
+        headers = {"authorization": f"Bearer {key}"}
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, verify=tls)
         self._model = model
         self._messages = [{"role": "system", "content": system}] if system else []
 

@@ -25,6 +25,7 @@ from gateway.operations_command import requests as requests_app
 from gateway.simulate_command import simulate
 from gateway.tenants_command import keys as keys_app
 from gateway.tenants_command import tenants as tenants_app
+from gateway.trust import Trust
 from gateway.usage_command import usage
 
 app = typer.Typer(
@@ -43,6 +44,7 @@ app.add_typer(bench_app, name="bench")
 
 console = Console(stderr=True)
 
+PEM = "PEM file of certificates"
 ServerUrl = Annotated[str, typer.Option("--url", help="Base URL of the gateway.")]
 UserKey = Annotated[str, typer.Option("--key", envvar="LORALANE_API_KEY", help="API key.")]
 
@@ -96,21 +98,31 @@ def chat(
     key: UserKey = "sk-demo-acme",
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
 ) -> None:
-    """Chat in the terminal: `loralane chat --model pirate`."""
+    """Chat in the terminal.
+
+    - `loralane chat --model pirate`
+    - `loralane --ca ca.pem chat --url https://gateway:8000`
+    """
     from gateway.chat_client import ChatClient, ChatError
+    from gateway.trust import TrustError, chosen_trust
 
     try:
-        ChatClient(url, key, model, system).run(Console())
-    except ChatError as error:
+        ChatClient(url, key, model, system, chosen_trust().context()).run(Console())
+    except (ChatError, TrustError) as error:
         _fail(str(error))
 
 
 def _run(config: Config, data_dir: Path) -> None:
     # Imported here: `--help` and `check` should not wait for a tokenizer library.
+    from gateway.addresses import check_certificates
     from gateway.launch import Launch, StartError
     from gateway.process import configure_logging, run_loop
     from gateway.store import StoreStartError
 
+    try:
+        check_certificates(config)
+    except ConfigError as error:
+        _fail(str(error))
     if config.gateways == 1:
         from gateway.app import serve as serve_gateways
     else:
@@ -173,9 +185,18 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     _: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+    ca: Annotated[Path | None, typer.Option(envvar="LORALANE_CA", help=f"{PEM} believed of servers.")] = None,
+    cert: Annotated[Path | None, typer.Option(envvar="LORALANE_CERT", help=f"{PEM} shown to servers.")] = None,
+    cert_key: Annotated[Path | None, typer.Option(envvar="LORALANE_CERT_KEY", help="Its key, if elsewhere.")] = None,
 ) -> None:
-    """A multi-LoRA, priority-lane serving gateway."""
+    """A multi-LoRA, priority-lane serving gateway.
+
+    Clients of a gateway with TLS are told whom to believe before their name:
+    `loralane --ca ca.pem --cert me.pem --cert-key me.key adapters ls --target https://gateway:50051`.
+    """
+    context.obj = Trust(ca, cert, cert_key)
 
 
 def _fail(message: str) -> NoReturn:

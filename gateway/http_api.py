@@ -18,6 +18,7 @@ from starlette.routing import Route
 from engine.client import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
 from gateway.core.errors import ApiError, invalid_request
+from gateway.core.part import Part, offers_path
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal, hash_key
 from gateway.core.trace_context import Ingress, trace_context_from
@@ -42,6 +43,7 @@ from gateway.openai_schema import (
 )
 from gateway.openai_tools import call_reader, offered_tools
 from gateway.openapi import document
+from gateway.openapi_operations import OPERATIONS
 from gateway.operations import Operations
 from gateway.service import Gateway
 from gateway.usage.admin import UsageAdmin
@@ -61,14 +63,15 @@ def create_app(
     ping_seconds: float = PING_SECONDS,
     usage: UsageAdmin | None = None,
     metrics_keys: Collection[str] | None = (),
+    part: Part = "all",
 ) -> Starlette:
     """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, and without
     `operations` nobody touches lanes and live requests. `metrics_keys`: SHA-256 of keys that may read /metrics, beside
-    administrators'; None: everybody may.
+    administrators'; None: everybody may. `part`: what this port offers.
     """
-    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, operations, usage, metrics_keys)
+    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, operations, usage, metrics_keys, part)
     app = Starlette(
-        routes=api.routes(),
+        routes=[route for route in api.routes() if offers_path(part, route.path)],
         middleware=[Middleware(Edge)],
         exception_handlers={ApiError: on_api_error, HTTPException: on_http_exception},
     )
@@ -90,6 +93,7 @@ class HttpApi:
         operations: Operations | None,
         usage: UsageAdmin | None,
         metrics_keys: Collection[str] | None,
+        part: Part,
     ) -> None:
         self._gateway = gateway
         self._keys = keys
@@ -98,7 +102,7 @@ class HttpApi:
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
         self._started = int(time.time())
-        self._document = document()
+        self._document = document([each for each in OPERATIONS if offers_path(part, each.path)])
         self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations)
 
     def routes(self) -> list[Route]:

@@ -78,6 +78,7 @@ def serve(
     from gateway.bench.document import Settings
     from gateway.bench.plan import Plan
     from gateway.bench.run import BenchError, run, served_models
+    from gateway.trust import TrustError
 
     console = Console(stderr=True)
     try:
@@ -99,7 +100,7 @@ def serve(
         _show(measured)
         if json is not None:
             json.write_bytes(measured.write())
-    except (BenchError, ValueError, OSError) as error:
+    except (BenchError, TrustError, ValueError, OSError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(1) from error
     if not any(lane.succeeded for lane in measured.lanes):

@@ -25,7 +25,7 @@ from gateway.operations_command import requests as requests_app
 from gateway.simulate_command import simulate
 from gateway.tenants_command import keys as keys_app
 from gateway.tenants_command import tenants as tenants_app
-from gateway.trust import Trust
+from gateway.trust import CHOSEN, Trust
 from gateway.usage_command import usage
 
 app = typer.Typer(
@@ -185,7 +185,6 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    context: typer.Context,
     _: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
     ca: Annotated[Path | None, typer.Option(envvar="LORALANE_CA", help=f"{PEM} believed of servers.")] = None,
     cert: Annotated[Path | None, typer.Option(envvar="LORALANE_CERT", help=f"{PEM} shown to servers.")] = None,
@@ -196,7 +195,7 @@ def root(
     Clients of a gateway with TLS are told whom to believe before their name:
     `loralane --ca ca.pem --cert me.pem --cert-key me.key adapters ls --target https://gateway:50051`.
     """
-    context.obj = Trust(ca, cert, cert_key)
+    CHOSEN.set(Trust(ca, cert, cert_key))
 
 
 def _fail(message: str) -> NoReturn:

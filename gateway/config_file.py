@@ -119,7 +119,7 @@ def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
 def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
     """`value` as `kind`. Numbers and booleans may be written as text, as they are when they come from a reference."""
     if section := _section(kind):
-        return build(section, value, where, base)
+        return None if value is None and section is not kind else build(section, value, where, base)
     if get_origin(kind) is tuple and is_dataclass(get_args(kind)[0]):
         if not isinstance(value, list):
             raise ConfigError(f"{where}: must be a list")

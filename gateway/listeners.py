@@ -33,8 +33,8 @@ async def http_port(
     """
     listener = bound(host, port, shared=shared)
     listener.listen(BACKLOG)
-    tls = {} if certificate is None else {"ssl_context_factory": lambda _config, _default: certificate.for_http()}
-    server = _Server(guarded(app, lifespan="off", timeout_graceful_shutdown=10, **tls))
+    contexts = None if certificate is None else lambda *_: certificate.for_http()
+    server = _Server(guarded(app, lifespan="off", timeout_graceful_shutdown=10, ssl_context_factory=contexts))
     task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
         yield listener.getsockname()[1]

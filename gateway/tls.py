@@ -99,7 +99,9 @@ def read_identity(config: TlsConfig, where: str) -> Identity:
     key = _pem(config.key, f"{where}.key", PRIVATE_KEY, "private key")
     if ENCRYPTED in key:
         raise ConfigError(f"{where}.key: {config.key} is encrypted; nobody is there to type its password")
-    client_ca = config.client_ca and _pem(config.client_ca, f"{where}.client_ca", CERTIFICATE, "certificate")
+    client_ca = None
+    if config.client_ca is not None:
+        client_ca = _pem(config.client_ca, f"{where}.client_ca", CERTIFICATE, "certificate")
     return Identity(chain, key, client_ca, _checked(config, where))
 
 
@@ -128,6 +130,8 @@ def _context(config: TlsConfig) -> ssl.SSLContext:
     context.set_alpn_protocols(HTTP_ALPN)
     if config.client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
+        context.options |= ssl.OP_NO_TICKET  # or whom an authority no longer vouches for could resume a session
+        context.num_tickets = 0
     return context
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ssl
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import click
 
 if TYPE_CHECKING:
     import grpc
@@ -57,10 +56,12 @@ class Trust:
         return grpc.secure_channel(target.removeprefix(TLS_TARGET).rstrip("/"), credentials, options)
 
 
+CHOSEN: ContextVar[Trust] = ContextVar("trust")
+"""What the command line says before the command's name; its root sets it."""
+
+
 def chosen_trust() -> Trust:
-    """What this command's line says."""
-    context = click.get_current_context(silent=True)
-    return (context and context.find_object(Trust)) or Trust()
+    return CHOSEN.get(Trust())
 
 
 def _reason(error: OSError) -> str:

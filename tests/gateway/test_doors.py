@@ -72,7 +72,7 @@ async def alone(launch: Launch) -> AsyncIterator[tuple[Ports, ...]]:
         said = io.StringIO()
         app.banner.print(Console(file=said, width=200))
         public, admin = (f"https://127.0.0.1:{port.http}" for port in app.ports)
-        for words in (f"{public}\n", f"curl {public}/v1", f"{admin}/console  (clients show a certificate of ca.pem)"):
+        for words in (f"{public} ", f"curl {public}/v1", f"{admin}/console  (clients show a certificate of ca.pem)"):
             assert words in said.getvalue()
         assert "-plaintext" not in said.getvalue()
         yield app.ports
@@ -127,16 +127,14 @@ async def test_administrators_have_to_show_a_certificate(ports, authority):
 async def test_services_of_grpc_are_divided_alike(ports, authority, shown):
     files = (authority.file.read_bytes(), shown.key.read_bytes(), shown.cert.read_bytes())
     credentials = grpc.ssl_channel_credentials(*files)
-    metadata = (("authorization", f"Bearer {ADMIN_KEY}"),)
+    mine, theirs = ((("authorization", f"Bearer {key}"),) for key in (ADMIN_KEY, KEY))
+    words = generation_pb2.TokenizeRequest(model="served", prompt="hi")
     found = []
     for port in ports:
         async with grpc.aio.secure_channel(f"127.0.0.1:{port.grpc}", credentials) as channel:
-            listing = adapters_pb2_grpc.AdapterAdminStub(channel).List(
-                adapters_pb2.ListAdaptersRequest(), metadata=metadata
-            )
-            tokenizing = generation_pb2_grpc.GenerationStub(channel).Tokenize(
-                generation_pb2.TokenizeRequest(text="hi"), metadata=(("authorization", f"Bearer {KEY}"),)
-            )
+            adapters = adapters_pb2_grpc.AdapterAdminStub(channel)
+            listing = adapters.List(adapters_pb2.ListAdaptersRequest(), metadata=mine)
+            tokenizing = generation_pb2_grpc.GenerationStub(channel).Tokenize(words, metadata=theirs)
             found.append((await listing.code(), await tokenizing.code()))
     missing, ok = grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.OK
     assert found == [(missing, ok), (ok, missing)]

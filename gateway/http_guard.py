@@ -37,8 +37,6 @@ class GuardedProtocol(HttpToolsProtocol):
     """Bytes a second."""
     max_unread_bytes = 8 * 2**20
     """Of a body that goes on after it was answered: clients that send all before they read should get the answer."""
-    busy_seconds = 1.0
-    """A deadline noticed so much too late says that this process was busy: what has come meanwhile is read first."""
     write_seconds = 60.0
     """That a peer may leave a full buffer unread. Then it is cut off, which ends and settles its request."""
 
@@ -118,7 +116,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _look_in(self, seconds: float) -> None:
         self._relax()
-        self._due = self.loop.time() + seconds
         self._late_timer = self.loop.call_later(seconds, self._late)
 
     def _relax(self) -> None:
@@ -126,9 +123,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self._late_timer.cancel()
 
     def _late(self) -> None:
-        if self.loop.time() > self._due + self.busy_seconds:
-            self._look_in(self.busy_seconds)
-            return
         left = 0.0
         if self._in_body:
             allowed = self.body_seconds + self._body_bytes / self.min_body_rate

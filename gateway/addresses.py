@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.config import Config
-from gateway.config_sections import TlsConfig
+from gateway.config_tls import TlsConfig
 from gateway.core.part import Part
 from gateway.tls import Certificate
 

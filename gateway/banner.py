@@ -11,7 +11,7 @@ from rich.text import Text
 from engine.pb import engine_pb2 as pb
 from gateway.addresses import Ports
 from gateway.config import DEMO_HASHES, DEMO_KEYS, Config
-from gateway.config_sections import TlsConfig
+from gateway.config_tls import TlsConfig
 from gateway.service import Gateway
 
 QUESTION = "What is the capital of France?"

@@ -16,6 +16,7 @@ from rich.console import Console
 from engine.config import DTYPES, LOAD_FORMATS
 from engine.paths import default_data_dir
 from gateway.adapters_command import app as adapters_app
+from gateway.batch_command import app as batch_app
 from gateway.bench.command import app as bench_app
 from gateway.config import Config, load_config
 from gateway.config_file import ConfigError
@@ -23,9 +24,10 @@ from gateway.limits_command import app as limits_app
 from gateway.operations_command import lanes as lanes_app
 from gateway.operations_command import requests as requests_app
 from gateway.simulate_command import simulate
+from gateway.tenant_command import DEMO_KEY, LOCAL_URL, ServerUrl, UserKey
 from gateway.tenants_command import keys as keys_app
 from gateway.tenants_command import tenants as tenants_app
-from gateway.trust import CHOSEN, Trust
+from gateway.trust import CHOSEN, Trust, TrustError
 from gateway.usage_command import usage
 
 app = typer.Typer(
@@ -40,13 +42,12 @@ app.add_typer(lanes_app, name="lanes")
 app.add_typer(requests_app, name="requests")
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(keys_app, name="keys")
+app.add_typer(batch_app, name="batch")
 app.add_typer(bench_app, name="bench")
 
 console = Console(stderr=True)
 
 PEM = "PEM file of certificates"
-ServerUrl = Annotated[str, typer.Option("--url", help="Base URL of the gateway.")]
-UserKey = Annotated[str, typer.Option("--key", envvar="LORALANE_API_KEY", help="API key.")]
 
 
 @app.command()
@@ -94,8 +95,8 @@ def check(file: Annotated[Path, typer.Argument(help="YAML configuration.")]) -> 
 @app.command()
 def chat(
     model: Annotated[str | None, typer.Option(help="Base or adapter name; default: the base.")] = None,
-    url: ServerUrl = "http://127.0.0.1:8000",
-    key: UserKey = "sk-demo-acme",
+    url: ServerUrl = LOCAL_URL,
+    key: UserKey = DEMO_KEY,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
 ) -> None:
     """Chat in the terminal.
@@ -104,11 +105,10 @@ def chat(
     - `loralane --ca ca.pem chat --url https://gateway:8000`
     """
     from gateway.chat_client import ChatClient, ChatError
-    from gateway.trust import TrustError, chosen_trust
 
     try:
-        ChatClient(url, key, model, system, chosen_trust().context()).run(Console())
-    except (ChatError, TrustError) as error:
+        ChatClient(url, key, model, system).run(Console())
+    except ChatError as error:
         _fail(str(error))
 
 
@@ -208,4 +208,8 @@ app.command()(usage)
 
 
 def main() -> None:
-    app()
+    try:
+        app()
+    except TrustError as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        sys.exit(1)

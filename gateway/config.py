@@ -17,6 +17,7 @@ from gateway.config_file import ConfigError, as_mapping, build, check_keys, conv
 from gateway.config_sections import (
     AdaptersConfig,
     AdminConfig,
+    BatchesConfig,
     GrpcConfig,
     HttpConfig,
     LanesConfig,
@@ -60,6 +61,7 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     billing: BillingConfig = field(default_factory=BillingConfig)
     redis: RedisConfig = field(default_factory=RedisConfig)
+    batches: BatchesConfig = field(default_factory=BatchesConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)

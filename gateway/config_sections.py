@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
+from gateway.config_tls import TlsConfig
 from gateway.core.limits import Policy
 from gateway.core.tenants import Tenant
 from gateway.tools.dialects import ToolParserName
@@ -183,15 +184,35 @@ class RedisConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class TlsConfig:
-    """PEM files of a port that speaks TLS 1.2 and 1.3."""
+class BatchesConfig:
+    """Files, and the jobs made of them."""
 
-    cert: Path
-    """The server's certificate, and after it those that lead to its authority."""
-    key: Path
-    """Its private key, without a password."""
-    client_ca: Path | None = None
-    """Certificates of authorities: with it, clients must show a certificate that one of them has signed."""
+    storage: str = field(default="", repr=False)
+    """Where their bytes are kept: an fsspec URL, as in s3://bucket/loralane; empty: a folder in the data directory."""
+    max_file_bytes: int = 200 * 2**20
+    """Of one upload."""
+    max_lines: int = 50_000
+    """Of one job."""
+    tenant_bytes: int = 10 * 2**30
+    """Of all files of one tenant; what jobs have written counts, but is never refused."""
+    tenant_files: int = 10_000
+    tenant_jobs: int = 100
+    """Of one tenant, open at once."""
+    workers: bool = True
+    """false: this gateway takes jobs in and leaves the work to others."""
+    lease_s: float = 15.0
+    """After which work of a gateway that died is taken over; renewed while it works."""
+    retention_days: float = 30.0
+    """How long a job is remembered after its end."""
+
+    def __post_init__(self) -> None:
+        if self.storage and "://" not in self.storage:
+            raise ValueError(
+                f"storage must be a URL, such as file:///srv/files or s3://bucket/folder, not {self.storage!r}"
+            )
+        _at_least(1, max_file_bytes=self.max_file_bytes, max_lines=self.max_lines, tenant_bytes=self.tenant_bytes)
+        _at_least(1, tenant_files=self.tenant_files, tenant_jobs=self.tenant_jobs, lease_s=self.lease_s)
+        _positive(retention_days=self.retention_days)
 
 
 @dataclass(frozen=True, slots=True)

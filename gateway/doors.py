@@ -10,7 +10,9 @@ from starlette.types import ASGIApp
 
 from gateway.accounts.registry import AccountRegistry
 from gateway.addresses import Front, Ports, fronts
+from gateway.batches.service import Batches
 from gateway.config import Config
+from gateway.files.service import Files
 from gateway.grpc_api import GrpcServer
 from gateway.http_api import create_app
 from gateway.listeners import grpc_port, http_port
@@ -29,6 +31,8 @@ class Offer:
     metrics: Metrics
     operations: Operations
     usage: UsageAdmin
+    files: Files
+    batches: Batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ def _door(front: Front, offer: Offer, config: Config, shared: bool) -> Door:
         max_body_bytes=config.http.max_body_bytes,
         metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
         usage=offer.usage,
+        files=offer.files,
+        batches=offer.batches,
         part=front.part,
     )
     grpc = GrpcServer(
@@ -67,6 +73,8 @@ def _door(front: Front, offer: Offer, config: Config, shared: bool) -> Door:
         certificate=front.grpc.certificate(),
         shared=shared,
         usage=offer.usage,
+        files=offer.files,
+        batches=offer.batches,
         part=front.part,
     )
     return Door(front, app, grpc)

@@ -11,7 +11,7 @@ import grpc
 import structlog
 
 from gateway.config_file import ConfigError
-from gateway.config_sections import TlsConfig
+from gateway.config_tls import TlsConfig
 
 log = structlog.get_logger("tls")
 

@@ -15,7 +15,7 @@ TLS_TARGET = "https://"
 
 
 class TrustError(Exception):
-    """A file of certificates cannot be used; the message says which and why."""
+    """A file of certificates cannot be used; the message says which and why. It ends the command."""
 
 
 @dataclass(frozen=True, slots=True)

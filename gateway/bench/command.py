@@ -78,7 +78,6 @@ def serve(
     from gateway.bench.document import Settings
     from gateway.bench.plan import Plan
     from gateway.bench.run import BenchError, run, served_models
-    from gateway.trust import TrustError
 
     console = Console(stderr=True)
     try:
@@ -100,7 +99,7 @@ def serve(
         _show(measured)
         if json is not None:
             json.write_bytes(measured.write())
-    except (BenchError, TrustError, ValueError, OSError) as error:
+    except (BenchError, ValueError, OSError) as error:
         console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(1) from error
     if not any(lane.succeeded for lane in measured.lanes):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trustme
 
-from gateway.config_sections import TlsConfig
+from gateway.config_tls import TlsConfig
 
 
 @dataclass(frozen=True)

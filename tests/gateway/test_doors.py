@@ -25,7 +25,8 @@ from gateway.addresses import Ports, check_certificates
 from gateway.app import running
 from gateway.config import Config, TenantConfig, parse_config
 from gateway.config_file import ConfigError
-from gateway.config_sections import AdminConfig, GrpcConfig, HttpConfig, ModelConfig, TlsConfig
+from gateway.config_sections import AdminConfig, GrpcConfig, HttpConfig, ModelConfig
+from gateway.config_tls import TlsConfig
 from gateway.core.tenants import Tenant, hash_key
 from gateway.fleet import sailing
 from gateway.launch import Launch

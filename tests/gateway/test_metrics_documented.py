@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
 from engine.pb import engine_pb2 as pb
+from gateway.batches.metrics import BatchMetrics
 from gateway.core.limits import Scope
 from gateway.metrics import FIRST_TOKEN, TOKEN
 from gateway.usage.metrics import UsageMetrics
@@ -42,6 +43,7 @@ async def house(tmp_path) -> House:
     """One in which everything has happened that a metric tells of."""
     house = await build_house(tmp_path)
     house.metrics.register(UsageMetrics(SimpleNamespace(undelivered_tokens=0, lost_tokens=0)))
+    house.metrics.register(BatchMetrics(SimpleNamespace(leases={}, open=0), SimpleNamespace(backlog=0, in_flight=0)))
     house.engine.picture = pb.EngineStats(
         lanes=[pb.LaneStats(lane=pb.LANE_INTERACTIVE), pb.LaneStats(lane=pb.LANE_BATCH)],
         tenants=[pb.TenantStats(tenant="acme", device_seconds=1.0)],

@@ -18,7 +18,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from gateway.config import parse_config
 from gateway.config_file import ConfigError
-from gateway.config_sections import TlsConfig
+from gateway.config_tls import TlsConfig
 from gateway.grpc_api import GrpcServer
 from gateway.listeners import http_port
 from gateway.tls import Certificate

@@ -16,7 +16,7 @@ REACHABLE = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU
 CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
-.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-gateway bench-lanes bench-many-adapters bench-gpu bench-planning soak proto clean
+.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-batches bench-gateway bench-lanes bench-many-adapters bench-gpu bench-planning soak audit proto clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -86,6 +86,14 @@ soak: setup-dev  ## A server is used in every way for MINUTES=30 and must be as 
 
 proto: setup-dev  ## Regenerate gateway/pb and engine/pb from proto/
 	$(BIN)/python proto/generate.py
+
+audit: $(VENV)/audit/.setup  ## Ask PyPI whether a pinned library has a known vulnerability (needs the network)
+	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip -r configs/constraints.txt -r configs/constraints-cpu.txt $(ARGS)
+
+# In an environment of its own: what audits the libraries is none of them, and needs other versions of some.
+$(VENV)/audit/.setup: $(VENV)/.venv
+	@$(PYTHON) -m venv $(VENV)/audit && $(VENV)/audit/bin/python -m pip --disable-pip-version-check install -q 'pip-audit>=2.9,<3'
+	@touch $@
 
 clean:  ## Remove everything make created
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -72,6 +72,9 @@ bench-adapters: setup-dev  ## What 1, 8 and 64 adapters cost, resident and not, 
 bench-many-adapters: setup-dev  ## 2,000 adapters of ranks 4 to 64 behind one engine (13 GB of scratch space)
 	$(BIN)/python -m benchmarks.many_adapters $(ARGS)
 
+bench-batches: setup-dev  ## A batch job of 10,000 lines over 50 adapters beside chats, and the largest file
+	$(BIN)/python -m benchmarks.batches $(ARGS)
+
 bench-gateway: setup-dev  ## What the gateway costs a request and a token, beside LiteLLM where LORALANE_LITELLM_PYTHON names one
 	$(BIN)/python -m benchmarks.gateway $(ARGS)
 

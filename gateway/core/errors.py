@@ -6,9 +6,9 @@
     │   ├── 401 INVALID_API_KEY
     │   ├── 403 FORBIDDEN
     │   ├── 404 MODEL_NOT_FOUND, TENANT_NOT_FOUND, KEY_NOT_FOUND, REQUEST_NOT_FOUND, FILE_NOT_FOUND,
-    │   │       ROUTE_NOT_FOUND
+    │   │       BATCH_NOT_FOUND, ROUTE_NOT_FOUND
     │   ├── 405 METHOD_NOT_ALLOWED
-    │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE
+    │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE, BATCH_CONFLICT
     │   └── 413 REQUEST_TOO_LARGE
     ├── the caller's own allowance
     │   └── 429 RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA
@@ -62,6 +62,7 @@ class Fault(Enum):
     KEY_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "key_not_found")
     REQUEST_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "request_not_found")
     FILE_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "file_not_found")
+    BATCH_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "batch_not_found")
     ROUTE_NOT_FOUND = (404, "UNIMPLEMENTED", "not_found_error", None)
     METHOD_NOT_ALLOWED = (405, "UNIMPLEMENTED", "invalid_request_error", None)
     ADAPTER_EXISTS = (409, "ALREADY_EXISTS", "conflict_error", "adapter_conflict", False)
@@ -69,6 +70,7 @@ class Fault(Enum):
     TENANT_EXISTS = (409, "ALREADY_EXISTS", "conflict_error", "tenant_conflict", False)
     TENANT_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "tenant_conflict", False)
     FILE_IN_USE = (409, "FAILED_PRECONDITION", "conflict_error", "file_in_use", False)
+    BATCH_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "batch_conflict", False)
     REQUEST_TOO_LARGE = (413, "INVALID_ARGUMENT", "invalid_request_error", "request_too_large")
     RATE_LIMIT_EXCEEDED = (429, "RESOURCE_EXHAUSTED", "requests", "rate_limit_exceeded")
     INSUFFICIENT_QUOTA = (429, "RESOURCE_EXHAUSTED", "insufficient_quota", "insufficient_quota", False)

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from batch_fakes import batch_options
 from fakes import BASE, KEYS, House, MemoryStore, build_house, key_ring
-from file_fakes import build_files
 from google.protobuf import descriptor_pool
 from grpc_house import as_key, refused
 
@@ -37,7 +37,7 @@ VARYING = {"x-request-id", "date"}
 async def house(valkey, tmp_path) -> House:
     """Acme keeps the poet to itself."""
     accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
-    house = await build_house(tmp_path, accounts=accounts, files=build_files(valkey, tmp_path / "stored"))
+    house = await build_house(tmp_path, accounts=accounts, **batch_options(valkey, tmp_path / "stored"))
     await house.adapters.allow("poet", ["acme"])
     await house.adapters.alias("poet", "lyricist")
     return house
@@ -56,7 +56,13 @@ def path_of(operation: Operation, name: str) -> str:
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-NAMELESS = {"GET /v1/models": 200, "GET /v1/files": 200, "POST /v1/files": 400}
+NAMELESS = {
+    "GET /v1/models": 200,
+    "GET /v1/files": 200,
+    "POST /v1/files": 400,
+    "GET /v1/batches": 200,
+    "POST /v1/batches": 400,
+}
 """What is answered where nothing is named."""
 FIELDS = {
     "/v1/chat/completions": CHAT,

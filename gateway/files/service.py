@@ -83,14 +83,21 @@ class Files:
         async with uploading(upload, chunks, expected, self.limits.max_file_bytes):
             yield upload
 
-    async def adopt(self, tenant: str, file_id: str, filename: str, chunks: AsyncIterator[bytes]) -> FileRecord:
+    async def adopt(
+        self,
+        tenant: str,
+        file_id: str,
+        filename: str,
+        chunks: AsyncIterator[bytes],
+        expires_after: int | None = None,
+    ) -> FileRecord:
         """Takes in what a job has written, however much that is: it counts, but is not refused.
 
         Whoever is first with an id makes the file, all others get that one. `chunks` are read in any case.
         """
         token = f"{checked_id(file_id)}.{secrets.token_hex(4)}"
         async with uploading(self._upload(Reservation(tenant, file_id, token, UNBOUNDED)), chunks) as upload:
-            return await upload.keep(filename, BATCH_OUTPUT, MAX_EXPIRY)
+            return await upload.keep(filename, BATCH_OUTPUT, expires_after or MAX_EXPIRY)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord:
         """Raises ApiError: FILE_NOT_FOUND."""

@@ -1,0 +1,95 @@
+"""`make bench-batches`: how many lines of a batch one gateway process runs in a second.
+
+    python -m benchmarks.batches [--lines 20000] [--tokens 16] [--cores 0,1,2,3] [--rounds 3]
+
+One gateway process on one core, with limits and batches in a Valkey and files in a folder, over an engine that takes no
+time; the engine, Valkey and client have a core each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import httpx
+import msgspec
+from rich.console import Console
+
+from benchmarks.command import run
+from benchmarks.gateway import MESSAGES
+from benchmarks.gateway_peers import Cores, Station, loralane
+from benchmarks.peers import MODEL
+from benchmarks.server import pinned
+from engine.model.prepare import prepare_model
+from engine.paths import default_data_dir
+
+ENDPOINT = "/v1/chat/completions"
+POLL_SECONDS = 0.1
+FIRST, LAST = 0.1, 0.9
+"""Shares of the lines between which time is taken: what comes before and after is not the dispatcher's."""
+
+
+def requests(lines: int, tokens: int) -> bytes:
+    """An input file."""
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": tokens}
+    texts = ({"custom_id": f"{number}", "method": "POST", "url": ENDPOINT, "body": body} for number in range(lines))
+    return b"\n".join(map(msgspec.json.encode, texts))
+
+
+def lines_per_second(client: httpx.Client, text: bytes, lines: int) -> float:
+    """Of one batch. Raises RuntimeError: it did not complete."""
+    file = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", text)}).raise_for_status()
+    wish = {"input_file_id": file.json()["id"], "endpoint": ENDPOINT, "completion_window": "1h"}
+    batch = client.post("/v1/batches", json=wish).raise_for_status().json()
+    seen: list[tuple[float, int]] = []
+    while batch["status"] in ("validating", "in_progress", "finalizing"):
+        time.sleep(POLL_SECONDS)
+        batch = client.get(f"/v1/batches/{batch['id']}").raise_for_status().json()
+        seen.append((time.perf_counter(), batch["request_counts"]["completed"]))
+    if batch["status"] != "completed" or batch["request_counts"]["completed"] != lines:
+        raise RuntimeError(f"the batch is {batch['status']} with {batch['request_counts']}")
+    measured = [(when, done) for when, done in seen if FIRST * lines <= done <= LAST * lines]
+    (began, before), (ended, after) = measured[0], measured[-1]
+    return (after - before) / (ended - began)
+
+
+def measure(station: Station, lines: int, tokens: int, rounds: int) -> list[float]:
+    text, headers = requests(lines, tokens), {"authorization": f"Bearer {station.key}"}
+    with httpx.Client(base_url=station.url, headers=headers, timeout=60) as client:
+        return [lines_per_second(client, text, lines) for _ in range(rounds)]
+
+
+def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
+    model = prepare_model("embedded", arguments.data_dir, console)
+    with ExitStack() as stack:
+        station = stack.enter_context(loralane(model, scratch, arguments.cores))
+        stack.enter_context(pinned(frozenset((arguments.cores.client,))))
+        found = measure(station, arguments.lines, arguments.tokens, arguments.rounds)
+        memory = station.memory_mib
+    told = ", ".join(f"{each:,.0f}" for each in found)
+    console.print(f"lines/s of one gateway process: {median(found):,.0f} ({told}); {memory:,.0f} MiB at the end")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.batches", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lines", type=int, default=20_000)
+    parser.add_argument("--tokens", type=int, default=16, help="of each answer")
+    parser.add_argument("--cores", type=_cores, default="0,1,2,3", help="gateway, engine, Valkey, client")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
+    run(partial(bench, parser.parse_args()))
+
+
+def _cores(text: str) -> Cores:
+    return Cores(*map(int, text.split(",")))
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,7 @@ REACHABLE = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU
 CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
-.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-gateway bench-lanes bench-many-adapters bench-gpu bench-planning proto clean
+.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-batches bench-gateway bench-lanes bench-many-adapters bench-gpu bench-planning proto clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -73,6 +73,9 @@ bench-many-adapters: setup-dev  ## 2,000 adapters of ranks 4 to 64 behind one en
 
 bench-gateway: setup-dev  ## What the gateway costs a request and a token, beside LiteLLM where LORALANE_LITELLM_PYTHON names one
 	$(BIN)/python -m benchmarks.gateway $(ARGS)
+
+bench-batches: setup-dev  ## How many lines of a batch one gateway process runs in a second
+	$(BIN)/python -m benchmarks.batches $(ARGS)
 
 bench-gpu: setup-dev  ## Kernels and engine on an NVIDIA GPU, against their byte limits (ARGS="--tiny" on the CPU)
 	$(BIN)/python -m benchmarks.gpu.run $(ARGS)

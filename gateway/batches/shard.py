@@ -94,6 +94,8 @@ class Shard:
         return 0 if self._is_draining or self.pace.is_limited else self._left - len(self._inside)
 
     def lose(self) -> None:
+        self._is_draining = True
+        self._parts.close()
         if self._running is not None:
             self._running.cancel()
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from batch_house import LEASE_SECONDS, Town, chat_line
+from batch_house import LEASE_SECONDS, Town, chat_line, until
 from fakes import BASE
 
 from gateway.batches import parts
@@ -97,10 +97,15 @@ async def test_whatever_dies_every_line_is_answered_once(tmp_path, valkey, monke
     lines = [chat_line(f"{number}", f"{number}", rng.choice(MODELS)) for number in range(LINES)]
     batch = await town.submit(lines)
     ending = asyncio.create_task(town.ended(batch))
+
+    async def has_lines():
+        return (await town.store.get(batch.tenant, batch.id)).total > 0
+
     for count in range(12):
         if not ending.done():
             await world.misfortune()
         if count == 5 and end == "cancelled" and not ending.done():
+            await until(has_lines)
             await town.store.cancel(batch.tenant, batch.id)
     ended = await ending
     await world.close()

@@ -24,6 +24,7 @@ from gateway.adapters.store import RedisAdapterStore
 from gateway.banner import Banner
 from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
+from gateway.batches.strays import StraySweeper
 from gateway.batches.workers import working
 from gateway.config import Config
 from gateway.core.errors import ApiError
@@ -159,6 +160,7 @@ async def built(
         metrics.register(UsageMetrics(limiter))
         operations = Operations(engine, LatencyWindow(metrics.collect))
         files, store = await stack.enter_async_context(_files(launch, redis)), _batch_store(config, redis)
+        await stack.enter_async_context(sweeping(StraySweeper(files.storage, store).sweep))
         batches = Batches(store, files, config.batches.tenant_jobs)
         if config.batches.workers:
             await stack.enter_async_context(working(store, files, gateway, accounts, metrics, config))
@@ -216,7 +218,7 @@ async def _files(launch: Launch, redis: Redis) -> AsyncIterator[Files]:
     config = launch.config.batches
     with closing(open_storage(config.storage, launch.data_dir)) as storage:
         registry = FileRegistry(redis, prefix=launch.config.redis.key_prefix)
-        async with sweeping(Sweeper(storage, registry)):
+        async with sweeping(Sweeper(storage, registry).sweep):
             yield Files(storage, registry, FileLimits(config.max_file_bytes, config.tenant_bytes, config.tenant_files))
 
 

@@ -199,6 +199,11 @@ class BatchStore:
         async with self._client() as client:
             return int(await client.zcard(self._index))
 
+    async def open_ids(self) -> frozenset[str]:
+        """Of batches, of all tenants, that something may be left to do for."""
+        async with self._client() as client:
+            return frozenset(entry.decode().partition("/")[2] for entry in await client.zrange(self._index, 0, -1))
+
     async def swept(self, lease: Lease) -> bool:
         """Nothing is left of the batch but what is remembered of it for a while. False: the lease is lost."""
         kinds = ("batchwork", "batchholders", "batchbits", "batchparts")

@@ -43,7 +43,7 @@ async def house(tmp_path) -> House:
     """One in which everything has happened that a metric tells of."""
     house = await build_house(tmp_path)
     house.metrics.register(UsageMetrics(SimpleNamespace(undelivered_tokens=0, lost_tokens=0)))
-    house.metrics.register(BatchMetrics(SimpleNamespace(leases={}, open=0), SimpleNamespace(backlog=0, in_flight=0)))
+    house.metrics.register(BatchMetrics(SimpleNamespace(leases={}, open=0, backlog=0), SimpleNamespace(in_flight=0)))
     house.engine.picture = pb.EngineStats(
         lanes=[pb.LaneStats(lane=pb.LANE_INTERACTIVE), pb.LaneStats(lane=pb.LANE_BATCH)],
         tenants=[pb.TenantStats(tenant="acme", device_seconds=1.0)],

@@ -27,6 +27,7 @@ from gateway.simulate_command import simulate
 from gateway.tenant_command import DEMO_KEY, LOCAL_URL, ServerUrl, UserKey
 from gateway.tenants_command import keys as keys_app
 from gateway.tenants_command import tenants as tenants_app
+from gateway.trust import CHOSEN, Trust, TrustError
 from gateway.usage_command import usage
 
 app = typer.Typer(
@@ -45,6 +46,8 @@ app.add_typer(batch_app, name="batch")
 app.add_typer(bench_app, name="bench")
 
 console = Console(stderr=True)
+
+PEM = "PEM file of certificates"
 
 
 @app.command()
@@ -96,7 +99,11 @@ def chat(
     key: UserKey = DEMO_KEY,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
 ) -> None:
-    """Chat in the terminal: `loralane chat --model pirate`."""
+    """Chat in the terminal.
+
+    - `loralane chat --model pirate`
+    - `loralane --ca ca.pem chat --url https://gateway:8000`
+    """
     from gateway.chat_client import ChatClient, ChatError
 
     try:
@@ -107,10 +114,15 @@ def chat(
 
 def _run(config: Config, data_dir: Path) -> None:
     # Imported here: `--help` and `check` should not wait for a tokenizer library.
+    from gateway.addresses import check_certificates
     from gateway.launch import Launch, StartError
     from gateway.process import configure_logging, run_loop
     from gateway.store import StoreStartError
 
+    try:
+        check_certificates(config)
+    except ConfigError as error:
+        _fail(str(error))
     if config.gateways == 1:
         from gateway.app import serve as serve_gateways
     else:
@@ -174,8 +186,16 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def root(
     _: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+    ca: Annotated[Path | None, typer.Option(envvar="LORALANE_CA", help=f"{PEM} believed of servers.")] = None,
+    cert: Annotated[Path | None, typer.Option(envvar="LORALANE_CERT", help=f"{PEM} shown to servers.")] = None,
+    cert_key: Annotated[Path | None, typer.Option(envvar="LORALANE_CERT_KEY", help="Its key, if elsewhere.")] = None,
 ) -> None:
-    """A multi-LoRA, priority-lane serving gateway."""
+    """A multi-LoRA, priority-lane serving gateway.
+
+    Clients of a gateway with TLS are told whom to believe before their name:
+    `loralane --ca ca.pem --cert me.pem --cert-key me.key adapters ls --target https://gateway:50051`.
+    """
+    CHOSEN.set(Trust(ca, cert, cert_key))
 
 
 def _fail(message: str) -> NoReturn:
@@ -188,4 +208,8 @@ app.command()(usage)
 
 
 def main() -> None:
-    app()
+    try:
+        app()
+    except TrustError as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        sys.exit(1)

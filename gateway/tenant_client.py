@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import httpx
 
+from gateway.trust import chosen_trust
+
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
 
 
 def open_http(url: str, key: str) -> httpx.Client:
-    return httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=TIMEOUT)
+    """Raises TrustError."""
+    headers, tls = {"authorization": f"Bearer {key}"}, chosen_trust().context()
+    return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, verify=tls)
 
 
 def unreachable(http: httpx.Client, error: httpx.TransportError) -> str:

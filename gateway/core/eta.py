@@ -4,8 +4,8 @@ In front of a job's end are its own lines, those of its tenant's jobs that are d
 are more urgent; with those as urgent as it is it takes turns. A line is taken to need what those of its job have needed
 that have ended, on average; before one has, what those of the job have whose end is asked for, or of all jobs.
 
-Prices of tokens, as the engine learns them, were tried first: they remember some twenty steps, so that what they foretell
-on a busy machine is another every second (from 800 to 6,000 s for one job), and they need lengths of lines besides.
+Prices of tokens, as the engine learns them, were tried first: they remember some twenty steps, so that on a busy
+machine one job was foretold to take 500 s and 6,000 s within a minute; and they need lengths of lines besides.
 """
 
 from __future__ import annotations

@@ -24,7 +24,9 @@ from gateway.adapters.store import RedisAdapterStore
 from gateway.banner import Banner
 from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
+from gateway.batches.strays import StraySweeper
 from gateway.batches.webhooks.opened import open_webhooks
+from gateway.batches.workers import working
 from gateway.config import Config
 from gateway.core.errors import ApiError
 from gateway.files.registry import FileRegistry
@@ -163,6 +165,10 @@ async def built(
         await stack.enter_async_context(open_webhooks(redis, config.redis.key_prefix, endpoints, metrics))
         operations = Operations(engine, LatencyWindow(metrics.collect))
         files = await stack.enter_async_context(_files(launch, redis))
+        batch_store = _batch_store(config, redis)
+        await stack.enter_async_context(sweeping(StraySweeper(files.storage, batch_store).sweep))
+        if config.batches.workers:
+            await stack.enter_async_context(working(batch_store, files, gateway, accounts, metrics, config))
         app = create_app(
             gateway,
             accounts,
@@ -173,7 +179,7 @@ async def built(
             metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
             usage=usage,
             files=files,
-            batches=Batches(_batch_store(config, redis), files, config.batches.tenant_jobs),
+            batches=Batches(batch_store, files, config.batches.tenant_jobs),
         )
         grpc = GrpcServer(
             gateway,
@@ -215,7 +221,7 @@ async def _files(launch: Launch, redis: Redis) -> AsyncIterator[Files]:
     config = launch.config.batches
     with closing(open_storage(config.storage, launch.data_dir)) as storage:
         registry = FileRegistry(redis, prefix=launch.config.redis.key_prefix)
-        async with sweeping(Sweeper(storage, registry)):
+        async with sweeping(Sweeper(storage, registry).sweep):
             yield Files(storage, registry, FileLimits(config.max_file_bytes, config.tenant_bytes, config.tenant_files))
 
 

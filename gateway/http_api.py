@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 
@@ -23,7 +23,6 @@ from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal, hash_key
 from gateway.core.trace_context import Ingress, trace_context_from
 from gateway.files.service import Files
-from gateway.generation import GenerateRequest
 from gateway.http_admin import AdminApi
 from gateway.http_batches import BatchesApi
 from gateway.http_console import ConsoleFiles
@@ -33,18 +32,11 @@ from gateway.http_stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
 from gateway.metrics import CONTENT_TYPE, Metrics
 from gateway.observers import Arrival
-from gateway.openai_convert import chat_messages, chat_request, completion_request
-from gateway.openai_render import ChatStyle, CompletionStyle, Json, Style
-from gateway.openai_schema import (
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Sampled,
-    TokenizeRequest,
-    parse,
-)
-from gateway.openai_tools import call_reader, offered_tools
+from gateway.openai_calls import Call, chat_call, completion_call
+from gateway.openai_convert import chat_messages
+from gateway.openai_render import Json
+from gateway.openai_schema import Body, DetokenizeRequest, TokenizeRequest, parse
+from gateway.openai_tools import offered_tools
 from gateway.openapi import document
 from gateway.operations import Operations
 from gateway.service import Gateway
@@ -134,25 +126,10 @@ class HttpApi:
         ]
 
     async def chat(self, request: Request) -> GenerationResponse:
-        with self._arriving(request) as arrival:
-            principal = arrival.identify(self._authenticate(request))
-            body = await self._parsed(request, ChatRequest)
-            generate = chat_request(body, request_id(request), arrival.ingress)
-            tools = call_reader(generate, self._gateway.intake.dialect)
-        style = ChatStyle(self._gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools)
-        return self._generation(principal, body, generate, style)
+        return await self._generation(request, chat_call)
 
     async def completions(self, request: Request) -> GenerationResponse:
-        with self._arriving(request) as arrival:
-            principal = arrival.identify(self._authenticate(request))
-            body = await self._parsed(request, CompletionRequest)
-            generate = completion_request(body, request_id(request), arrival.ingress)
-        style = CompletionStyle(
-            self._gateway.tokenizer,
-            token_ids=bool(body.return_token_ids),
-            echo=self._prompt_texts(generate) if body.echo else (),
-        )
-        return self._generation(principal, body, generate, style)
+        return await self._generation(request, completion_call)
 
     async def models(self, request: Request) -> Response:
         cards = self._gateway.intake.models(self._tenant(request).tenant)
@@ -224,24 +201,14 @@ class HttpApi:
     async def openapi(self, request: Request) -> Response:
         return json_response(self._document)
 
-    def _generation(
-        self, principal: Principal, body: Sampled, generate: GenerateRequest, style: Style
+    async def _generation(
+        self, request: Request, understood: Callable[[Gateway, bytes, str, Ingress], Call]
     ) -> GenerationResponse:
-        return GenerationResponse(
-            gateway=self._gateway,
-            principal=principal,
-            request=generate,
-            style=style,
-            stream=bool(body.stream),
-            include_usage=body.include_usage,
-            ping_seconds=self._ping_seconds,
-        )
-
-    def _prompt_texts(self, generate: GenerateRequest) -> list[str]:
-        """One for each answer."""
-        decode = self._gateway.tokenizer.decode
-        texts = [decode(prompt) if isinstance(prompt, tuple) else str(prompt) for prompt in generate.inputs]
-        return [text for text in texts for _ in range(generate.n)]
+        with self._arriving(request) as arrival:
+            principal = arrival.identify(self._authenticate(request))
+            body = await read_body(request, self._max_body_bytes)
+            call = understood(self._gateway, body, request_id(request), arrival.ingress)
+        return GenerationResponse(self._gateway, principal, call, self._ping_seconds)
 
     def _model(self, card: ModelCard) -> Json:
         """An alias's root is the adapter it leads to, an adapter's root the base."""

@@ -72,8 +72,13 @@ class BatchesApi:
         limit = _limit(given.get("limit"))
         found, has_more = await self._batches.list(principal, given.get("after"), limit)
         shown = [batch_json(batch) for batch in found]
-        ids = [batch.id for batch in found] or [None]
-        page = {"object": "list", "data": shown, "first_id": ids[0], "last_id": ids[-1], "has_more": has_more}
+        page = {
+            "object": "list",
+            "data": shown,
+            "first_id": found[0].id if found else None,
+            "last_id": found[-1].id if found else None,
+            "has_more": has_more,
+        }
         return json_response(page)
 
     async def show(self, request: Request) -> Response:

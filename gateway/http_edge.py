@@ -82,22 +82,16 @@ async def streamed_body(request: Request, max_bytes: int) -> AsyncGenerator[byte
     """A body as it arrives. Raises as `read_body` does."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
+        raise request_too_large(max_bytes)
     received = 0
     try:
         async for piece in request.stream():
             received += len(piece)
             if received > max_bytes:
-                raise _too_large(max_bytes)
+                raise request_too_large(max_bytes)
             yield piece
     except ClientDisconnect as error:
         raise ClientGone("the client hung up before its request was whole") from error
-
-
-def _too_large(max_bytes: int) -> ApiError:
-    error = request_too_large(max_bytes)
-    error.extra_headers = {"connection": "close"}  # or the server would go on reading what nobody wants
-    return error
 
 
 def error_response(error: ApiError) -> Response:

@@ -52,14 +52,9 @@ class FilesApi:
         tenant = self._tenant(request)
         form = FileForm(request.headers.get("content-type", ""), {"purpose": check_purpose})
         body = streamed_body(request, self._files.limits.max_file_bytes + FORM_BYTES)
-        try:
-            async with self._files.receiving(tenant, form.file(body)) as upload:
-                purpose, expires_after = form.fields.get("purpose", ""), _expires_after(form.fields)
-                record = await keep(upload, form.filename or UNNAMED, purpose, expires_after)
-        except ApiError as error:
-            if not form.is_whole:
-                error.extra_headers = {**error.extra_headers, "connection": "close"}  # nobody wants the rest
-            raise
+        async with self._files.receiving(tenant, form.file(body), expected=self._expected(request)) as upload:
+            purpose, expires_after = form.fields.get("purpose", ""), _expires_after(form.fields)
+            record = await keep(upload, form.filename or UNNAMED, purpose, expires_after)
         return json_response(record.shown())
 
     async def list(self, request: Request) -> Response:
@@ -84,6 +79,12 @@ class FilesApi:
     async def content(self, request: Request) -> ContentResponse:
         record = await self._record(request)
         return ContentResponse(record, self._files.content(record))
+
+    def _expected(self, request: Request) -> int:
+        """Bytes that the file has at least, as far as that is told."""
+        declared = request.headers.get("content-length", "")
+        length = int(declared) if declared.isdecimal() else 0
+        return min(max(length - FORM_BYTES, 0), self._files.limits.max_file_bytes)
 
     async def _record(self, request: Request) -> FileRecord:
         return await self._files.get(self._tenant(request), request.path_params["file_id"])

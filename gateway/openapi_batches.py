@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -85,7 +86,7 @@ class BatchList(Struct):
 
 REGISTRY = frozenset({Fault.REGISTRY_UNAVAILABLE})
 ONE = REGISTRY | {Fault.BATCH_NOT_FOUND}
-PAGE = {
+PAGE: Mapping[str, Mapping[str, Any]] = {
     "after": {"type": "string", "description": "Id of the last batch of the page before."},
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
 }

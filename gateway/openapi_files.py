@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
@@ -53,7 +54,7 @@ class DeletedFile(Struct):
 REGISTRY = frozenset({Fault.REGISTRY_UNAVAILABLE})
 ONE = REGISTRY | {Fault.FILE_NOT_FOUND}
 BROUGHT = REGISTRY | {Fault.STORAGE_UNAVAILABLE, Fault.INSUFFICIENT_QUOTA}
-PAGE = {
+PAGE: Mapping[str, Mapping[str, Any]] = {
     "purpose": {"type": "string"},
     "after": {"type": "string"},
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},

@@ -27,12 +27,9 @@ local function settle_outcome(job)
 end
 
 -- Of a batch that is ending, whoever still works on lines has until the end of the lease to commit them.
-local function next_task(job, work, holders)
+local function next_task(job, work)
   if is_ending(job, now) then
-    if redis.call('ZCOUNT', work, '(' .. ms(now), '+inf') > 0 then
-      return nil
-    end
-    turn_to('finalize', work, holders)
+    return redis.call('ZCOUNT', work, '(' .. ms(now), '+inf') == 0 and 'finalize' or nil
   end
   return redis.call('ZRANGEBYSCORE', work, '-inf', ms(now), 'LIMIT', 0, 1)[1]
 end
@@ -54,9 +51,10 @@ for i = 1, #KEYS, 4 do
   elseif redis.call('EXISTS', work) == 0 then
     word = 'over'
   else
-    local task = next_task(job, work, holders)
+    local task = next_task(job, work)
     if task and string.find(wanted, kind_of(task), 1, true) then
       if task == 'finalize' then
+        turn_to('finalize', work, holders)
         settle_outcome(job)
       end
       local found = redis.call('HMGET', job, 'fence', 'expires_at')

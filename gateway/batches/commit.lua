@@ -1,7 +1,8 @@
 -- Answers to positions of a shard count from now on: all of them or none.
 -- KEYS: batch, holders, bits, parts. ARGV: task, fence, number of parts, those, number of positions, those, then names
 -- of counts, each followed by what is added.
--- Returns 1; 0: the lease is lost, and nothing has happened. Repeating it does no harm.
+-- Returns 1; 0: the lease is lost; -1: a position is done, or is none of the shard; in both nothing has happened.
+-- Repeating it does no harm.
 
 local job, holders, bits, parts = unpack(KEYS)
 local task, num_parts = ARGV[1], tonumber(ARGV[3])
@@ -20,7 +21,7 @@ for i = first_position, first_count - 1 do
     for undone = first_position, i - 1 do
       redis.call('SETBIT', bits, ARGV[undone], 0)
     end
-    return redis.error_reply('position ' .. ARGV[i] .. ' is done, or not of shard ' .. task)
+    return -1
   end
 end
 redis.call('SADD', parts, unpack(ARGV, 4, 3 + num_parts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -99,7 +99,7 @@ class Batches:
 
     async def list(
         self, principal: Principal, after: str | None = None, limit: int = DEFAULT_PAGE
-    ) -> tuple[list[Batch], bool]:
+    ) -> tuple[Sequence[Batch], bool]:
         """The newest first, and whether there are more. Raises ApiError: INVALID_REQUEST."""
         if not 1 <= limit <= MAX_PAGE:
             raise invalid_request(f"limit must be a number from 1 to {MAX_PAGE}", "limit")

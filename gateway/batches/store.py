@@ -104,7 +104,7 @@ class BatchStore:
             raise batch_not_found(batch_id)
         return read_fields(words)
 
-    async def list(self, tenant: str, after: str | None = None, limit: int = 20) -> tuple[list[Batch], bool]:
+    async def list(self, tenant: str, after: str | None = None, limit: int = 20) -> tuple[Sequence[Batch], bool]:
         """The newest first, and whether there are more. Raises ApiError: INVALID_REQUEST, `after` is no batch."""
         [everything] = self._keys(tenant, "", "batches")
         async with self._client() as client:
@@ -131,8 +131,12 @@ class BatchStore:
             raise ApiError(Fault.BATCH_CONFLICT, f"{batch_id} is {batch.status}: there is nothing left to cancel")
         return batch
 
-    async def claim(self, owner: str, want: Collection[TaskKind] = ALL_TASKS) -> Lease | None:
+    async def claim(
+        self, owner: str, want: Collection[TaskKind] = ALL_TASKS, skip: Collection[str] = ()
+    ) -> Lease | None:
         """A task that is nobody's, or whose lease has run out, of the most urgent batch that has one.
+
+        `skip`: ids of batches that are passed over.
 
         Batches are equally urgent while the time they have left is the same to a factor of two; their tenants take
         turns, and each one's earliest deadline goes first.
@@ -141,7 +145,8 @@ class BatchStore:
         while more:
             now, found = await self._run("look", [self._index], [first, first + PAGE - 1])
             candidates = [_candidate(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
-            for tenant, group in groupby(self._in_turn(candidates, int(now) / 1e6), lambda one: one.tenant):
+            wanted = [one for one in candidates if one.id not in skip]
+            for tenant, group in groupby(self._in_turn(wanted, int(now) / 1e6), lambda one: one.tenant):
                 batches = list(group)
                 for start in range(0, len(batches), TOGETHER):
                     lease = await self._claim(owner, want, tenant, batches[start : start + TOGETHER], int(now) / 1e6)
@@ -161,11 +166,17 @@ class BatchStore:
         """Answers to `positions` count from now on, all or none: they lie in the objects named.
 
         Doing it twice with the same parts is the same. False: the lease is lost, and nothing has happened.
+
+        Raises:
+            ValueError: a position is none of the shard, or was committed before; nothing has happened.
         """
         args: list[Argument] = [len(parts), *parts, len(positions), *positions]
         for name in COUNTS:
             args += [name, getattr(tally, name)]
-        return bool(await self._of(lease, "commit", ("batchholders", "batchbits", "batchparts"), args))
+        committed = await self._of(lease, "commit", ("batchholders", "batchbits", "batchparts"), args)
+        if committed < 0:
+            raise ValueError(f"some of {positions} in {parts} are not {lease.batch_id}'s to commit")
+        return bool(committed)
 
     async def release(self, lease: Lease, retry_after: float = 0.0) -> None:
         """Hands a task back, for others after `retry_after` seconds; a shard whose positions are all done is over."""
@@ -180,7 +191,7 @@ class BatchStore:
         """The batch has failed. False: the lease is lost."""
         return bool(await self._of(lease, "invalid", self._ending(lease), [msgspec.json.encode(errors)]))
 
-    async def parts(self, lease: Lease) -> list[str]:
+    async def parts(self, lease: Lease) -> Sequence[str]:
         """Names of all objects that hold committed answers, in order."""
         [key] = self._keys(lease.tenant, lease.batch_id, "batchparts")
         async with self._client() as client:
@@ -190,6 +201,16 @@ class BatchStore:
         """The batch has ended as its outcome says. False: the lease is lost."""
         args: list[Argument] = [output_file_id or "", error_file_id or ""]
         return bool(await self._of(lease, "finished", self._ending(lease), args))
+
+    async def count(self) -> int:
+        """Batches, of all tenants, that something is left to do for."""
+        async with self._client() as client:
+            return int(await client.zcard(self._index))
+
+    async def open_ids(self) -> frozenset[str]:
+        """Of batches, of all tenants, that something may be left to do for."""
+        async with self._client() as client:
+            return frozenset(entry.decode().partition("/")[2] for entry in await client.zrange(self._index, 0, -1))
 
     async def swept(self, lease: Lease) -> bool:
         """Nothing is left of the batch but what is remembered of it for a while. False: the lease is lost."""
@@ -211,7 +232,7 @@ class BatchStore:
             await self._leave_index([_entry(one.tenant, one.id) for one in gone])
         return _lease(words[-1].decode(), *found) if found else None
 
-    def _in_turn(self, candidates: Sequence[Candidate], now: float) -> list[Candidate]:
+    def _in_turn(self, candidates: Sequence[Candidate], now: float) -> Sequence[Candidate]:
         """The most urgent first; whose tenant has waited longest, of those equally urgent."""
 
         def place(one: Candidate) -> tuple[int, int, str, float]:
@@ -224,7 +245,7 @@ class BatchStore:
         async with self._client() as client:
             await client.zrem(self._index, *entries)
 
-    async def _read(self, tenant: str, ids: Sequence[str]) -> list[Mapping[bytes, bytes]]:
+    async def _read(self, tenant: str, ids: Sequence[str]) -> Sequence[Mapping[bytes, bytes]]:
         """Fields of batches; none where there is no such batch."""
         async with self._client() as client:
             pipeline = client.pipeline(transaction=False)
@@ -252,7 +273,7 @@ class BatchStore:
             async with self._calls.guard() as client:
                 yield client
 
-    def _keys(self, tenant: str, batch_id: str, *kinds: str) -> list[str]:
+    def _keys(self, tenant: str, batch_id: str, *kinds: str) -> Sequence[str]:
         return [self._calls.key(kind, tenant, "" if kind in OF_TENANT else batch_id) for kind in kinds]
 
 

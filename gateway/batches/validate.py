@@ -30,7 +30,9 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    """Past Python's own reader, whose lock would be missed at the end of this process."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
     os._exit(1)
 
 

@@ -115,7 +115,8 @@ async def _exchange(process: asyncio.subprocess.Process, question: bytes) -> tup
     with suppress(ConnectionError):  # it has died, and its status says so
         to.write(question)
         await to.drain()
-    return tuple(await asyncio.gather(answer.read(), complaint.read()))
+    said, complained = await asyncio.gather(answer.read(), complaint.read())
+    return said, complained
 
 
 async def _once(text: bytes) -> AsyncIterator[bytes]:

@@ -11,7 +11,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function charge(bytes, files)
-  redis.call('HINCRBY', USE, 'bytes', string.format('%.0f', bytes))
+  redis.call('HINCRBY', USE, 'bytes', string.format('%d', bytes))
   redis.call('HINCRBY', USE, 'files', files)
 end
 
@@ -72,14 +72,16 @@ end
 
 local operations = {}
 
--- Begins an upload. Returns whether there is room for one more file, and when it was begun.
-function operations.reserve(token, lease, most_files)
+-- Begins an upload of so many bytes or more. Returns 1; 0: no room for them; -1: no room for a file; and when it began.
+function operations.reserve(token, bytes, lease, most_bytes, most_files)
   reap()
   if used('files') + 1 > tonumber(most_files) then
+    return { -1, now }
+  elseif used('bytes') + bytes > tonumber(most_bytes) then
     return { 0, now }
   end
-  charge(0, 1)
-  redis.call('HSET', HELD, token, 0)
+  charge(bytes, 1)
+  redis.call('HSET', HELD, token, bytes)
   redis.call('ZADD', LEASES, now + lease, token)
   return { 1, now }
 end

@@ -6,16 +6,19 @@ Names are paths of ours with slashes, never a caller's words. An object appears 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-TRIES = 3
-"""Of publishing into a folder that somebody else may just have found empty and removed."""
+TRIES = 5
+BLOCK_BYTES = 8 * 2**20
+"""Of an object store: held in memory for each object that is being written or read."""
+
+T = TypeVar("T")
 
 
 class Place(Protocol):
@@ -56,20 +59,12 @@ class Folder:
 
     def create(self, name: str) -> BinaryIO:
         path = self._root / name
-        self._make(path.parent)
-        return path.open("xb")
+        return self._within(path.parent, lambda: path.open("xb"))
 
     def publish(self, partial: str, name: str) -> None:
         source, target = self._root / partial, self._root / name
         _sync(source)
-        for _ in range(TRIES - 1):
-            self._make(target.parent)
-            with suppress(FileNotFoundError):
-                source.replace(target)
-                break
-        else:
-            self._make(target.parent)
-            source.replace(target)
+        self._within(target.parent, lambda: source.replace(target))
         _sync(target.parent)
 
     def open(self, name: str) -> BinaryIO:
@@ -93,6 +88,15 @@ class Folder:
         found = (Path(folder) / name for folder, _, names in os.walk(self._root / prefix) for name in names)
         return [path.relative_to(self._root).as_posix() for path in found]
 
+    def _within(self, folder: Path, work: Callable[[], T]) -> T:
+        """Does what needs a folder, which somebody else may find empty, and remove, at any moment."""
+        for _ in range(TRIES - 1):
+            with suppress(FileNotFoundError):
+                self._make(folder)
+                return work()
+        self._make(folder)
+        return work()
+
     def _make(self, folder: Path) -> None:
         if not folder.is_dir():
             self._make(folder.parent)
@@ -115,13 +119,13 @@ class ObjectStore:
         return self._url
 
     def create(self, name: str) -> BinaryIO:
-        return self._system.open(self._path(name), "wb")
+        return self._system.open(self._path(name), "wb", block_size=BLOCK_BYTES)
 
     def publish(self, partial: str, name: str) -> None:
         self._system.mv(self._path(partial), self._path(name))
 
     def open(self, name: str) -> BinaryIO:
-        return self._system.open(self._path(name), "rb")
+        return self._system.open(self._path(name), "rb", block_size=BLOCK_BYTES)
 
     def size(self, name: str) -> int | None:
         try:

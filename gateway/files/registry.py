@@ -31,18 +31,20 @@ LEASE_SECONDS = 60.0
 KINDS = ("records", "order", "expiry", "use", "held", "leases", "pins")
 AT_ONCE = 500
 """Records of one call: Redis does nothing else meanwhile."""
-UNBOUNDED = 2**53
-FULL, LOST = 0, -1
+FULL, CROWDED, LOST = 0, -1, -1
 ABSENT, PINNED = 0, -1
 """What the script says instead of done."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileQuota:
-    """Of one tenant."""
+    """What one tenant may be charged for."""
 
     bytes: int
     files: int
+
+
+UNBOUNDED = FileQuota(2**53, 2**53)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,12 @@ class FileUse:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """An upload on its way."""
+    """An upload, for which its tenant is charged."""
 
     tenant: str
     file_id: str
     token: str
-    began_ms: int
-    quota: FileQuota | None
-    """What may be charged; None: whatever comes."""
+    quota: FileQuota
 
 
 class FileRegistry:
@@ -75,13 +75,19 @@ class FileRegistry:
         self._lease_ms = int(lease_seconds * 1000)
         self.lease_seconds = lease_seconds
 
-    async def reserve(self, tenant: str, file_id: str, token: str, quota: FileQuota | None) -> Reservation:
-        """Raises ApiError: INSUFFICIENT_QUOTA."""
-        most = UNBOUNDED if quota is None else quota.files
-        has_room, began_ms = await self._do("reserve", tenant, token, self._lease_ms, most)
-        if not has_room:
-            raise _no_room(f"there may be {most} files at once; delete some first")
-        return Reservation(tenant, file_id, token, began_ms, quota)
+    async def reserve(self, upload: Reservation, num_bytes: int = 0) -> int:
+        """Charges for a file and its first `num_bytes`; when that was, in milliseconds since 1970.
+
+        Raises:
+            ApiError: INSUFFICIENT_QUOTA.
+        """
+        bounds = (self._lease_ms, upload.quota.bytes, upload.quota.files)
+        outcome, began_ms = await self._do("reserve", upload.tenant, upload.token, num_bytes, *bounds)
+        if outcome == FULL:
+            raise _too_many_bytes(upload.quota)
+        if outcome == CROWDED:
+            raise _no_room(f"there may be {upload.quota.files} at once")
+        return int(began_ms)
 
     async def hold(self, upload: Reservation, num_bytes: int) -> None:
         """Charges for `num_bytes` in all, before they are written, and renews the lease.
@@ -89,10 +95,10 @@ class FileRegistry:
         Raises:
             ApiError: INSUFFICIENT_QUOTA; REGISTRY_UNAVAILABLE, too, when the lease ran out.
         """
-        most = UNBOUNDED if upload.quota is None else upload.quota.bytes
+        most = upload.quota.bytes
         outcome = await self._do("hold", upload.tenant, upload.token, num_bytes, self._lease_ms, most)
         if outcome == FULL:
-            raise _no_room(f"files may have {most} bytes together; delete some first")
+            raise _too_many_bytes(upload.quota)
         if outcome == LOST:
             raise ran_out()
 
@@ -100,12 +106,12 @@ class FileRegistry:
         """Gives back what an upload was charged for."""
         await self._do("drop", upload.tenant, upload.token)
 
-    async def keep(self, upload: Reservation, record: FileRecord) -> FileRecord | None:
-        """Makes a file of it, once. The record that is there then, maybe of another upload with the same id; None: the
-        lease ran out.
+    async def keep(self, record: FileRecord, began_ms: int) -> FileRecord | None:
+        """Makes a file of the upload with the record's token, once. The record that is there then, maybe of another
+        upload with the same id; None: the lease ran out.
         """
         ends = "" if record.expires_at is None else record.expires_at * 1000
-        kept = await self._do("keep", record.tenant, record.token, record.id, encode(record), upload.began_ms, ends)
+        kept = await self._do("keep", record.tenant, record.token, record.id, encode(record), began_ms, ends)
         return None if kept is None else decode(kept)
 
     async def find(self, tenant: str, file_id: str) -> FileRecord:
@@ -163,8 +169,12 @@ class FileRegistry:
             raise unavailable(Fault.REGISTRY_UNAVAILABLE, "the records of files are not available") from error
 
 
+def _too_many_bytes(quota: FileQuota) -> ApiError:
+    return _no_room(f"they may have {quota.bytes} bytes together")
+
+
 def _no_room(why: str) -> ApiError:
-    return ApiError(Fault.INSUFFICIENT_QUOTA, f"this tenant's files are too many, or too large: {why}")
+    return ApiError(Fault.INSUFFICIENT_QUOTA, f"there is no room for this file among the tenant's: {why}; delete some")
 
 
 def ran_out() -> ApiError:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from gateway.core.errors import invalid_request
 from gateway.files.record import BATCH, BATCH_OUTPUT, FileRecord, checked_id, new_file_id
-from gateway.files.registry import AT_ONCE, FileQuota, FileRegistry, FileUse, Reservation
+from gateway.files.registry import AT_ONCE, UNBOUNDED, FileQuota, FileRegistry, FileUse, Reservation
 from gateway.files.storage import Storage
 from gateway.files.upload import Upload, uploading
 
@@ -70,22 +70,34 @@ class Files:
             return await keep(upload, filename, purpose, expires_after)
 
     @asynccontextmanager
-    async def receiving(self, tenant: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[Upload]:
-        """The bytes of a file whose name and purpose may come behind them: `keep` what this yields."""
+    async def receiving(
+        self, tenant: str, chunks: AsyncIterator[bytes], *, expected: int = 0
+    ) -> AsyncGenerator[Upload, None]:
+        """The bytes of a file whose name and purpose may come behind them: `keep` what this yields.
+
+        Args:
+            expected: bytes that will come at least, so that whoever has no room for them hears it at once.
+        """
         file_id = new_file_id()
-        reservation = await self.registry.reserve(tenant, file_id, file_id, self.limits.quota)
-        async with self._uploading(reservation, chunks, self.limits.max_file_bytes) as upload:
+        upload = self._upload(Reservation(tenant, file_id, file_id, self.limits.quota))
+        async with uploading(upload, chunks, expected, self.limits.max_file_bytes):
             yield upload
 
-    async def adopt(self, tenant: str, file_id: str, filename: str, chunks: AsyncIterator[bytes]) -> FileRecord:
+    async def adopt(
+        self,
+        tenant: str,
+        file_id: str,
+        filename: str,
+        chunks: AsyncIterator[bytes],
+        expires_after: int | None = None,
+    ) -> FileRecord:
         """Takes in what a job has written, however much that is: it counts, but is not refused.
 
         Whoever is first with an id makes the file, all others get that one. `chunks` are read in any case.
         """
         token = f"{checked_id(file_id)}.{secrets.token_hex(4)}"
-        reservation = await self.registry.reserve(tenant, file_id, token, None)
-        async with self._uploading(reservation, chunks, None) as upload:
-            return await upload.keep(filename, BATCH_OUTPUT, MAX_EXPIRY)
+        async with uploading(self._upload(Reservation(tenant, file_id, token, UNBOUNDED)), chunks) as upload:
+            return await upload.keep(filename, BATCH_OUTPUT, expires_after or MAX_EXPIRY)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord:
         """Raises ApiError: FILE_NOT_FOUND."""
@@ -141,10 +153,8 @@ class Files:
         """What a tenant is charged for: its files, and what is on its way."""
         return await self.registry.use(tenant)
 
-    def _uploading(
-        self, reservation: Reservation, chunks: AsyncIterator[bytes], most: int | None
-    ) -> AbstractAsyncContextManager[Upload]:
-        return uploading(self.storage, self.registry, reservation, chunks, most)
+    def _upload(self, reservation: Reservation) -> Upload:
+        return Upload(self.storage, self.registry, reservation)
 
 
 async def keep(upload: Upload, filename: str, purpose: str, expires_after: int | None = None) -> FileRecord:

@@ -92,7 +92,7 @@ def _role(process: psutil.Process) -> str:
 
 
 def _heap(pid: int) -> int:
-    """Bytes that are in no file, whether in memory or swapped out: a machine that is short of memory takes none away."""
+    """Bytes that are in no file, swapped out or not: a machine that is short of memory takes none of them away."""
     rows = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return sum(int(row[1]) for row in rows if row[0] in ("Anonymous:", "Swap:")) * 1024
 

@@ -68,7 +68,7 @@ def test_what_was_left_behind_a_single_time_is_found(name):
 
 def test_a_page_that_is_lost_is_found_and_one_that_changes_hands_is_not():
     found = readings()
-    found[17][1] |= {"free pages": 80.0, "cached pages": 220.0}
+    found[17][1].update({"free pages": 80.0, "cached pages": 220.0})
     assert failed(found) == set()
     found[30][1]["free pages"] -= 1
     assert failed(found) == {"pages in all"}
@@ -85,7 +85,7 @@ def test_noise_and_odd_readings_are_no_trend():
 
 
 def test_a_slope_is_per_minute():
-    assert slope([(0.0, 5.0), (30.0, 6.0), (60.0, 7.0), (90.0, 100.0)]) == pytest.approx(2.0)
+    assert slope([(0.0, 5.0), (30.0, 6.0), (60.0, 7.0), (90.0, 8.0), (120.0, 100.0)]) == pytest.approx(2.0)
 
 
 def test_too_short_a_run_is_told_so():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,21 +22,16 @@ from gateway.adapters.sources import AdapterSources
 from gateway.adapters.store import RedisAdapterStore
 from gateway.addresses import Ports
 from gateway.banner import Banner
-from gateway.batches.service import Batches
-from gateway.batches.store import BatchStore
-from gateway.batches.workers import working
+from gateway.batches.opened import open_batches
 from gateway.config import Config
 from gateway.core.errors import ApiError
 from gateway.doors import Door, Offer, doors, opened
-from gateway.files.registry import FileRegistry
-from gateway.files.service import FileLimits, Files
-from gateway.files.storage import open_storage
-from gateway.files.sweeper import Sweeper, sweeping
 from gateway.latency import LatencyWindow
 from gateway.launch import Ground, Launch, StartError, grounded, model_name
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
+from gateway.loop_metrics import LoopMetrics
 from gateway.metrics import Metrics
 from gateway.observability import open_observers
 from gateway.operations import Operations
@@ -159,11 +154,10 @@ async def built(
         stack.push_async_callback(gateway.close)
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
+        metrics.register(LoopMetrics(asyncio.get_running_loop()))
         operations = Operations(engine, LatencyWindow(metrics.collect))
-        files, store = await stack.enter_async_context(_files(launch, redis)), _batch_store(config, redis)
-        batches = Batches(store, files, config.batches.tenant_jobs)
-        if config.batches.workers:
-            await stack.enter_async_context(working(store, files, gateway, accounts, metrics, config))
+        opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics)
+        files, batches = await stack.enter_async_context(opening)
         offer = Offer(gateway, accounts, metrics, operations, usage, files, batches)
         yield Built(config, gateway, engine, limiter, doors(offer, config, shared=ground.metrics is not None))
 
@@ -187,25 +181,6 @@ async def _connect(
     stack.push_async_callback(engine.close)
     stack.push_async_callback(adapters.close)
     return engine, adapters
-
-
-@asynccontextmanager
-async def _files(launch: Launch, redis: Redis) -> AsyncIterator[Files]:
-    """Raises ConfigError."""
-    config = launch.config.batches
-    with closing(open_storage(config.storage, launch.data_dir)) as storage:
-        registry = FileRegistry(redis, prefix=launch.config.redis.key_prefix)
-        async with sweeping(Sweeper(storage, registry)):
-            yield Files(storage, registry, FileLimits(config.max_file_bytes, config.tenant_bytes, config.tenant_files))
-
-
-def _batch_store(config: Config, redis: Redis) -> BatchStore:
-    return BatchStore(
-        redis,
-        lease_seconds=config.batches.lease_s,
-        retention_seconds=config.batches.retention_days * 86_400,
-        prefix=config.redis.key_prefix,
-    )
 
 
 def _settings(config: Config) -> ServiceSettings:

@@ -134,6 +134,7 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
     """Raises ConfigError."""
     check_keys(document, [section.name for section in fields(Config)], "")
     special = {"engine", "tenants", "admin"}
+    _check_secrets(document.get("batches"))
     kinds = get_type_hints(Config)
     plain = {
         name: convert(resolve(value, env, name), kinds[name], name, base)
@@ -192,6 +193,16 @@ def _admin(value: Any, env: Mapping[str, str], base: Path) -> AdminConfig:
     keys, metrics_keys = (_key_hashes(section.get(name), env, f"admin.{name}") for name in ("keys", "metrics_keys"))
     rest = {key: item for key, item in section.items() if key not in ("keys", "metrics_keys")}
     return build(AdminConfig, resolve(rest, env, "admin"), "admin", base, keys=keys, metrics_keys=metrics_keys)
+
+
+def _check_secrets(batches: Any) -> None:
+    """Raises ConfigError: a webhook's secret is in the file."""
+    endpoints = as_mapping(as_mapping(batches, "batches").get("webhooks"), "batches.webhooks")
+    for tenant, endpoint in endpoints.items():
+        where = f"batches.webhooks.{tenant}"
+        secret = as_mapping(endpoint, where).get("secret", "${}")
+        if not isinstance(secret, str) or not secret.startswith("${"):
+            raise ConfigError(f"{where}.secret: write ${{VARIABLE}}; secrets do not belong in files")
 
 
 def _key_hashes(value: Any, env: Mapping[str, str], where: str) -> tuple[str, ...]:

@@ -125,6 +125,10 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
             raise ConfigError(f"{where}: must be a list")
         return tuple(convert(item, get_args(kind)[0], f"{where}[{index}]", base) for index, item in enumerate(value))
 
+    if get_origin(kind) is Mapping and is_dataclass(get_args(kind)[1]):
+        entries, one = as_mapping(value, where), get_args(kind)[1]
+        return {name: convert(item, one, f"{where}.{name}", base) for name, item in entries.items()}
+
     def special(wanted: type, item: Any) -> Any:
         if issubclass(wanted, Path) and isinstance(item, str):
             return (base / Path(item).expanduser()).resolve()

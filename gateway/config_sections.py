@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
 from gateway.config_tls import TlsConfig
+from gateway.config_webhooks import WebhookConfig
 from gateway.core.limits import Policy
 from gateway.core.tenants import Tenant
 from gateway.tools.dialects import ToolParserName
@@ -204,6 +205,8 @@ class BatchesConfig:
     """After which work of a gateway that died is taken over; renewed while it works."""
     retention_days: float = 30.0
     """How long a job is remembered after its end."""
+    webhooks: Mapping[str, WebhookConfig] = field(default_factory=dict)
+    """Tenant -> where it is told that a batch has ended. Needs the extra `webhooks`."""
 
     def __post_init__(self) -> None:
         if self.storage and "://" not in self.storage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from functools import partial
 
@@ -188,7 +188,7 @@ async def _next(requests: AsyncIterator[pb.CreateFileRequest]) -> pb.CreateFileR
         raise ApiError(Fault.DEADLINE_EXCEEDED, f"no piece of the file came for {READ_SECONDS:g} s") from error
 
 
-async def _pieces(requests: AsyncIterator[pb.CreateFileRequest]) -> AsyncIterator[bytes]:
+async def _pieces(requests: AsyncIterator[pb.CreateFileRequest]) -> AsyncGenerator[bytes, None]:
     while (request := await _next(requests)) is not None:
         if request.WhichOneof("part") != "data":
             raise invalid_request("a message behind the first has data", "data")

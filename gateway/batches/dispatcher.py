@@ -61,6 +61,11 @@ class Dispatcher:
         """That are held, by kind."""
         return Counter(work.lease.task for work in self._works.values())
 
+    @property
+    def backlog(self) -> int:
+        """Lines that are held here and could enter the engine now."""
+        return sum(shard.waiting for shard in self._shards)
+
     async def __aenter__(self) -> Dispatcher:
         loops = (self._keep_claiming, self._leases.keep, self._shop.gate.watch, self._keep_counting)
         self._background = [asyncio.create_task(_for_good(loop), name=f"batch-{loop.__name__}") for loop in loops]
@@ -89,7 +94,7 @@ class Dispatcher:
                 log.warning("batch_claims_wait", reason=error.message)
                 await asyncio.sleep(AWAY_SECONDS)
                 continue
-            busy = found or (self._shards and not self._shop.gate.is_hungry)
+            busy = found or (self._shards and not self._wants_lines)
             await self._pause(BUSY_SECONDS if busy else IDLE_SECONDS * random.uniform(0.5, 1.0))
 
     async def _keep_counting(self) -> None:
@@ -111,7 +116,7 @@ class Dispatcher:
         while len(self._works) - len(self._shards) < MAX_ERRANDS and await self._claim(*SMALL_TASKS):
             found = True
         self._hand_back_limited()
-        while len(self._shards) < MAX_SHARDS and self._shop.gate.is_hungry and await self._claim("shard"):
+        while len(self._shards) < MAX_SHARDS and self._wants_lines and await self._claim("shard"):
             found = True
         return found
 
@@ -155,6 +160,10 @@ class Dispatcher:
     @property
     def _shards(self) -> list[Shard]:
         return [work for work in self._works.values() if isinstance(work, Shard)]
+
+    @property
+    def _wants_lines(self) -> bool:
+        return self._shop.gate.wants(self.backlog)
 
     def _held_up(self) -> set[str]:
         """Batches of which there is enough here: limits keep what is held of them from running."""

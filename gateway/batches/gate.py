@@ -54,19 +54,13 @@ class Gate:
         self._looked = clock()
 
     @property
-    def backlog(self) -> int:
-        """Lines that wait for a place."""
-        return self._turnstile.queued
-
-    @property
     def in_flight(self) -> int:
         """Lines that have one."""
         return self._turnstile.inside + self._flow.begun
 
-    @property
-    def is_hungry(self) -> bool:
-        """Whether it could soon have room for more lines than wait for it."""
-        return self._passable and self.backlog < self._flow.target
+    def wants(self, waiting: int) -> bool:
+        """Whether there could soon be room for more lines than those that wait already."""
+        return self._passable and waiting < self._flow.target
 
     @asynccontextmanager
     async def place(self, order: Order) -> AsyncIterator[Place]:
@@ -94,7 +88,7 @@ class Gate:
 
     async def look(self) -> None:
         """At what waits in the engine, if anybody wants to know."""
-        if self.backlog or self.in_flight or not self._open:
+        if self._turnstile.queued or self.in_flight or not self._open:
             try:
                 self._see(await self._engine.stats())
             except EngineUnavailable:

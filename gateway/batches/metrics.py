@@ -22,7 +22,8 @@ class BatchMetrics(Collector):
         leases = GaugeMetricFamily("loralane_batch_leases", "Tasks of batches that this process does.", labels=["task"])
         for task in get_args(TaskKind):
             leases.add_metric([task], self._dispatcher.leases.get(task, 0))
+        backlog, running = self._dispatcher.backlog, self._gate.in_flight
         yield leases
         yield GaugeMetricFamily("loralane_batches_open", "That have not ended, of everybody.", self._dispatcher.open)
-        yield GaugeMetricFamily("loralane_batch_backlog", "Lines that wait here for the engine.", self._gate.backlog)
-        yield GaugeMetricFamily("loralane_batch_lines_running", "Lines that the engine has.", self._gate.in_flight)
+        yield GaugeMetricFamily("loralane_batch_backlog", "Lines that wait here for the engine.", backlog)
+        yield GaugeMetricFamily("loralane_batch_lines_running", "Lines that the engine has.", running)

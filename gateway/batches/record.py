@@ -19,6 +19,8 @@ Outcome = Literal["completed", "expired", "cancelled"]
 
 ENDED: frozenset[Status] = frozenset(("failed", "completed", "expired", "cancelled"))
 """Nothing changes a batch any more."""
+FOLDERS = "batches/"
+"""What the names of all batches' objects begin with."""
 BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
 WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -43,7 +45,7 @@ class BatchError:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What lines have come to: how many, and their tokens."""
+    """What lines have come to: how many, their tokens, and what they took."""
 
     completed: int = 0
     failed: int = 0
@@ -51,6 +53,8 @@ class Tally:
     cached_tokens: int = 0
     """Of the input, found in the prefix cache."""
     output_tokens: int = 0
+    device_us: int = 0
+    """Microseconds of the device's time, of the completed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class Batch(NewBatch):
     @property
     def folder(self) -> str:
         """What the names of its objects in the storage begin with, with the slash at the end."""
-        return f"batches/{self.id}/"
+        return f"{FOLDERS}{self.id}/"
 
     @property
     def index_name(self) -> str:

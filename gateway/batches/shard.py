@@ -62,6 +62,7 @@ class Shard:
         self._tasks: set[asyncio.Task[None]] = set()
         self._inside: set[asyncio.Task[None]] = set()
         """Those that have a place in the engine."""
+        self._left = sum(1 for _ in lease.open_positions())
         self._is_draining = False
         self._deadline = claimed + lease.seconds_left
         self.rests_until = 0.0
@@ -86,6 +87,11 @@ class Shard:
                 await asyncio.wait(self._tasks)
             self._parts.close()
         await self._shop.store.release(self.lease, max(0.0, self.rests_until - self._now()))
+
+    @property
+    def waiting(self) -> int:
+        """Lines that could enter the engine now."""
+        return 0 if self._is_draining or self.pace.is_limited else self._left - len(self._inside)
 
     def lose(self) -> None:
         if self._running is not None:
@@ -117,6 +123,7 @@ class Shard:
             tries += 1
             answer = await self._attempt(source, entry, tries)
         if answer is not None:
+            self._left -= 1
             self._parts.add(entry.position, answer)
             self._shop.count("failed" if answer.usage is None else "completed")
 

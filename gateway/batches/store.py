@@ -9,6 +9,7 @@ Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix:
     *batchparts:{tenant}:ID    set    names of the objects that hold committed answers
     *batches:{tenant}          zset   ids of all batches of the tenant, by when they were created
     *batchesopen:{tenant}      set    ids of those that have not ended
+    *webhooks:{tenant}         zset   ends of batches that the tenant is yet to be told (`gateway.batches.webhooks`)
     *batchindex:{batches}      zset   TENANT/ID of whatever may have a task, by when its window is over
 
 The index is a hint that leads to batches: it may name some that are over, and is never without one that is not.
@@ -39,7 +40,7 @@ SCRIPTS = (
     *("create", "cancel", "enter", "look", "claim", "renew", "commit", "release"),
     *("validated", "invalid", "finished", "swept"),
 )
-OF_TENANT = frozenset(("batches", "batchesopen"))
+OF_TENANT = frozenset(("batches", "batchesopen", "webhooks"))
 """Kinds of keys that a tenant has one of."""
 PAGE = 256
 """Entries of the index read at a time."""
@@ -58,8 +59,11 @@ class BatchStore:
         retention_seconds: float = 30 * 86_400.0,
         timeout: float = 5.0,
         prefix: str = "loralane:",
+        told: Collection[str] = (),
     ) -> None:
-        """`timeout`: seconds of one call. `retention_seconds`: how long a batch is remembered after its end."""
+        """`timeout`: seconds of one call. `retention_seconds`: how long a batch is remembered after its end. `told`:
+        tenants that have an outbox for such ends."""
+        self._told = frozenset(told)
         self._calls = RedisCalls(client, prefix, timeout, Breaker(3, 1.0, time.monotonic), lambda: None)
         self._lease_ms = int(lease_seconds * 1000)
         self._retention_ms = int(retention_seconds * 1000)
@@ -171,8 +175,7 @@ class BatchStore:
 
     async def invalid(self, lease: Lease, errors: Sequence[BatchError]) -> bool:
         """The batch has failed. False: the lease is lost."""
-        kinds = ("batchwork", "batchholders", "batchesopen")
-        return bool(await self._of(lease, "invalid", kinds, [msgspec.json.encode(errors)]))
+        return bool(await self._of(lease, "invalid", self._ending(lease), [msgspec.json.encode(errors)]))
 
     async def parts(self, lease: Lease) -> Sequence[str]:
         """Names of all objects that hold committed answers, in order."""
@@ -183,7 +186,7 @@ class BatchStore:
     async def finished(self, lease: Lease, output_file_id: str | None, error_file_id: str | None) -> bool:
         """The batch has ended as its outcome says. False: the lease is lost."""
         args: list[Argument] = [output_file_id or "", error_file_id or ""]
-        return bool(await self._of(lease, "finished", ("batchwork", "batchholders", "batchesopen"), args))
+        return bool(await self._of(lease, "finished", self._ending(lease), args))
 
     async def open(self, most: int) -> tuple[float, Sequence[Batch]]:
         """Redis's time in Unix seconds, and batches of all tenants, that something is left to do for: those whose
@@ -198,6 +201,11 @@ class BatchStore:
         """Batches, of all tenants, that something is left to do for."""
         async with self._client() as client:
             return int(await client.zcard(self._index))
+
+    async def open_ids(self) -> frozenset[str]:
+        """Of batches, of all tenants, that something may be left to do for."""
+        async with self._client() as client:
+            return frozenset(entry.decode().partition("/")[2] for entry in await client.zrange(self._index, 0, -1))
 
     async def swept(self, lease: Lease) -> bool:
         """Nothing is left of the batch but what is remembered of it for a while. False: the lease is lost."""
@@ -230,6 +238,11 @@ class BatchStore:
             for key in (self._keys(tenant, batch_id, "batch")[0] for batch_id in ids):
                 pipeline.hgetall(key)
             return await pipeline.execute()
+
+    def _ending(self, lease: Lease) -> tuple[str, ...]:
+        """Kinds of keys that are touched when a batch ends."""
+        kinds = ("batchwork", "batchholders", "batchesopen")
+        return (*kinds, "webhooks") if lease.tenant in self._told else kinds
 
     async def _of(self, lease: Lease, script: str, kinds: Sequence[str], args: Sequence[Argument]) -> Any:
         """A script about one lease."""

@@ -18,26 +18,22 @@ class Turnstile:
     def __init__(self, room: Callable[[], int]) -> None:
         """`room`: how many more may go through now."""
         self.inside = 0
+        self.queued = 0
         self._room = room
         self._numbers = itertools.count()
         self._waiting: list[tuple[Order, int, asyncio.Future[None]]] = []
-        self._gone = 0
-        """Of those in the heap, who does not wait any more."""
-
-    @property
-    def queued(self) -> int:
-        return len(self._waiting) - self._gone
 
     async def enter(self, order: Order) -> None:
         """Returns inside. Cancelled, it has taken nobody's place."""
         turn = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (order, next(self._numbers), turn))
+        self.queued += 1
         self.turn()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._gone += 1
+                self.queued -= 1
             else:
                 self.leave()
             raise
@@ -48,12 +44,11 @@ class Turnstile:
 
     def turn(self) -> None:
         """Lets in whom there is room for: to be called whenever there may be more of it."""
-        room = self._room() if self.queued else 0
-        while room > 0 and self.queued:
+        room = self._room() if self._waiting else 0
+        while room > 0 and self._waiting:
             _, _, turn = heappop(self._waiting)
-            if turn.cancelled():
-                self._gone -= 1
-                continue
-            turn.set_result(None)
-            self.inside += 1
-            room -= 1
+            if not turn.cancelled():
+                turn.set_result(None)
+                self.queued -= 1
+                self.inside += 1
+                room -= 1

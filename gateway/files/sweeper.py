@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import structlog
@@ -50,15 +50,6 @@ class Sweeper:
         self._strays = strays or Watch(GRACE_SECONDS)
         self._partials = partials or Watch(PARTIAL_SECONDS)
 
-    async def run(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
-        """Until it is cancelled; whatever is away is asked again in the next round."""
-        while True:
-            await asyncio.sleep(interval_seconds)
-            try:
-                await self.sweep()
-            except ApiError as error:
-                log.warning("sweep_failed", reason=error.message)
-
     async def sweep(self) -> list[str]:
         """Names of the objects deleted. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
         expired: set[str] = set()
@@ -77,14 +68,24 @@ class Sweeper:
 
 
 @asynccontextmanager
-async def sweeping(sweeper: Sweeper) -> AsyncGenerator[None, None]:
+async def sweeping(sweep: Callable[[], Awaitable[object]]) -> AsyncGenerator[None, None]:
     """In the background, while this is entered."""
-    task = asyncio.create_task(sweeper.run(), name="file-sweeper")
+    task = asyncio.create_task(_keep_sweeping(sweep), name="sweeper")
     try:
         yield
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+async def _keep_sweeping(sweep: Callable[[], Awaitable[object]]) -> None:
+    """Until it is cancelled; whatever is away is asked again in the next round."""
+    while True:
+        await asyncio.sleep(INTERVAL_SECONDS)
+        try:
+            await sweep()
+        except ApiError as error:
+            log.warning("sweep_failed", reason=error.message)
 
 
 def _by_tenant(names: Iterable[str]) -> dict[str, list[str]]:

@@ -1,96 +1,82 @@
-"""Batches on a real engine: from a terminal, and by a gRPC client that found everything through reflection."""
+"""A batch as a new user makes one: the openai client, the demo's model and adapters, an answer for every line."""
 
 import asyncio
-import base64
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+from openai import AsyncOpenAI
 
-from tests.e2e.reflected import ReflectedClient
+from tests.e2e.test_serving import settled
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-SERVICE = "loralane.v1.Batches"
-QUESTION = "What is the capital of France?"
-KEY = "sk-demo-acme"
-
-
-def lines(models):
-    """For each model a question that it can answer, and one line whose context nobody has room for."""
-    for model in models:
-        yield {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 24, "temperature": 0}
-    yield {"model": models[0], "messages": [{"role": "user", "content": "x " * 20_000}]}
+PATIENCE_SECONDS = 120
 
 
 @pytest.fixture
-def requests(models, tmp_path):
-    file = tmp_path / "requests.jsonl"
-    rows = [
-        {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body}
-        for number, body in enumerate(lines(models))
-    ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+def client(server):
+    return AsyncOpenAI(base_url=f"http://127.0.0.1:{server.http_port}/v1", api_key="sk-demo-acme", max_retries=0)
 
 
-def answers(text):
-    """custom_id -> what was said."""
-    rows = [json.loads(row) for row in text.splitlines()]
-    return {row["custom_id"]: row["response"]["body"]["choices"][0]["message"]["content"] for row in rows}
+def line(custom_id, model, **body):
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    whole = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 12, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": whole}
 
 
-async def test_a_batch_from_a_terminal(server, models, requests):
-    def run(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "gateway", "batch", *arguments, "--url", f"http://127.0.0.1:{server.http_port}"],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env={**os.environ, "LORALANE_API_KEY": KEY},
-        )
-
-    output = requests.with_name("answers.jsonl")
-    done = await asyncio.to_thread(run, "submit", str(requests), "--output", str(output))
-    assert done.returncode == 0, done.stderr
-    [batch_id] = done.stdout.split()
-    said = answers(output.read_text())
-    assert sorted(said) == [str(number) for number in range(len(models))]
-    assert "Paris" in said["0"]
-    [failed] = output.with_suffix(".errors.jsonl").read_text().splitlines()
-    assert json.loads(failed)["response"]["body"]["error"]["code"] == "context_length_exceeded"
-    [listed] = [
-        one for one in json.loads((await asyncio.to_thread(run, "list", "--json")).stdout) if one["id"] == batch_id
-    ]
-    assert listed["request_counts"] == {"total": len(models) + 1, "completed": len(models), "failed": 1}
-    assert listed["eta_seconds"] is None, "it has ended"
+async def submitted(client, lines, window="24h"):
+    text = "\n".join(json.dumps(line) for line in lines).encode()
+    file = await client.files.create(file=("in.jsonl", text), purpose="batch")
+    return await client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window=window, metadata={"of": "a test"}
+    )
 
 
-async def test_the_same_over_grpc(server, models, requests):
-    def walk():
-        client = ReflectedClient(f"127.0.0.1:{server.grpc_port}", KEY)
-        assert SERVICE in client.services()
-
-        def call(method, request):
-            return list(client.call(SERVICE, method, request))
-
-        data = [base64.b64encode(piece).decode() for piece in pieces(requests.read_bytes())]
-        [file] = call("CreateFile", [{"header": {"filename": "in.jsonl"}}, *({"data": piece} for piece in data)])
-        wanted = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "metadata": {"run": "7"}}
-        [batch] = call("CreateBatch", wanted)
-        seen = call("WatchBatch", {"batch_id": batch["id"], "interval_seconds": 0.1})
-        chunks = call("ReadFile", {"file_id": seen[-1]["output_file_id"]})
-        client.close()
-        return seen, b"".join(base64.b64decode(chunk["data"]) for chunk in chunks).decode()
-
-    seen, text = await asyncio.to_thread(walk)
-    assert seen[-1]["status"] == "completed"
-    assert len({json.dumps(told, sort_keys=True) for told in seen}) == len(seen), "only news are told"
-    assert "Paris" in answers(text)["0"]
+async def ended(client, batch):
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while batch.status not in ("completed", "failed", "expired", "cancelled"):
+            await asyncio.sleep(0.2)
+            batch = await client.batches.retrieve(batch.id)
+    return batch
 
 
-def pieces(content):
-    return [content[start : start + 10_000] for start in range(0, len(content), 10_000)]
+async def lines_of(client, file_id):
+    if file_id is None:
+        return {}
+    told = [json.loads(line) for line in (await client.files.content(file_id)).text.splitlines()]
+    assert len({line["custom_id"] for line in told}) == len(told)
+    return {line["custom_id"]: line for line in told}
+
+
+async def test_a_batch_answers_as_single_requests_do(client, server, models):
+    wanted = [line(f"{number}", models[number % len(models)]) for number in range(40)]
+    wanted.append(line("too long", models[0], max_tokens=1_000_000))
+    batch = await ended(client, await submitted(client, wanted))
+    assert (batch.status, batch.metadata) == ("completed", {"of": "a test"})
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (41, 40, 1)
+    output, errors = [await lines_of(client, file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
+    assert output.keys() == {f"{number}" for number in range(40)}
+    assert errors["too long"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
+    for number, model in enumerate(models):
+        alone = await client.chat.completions.create(**wanted[number]["body"], service_tier="flex")
+        body = output[f"{number}"]["response"]["body"]
+        assert body["choices"][0]["message"]["content"] == alone.choices[0].message.content
+        assert (body["model"], body["service_tier"]) == (model, "flex")
+    await settled(server)
+
+
+async def test_a_batch_that_is_cancelled_keeps_what_is_done(client, server, models):
+    wanted = [line(f"{number}", models[0], max_tokens=200, ignore_eos=True) for number in range(300)]
+    batch = await submitted(client, wanted)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (await client.batches.retrieve(batch.id)).request_counts.completed:
+            await asyncio.sleep(0.1)
+    await client.batches.cancel(batch.id)
+    batch = await ended(client, batch)
+    assert batch.status == "cancelled"
+    output, errors = [await lines_of(client, file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
+    assert 0 < len(output) == batch.request_counts.completed < 300
+    assert output.keys() | errors.keys() == {one["custom_id"] for one in wanted}
+    assert {one["error"]["code"] for one in errors.values()} == {"batch_cancelled"}
+    await settled(server)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO
 
+import pytest
 from redis.asyncio import Redis
 
+from gateway.core.errors import ApiError
 from gateway.files.places import Folder, place_of
-from gateway.files.registry import FileRegistry
+from gateway.files.record import new_file_id
+from gateway.files.registry import FileRegistry, FileUse
 from gateway.files.service import FileLimits, Files
 from gateway.files.storage import Storage
 
@@ -80,7 +83,16 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def total(sizes: Iterable[int]) -> tuple[int, int]:
-    """Bytes and number."""
-    sizes = list(sizes)
-    return sum(sizes), len(sizes)
+async def walk(files: Files) -> None:
+    """Every operation once, on whatever server the records are in."""
+    records = [await files.create("acme", "a", "batch", filler(MIB), 7200) for _ in range(3)]
+    output = await files.adopt("acme", new_file_id(), "b", filler(10))
+    assert [record.id for record in (await files.list("acme", purpose="batch")).data] == [r.id for r in records[::-1]]
+    assert await files.pin("acme", records[0].id, "batch_1") == records[0]
+    with pytest.raises(ApiError):
+        await files.delete("acme", records[0].id)
+    await files.unpin("acme", records[0].id, "batch_1")
+    await files.delete("acme", records[0].id)
+    assert await files.use("acme") == FileUse(2 * MIB + 10, 3)
+    gone, known = await files.registry.sweep("acme", [records[0].token, records[1].token, output.token])
+    assert (gone, known) == ([], {records[1].token, output.token})

@@ -1,4 +1,4 @@
-"""One gateway process with files, for tests that look at what it holds in memory."""
+"""One gateway process with files, for tests that look at its memory, or kill it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from gateway.store import connect
 tiny_tokenizer()  # before anybody forks: a worker then starts in no time
 
 
-def run(redis: str, folder: Path, port: Connection) -> None:
+def run(redis: str, folder: Path, port: Connection, lease_seconds: float) -> None:
     """Sends the port it listens on, and serves until it is killed."""
-    asyncio.run(serve(redis, folder, port))
+    asyncio.run(serve(redis, folder, port, lease_seconds))
 
 
-async def serve(redis: str, folder: Path, port: Connection) -> None:
+async def serve(redis: str, folder: Path, port: Connection, lease_seconds: float) -> None:
     async with connect(redis) as client:
-        files = build_files(client, folder / "stored", FileLimits(2**30, 2**30, 100))
+        limits = FileLimits(2**30, 2**30, 100)
+        files = build_files(client, folder / "stored", limits, lease_seconds=lease_seconds)
         house = await build_house(folder, files=files)
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))

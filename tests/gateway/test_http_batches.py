@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 from batch_fakes import batch_options, claimed, wanted
 from fakes import BASE, House, build_house, principal
 from file_fakes import objects, pieces, until
 from openai import AsyncOpenAI, BadRequestError, ConflictError, InternalServerError, NotFoundError, RateLimitError
 from redis.asyncio import Redis
-from test_batch_input import CHAT, line, text_of
+from test_batch_input import CHAT, asked, line, text_of
 
 from gateway.batches import validation
 from gateway.batches.index import read_index
 from gateway.batches.lease import Lease
 from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
+from gateway.batches.strays import StraySweeper
 from gateway.batches.sweep import sweep
 from gateway.batches.validation import Validator
 from gateway.core.errors import Fault, unavailable
 from gateway.files.service import Files
+from gateway.files.sweeper import Watch
 
 MAX_OPEN = 3
 
@@ -234,3 +238,27 @@ async def test_who_is_told_to_stop_leaves_no_process(world, monkeypatch):
     assert started[0].returncode is not None
     with pytest.raises(ProcessLookupError):
         os.kill(started[0].pid, 0)
+
+
+async def test_what_is_nobodys_leaves_the_storage_after_a_while(world):
+    now = 0.0
+    sweeper = StraySweeper(world.files.storage, world.store, Watch(60.0, lambda: now))
+    batch = await create(world, await world.brought(text_of([line("1", model=BASE)])))
+    await world.validated()
+    late = "batches/batch_" + "0" * 24 + "/parts/000000-1-1.out"
+    await world.files.storage.write(late, pieces(b"late"))
+    assert await sweeper.sweep() == []
+    now = 60.0
+    assert await sweeper.sweep() == [late]
+    assert [name for name in objects(world.folder) if name.startswith("batches")] == [f"batches/{batch.id}/index"]
+
+
+async def test_a_process_that_validates_ends_with_who_asked(tmp_path):
+    os.mkfifo(tmp_path / "never written")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway.batches.validate"), stdin=asyncio.subprocess.PIPE
+    )
+    process.stdin.write(msgspec.json.encode(asked(url=str(tmp_path / "never written"))) + b"\n")
+    process.stdin.close()
+    async with asyncio.timeout(30):
+        assert await process.wait() == 1

@@ -10,6 +10,8 @@ import multiprocessing
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from redis.asyncio import Redis
 from served import Served, served
 
 from gateway.files.service import Files
+from gateway.files.sweeper import Sweeper, Watch
 from gateway.http_guard import GuardedProtocol
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -306,15 +309,15 @@ def upload_head(length: int) -> bytes:
     ).encode()
 
 
-def connect(server: Served) -> socket.socket:
-    host, _, port = server.url.removeprefix("http://").partition(":")
+def connect(url: str) -> socket.socket:
+    host, _, port = url.removeprefix("http://").partition(":")
     return socket.create_connection((host, int(port)), timeout=20)
 
 
 def test_a_client_that_hangs_up_leaves_nothing(server, folder):
     files = files_of(server)
     body = form(PURPOSE, ("file", "a", b"x" * 3 * MIB))
-    with connect(server) as connection:
+    with connect(server.url) as connection:
         connection.sendall(upload_head(len(body)) + body[: 2 * MIB])
         server.run(settled(files, lambda use: use.bytes > 0))
     server.run(settled(files, lambda use: use.files == 0))
@@ -341,7 +344,7 @@ def test_deadlines_are_for_those_who_do_not_send(valkey_server, tmp_path, folder
         files.storage._place.create = slowly
         data = b"x" * 3 * MIB
         assert openai(server).files.create(file=data, purpose="batch").bytes == len(data)
-        with connect(server) as connection:
+        with connect(server.url) as connection:
             connection.sendall(upload_head(4 * MIB) + form(PURPOSE, end=b"\r\n"))
             response = http.client.HTTPResponse(connection)
             response.begin()
@@ -364,7 +367,7 @@ def test_who_stops_reading_stops_the_reading(server, folder, monkeypatch):
             closed.set()
 
     monkeypatch.setattr(files.storage, "read", counted)
-    with connect(server) as connection:
+    with connect(server.url) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         path = f"/v1/files/{file.id}/content"
         connection.sendall(f"GET {path} HTTP/1.1\r\nhost: here\r\nauthorization: Bearer sk-acme\r\n\r\n".encode())
@@ -412,14 +415,23 @@ def fetch(url: str, file_id: str) -> int:
         return sum(len(piece) for piece in answer.iter_raw())
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory are Linux's to tell")
-def test_two_hundred_megabytes_pass_through_a_few(valkey_server, tmp_path):
-    BlockingRedis.from_url(valkey_server.connection_url).flushall()
+@contextmanager
+def worker(redis: str, folder: Path, lease_seconds: float = 60.0) -> Iterator[tuple[BaseProcess, str]]:
+    """A gateway process and its URL."""
+    BlockingRedis.from_url(redis).flushall()
     ours, theirs = FORKS.Pipe()
-    process = FORKS.Process(target=files_worker.run, args=(valkey_server.connection_url, tmp_path, theirs), daemon=True)
+    process = FORKS.Process(target=files_worker.run, args=(redis, folder, theirs, lease_seconds), daemon=True)
     process.start()
     try:
-        url = f"http://127.0.0.1:{ours.recv()}"
+        yield process, f"http://127.0.0.1:{ours.recv()}"
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory are Linux's to tell")
+def test_two_hundred_megabytes_pass_through_a_few(valkey_server, tmp_path):
+    with worker(valkey_server.connection_url, tmp_path) as (process, url):
         fetch(url, bring(url, 8 * MIB))
         forget_peak(process.pid)
         idle = peak(process.pid)
@@ -427,7 +439,43 @@ def test_two_hundred_megabytes_pass_through_a_few(valkey_server, tmp_path):
         brought = peak(process.pid) - idle
         assert fetch(url, file_id) == BIG
         fetched = peak(process.pid) - idle
-    finally:
-        process.kill()
-        process.join()
-    assert max(brought, fetched) < 32 * MIB, f"{brought / MIB:.1f} and {fetched / MIB:.1f} MiB"
+    assert max(brought, fetched) < 16 * MIB, f"{brought / MIB:.1f} and {fetched / MIB:.1f} MiB"
+
+
+async def test_a_killed_gateway_leaves_nothing_for_long(valkey_server, valkey, tmp_path):
+    body = form(PURPOSE, ("file", "a", b"x" * 3 * MIB))
+    with worker(valkey_server.connection_url, tmp_path, lease_seconds=0.4) as (process, url):
+        files = build_files(valkey, tmp_path / "stored", lease_seconds=0.4)
+        await asyncio.to_thread(bring, url, MIB)
+        kept = (await files.list("acme")).data
+        with connect(url) as connection:
+            connection.sendall(upload_head(len(body)) + body[: 2 * MIB])
+            await settled(files, lambda use: use.files == 2)
+            process.kill()
+            process.join()
+    assert len(objects(tmp_path / "stored")) == 2
+    await settled(files, lambda use: use.files == 1)
+    assert (await files.use("acme")).bytes == MIB
+    [swept] = await Sweeper(files.storage, files.registry, Watch(0), Watch(0)).sweep()
+    assert swept.startswith("partial/")
+    assert objects(tmp_path / "stored") == [kept[0].object]
+
+
+class Impatient(GuardedProtocol):
+    max_unread_bytes = MIB
+
+
+def test_who_has_sent_much_and_sends_a_little_more_hears_the_answer(valkey_server, tmp_path, folder):
+    redis = Redis.from_url(valkey_server.connection_url)
+    with served(tmp_path, protocol=Impatient, files=build_files(redis, folder)) as server:
+
+        def body() -> Iterator[bytes]:
+            yield form(PURPOSE, end=b"\r\ncontent-disposition: form-data; name=file\r\n\r\n")
+            yield b"x" * (LIMITS.max_file_bytes + MIB // 2)
+
+        headers = {
+            "authorization": "Bearer sk-initech",
+            "content-type": f"multipart/form-data; boundary={BOUNDARY}",
+        }
+        answer = httpx.post(f"{server.url}/v1/files", content=body(), headers=headers, timeout=20)
+        assert answer.status_code == 413

@@ -108,9 +108,10 @@ def chat(
 def _run(config: Config, data_dir: Path) -> None:
     # Imported here: `--help` and `check` should not wait for a tokenizer library.
     from gateway.launch import Launch, StartError
-    from gateway.process import configure_logging, run_loop
+    from gateway.process import configure_logging, leave_torch_out, run_loop
     from gateway.store import StoreStartError
 
+    leave_torch_out()
     if config.gateways == 1:
         from gateway.app import serve as serve_gateways
     else:

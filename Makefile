@@ -15,7 +15,7 @@ REACHABLE = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU
 CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
-.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-gateway bench-lanes bench-many-adapters bench-gpu bench-planning proto clean
+.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-gateway bench-lanes bench-many-adapters bench-gpu bench-planning chaos proto clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -79,6 +79,9 @@ bench-gpu: setup-dev  ## Kernels and engine on an NVIDIA GPU, against their byte
 
 bench-planning: setup-dev  ## What planning a step costs, against what runs and what waits
 	$(BIN)/python -m benchmarks.planning $(ARGS)
+
+chaos: setup-dev  ## Kill, pause, cut off and wipe real processes under load, for hours (ARGS="--rounds 500 --seed 1")
+	$(BIN)/python -m tests.chaos.run $(ARGS)
 
 proto: setup-dev  ## Regenerate gateway/pb and engine/pb from proto/
 	$(BIN)/python proto/generate.py

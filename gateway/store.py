@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import redis
 import redis.retry
@@ -35,6 +35,8 @@ CHECKS = 3
 """Failures in a row after which the embedded server is started anew."""
 
 log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=AbstractConnection)
 
 
 class StoreStartError(Exception):
@@ -90,7 +92,7 @@ async def connect(url: str) -> AsyncGenerator[Redis, None]:
         await client.aclose()
 
 
-def plain_spoken(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+def plain_spoken(kind: type[C]) -> type[C]:
     """A kind of connection that says of a broken one that it is broken.
 
     Writing to one that its other end has reset is a RuntimeError to uvloop, as if it were a bug, and redis-py lets it

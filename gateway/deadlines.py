@@ -37,13 +37,15 @@ class Timer:
 
 
 @asynccontextmanager
-async def deadline(settings: ServiceSettings, lane: Lane, asked: float | None) -> AsyncIterator[Timer]:
-    """Bounds what its body takes. `asked`: seconds the caller will wait, if it says so.
+async def deadline(
+    settings: ServiceSettings, lane: Lane, asked: float | None, *, patient: bool = False
+) -> AsyncIterator[Timer]:
+    """Bounds what its body takes. `asked`: seconds the caller will wait, if it says so; `patient`: nothing else counts.
 
     Raises:
         ApiError: DEADLINE_EXCEEDED, at once where the caller's time is over already.
     """
-    whole = _earliest(asked, settings.request_timeout)
+    whole = asked if patient else _earliest(asked, settings.request_timeout)
     first_token = settings.first_token_timeout if lane is Lane.INTERACTIVE else None
     if whole is not None and whole <= 0:
         raise ApiError(Fault.DEADLINE_EXCEEDED, "the deadline had passed before the request began")

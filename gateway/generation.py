@@ -61,6 +61,8 @@ class GenerateRequest:
     """Lower is sooner, inside the lane."""
     deadline: float | None = None
     """Seconds this caller will wait for the whole answer, if less than what the gateway allows."""
+    patient: bool = False
+    """The deadline is all that bounds it, even if that is more than the gateway allows others."""
     ttft: float | None = None
     """Seconds to the first token it asks for; None: the lane's goal."""
     itl: float | None = None

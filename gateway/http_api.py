@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 
@@ -17,31 +17,30 @@ from starlette.routing import Route
 
 from engine.client import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
+from gateway.batches.outlook import Outlook
+from gateway.batches.service import Batches
 from gateway.core.errors import ApiError, invalid_request
+from gateway.core.part import Part, offers_path
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal, hash_key
 from gateway.core.trace_context import Ingress, trace_context_from
-from gateway.generation import GenerateRequest
+from gateway.files.service import Files
 from gateway.http_admin import AdminApi
+from gateway.http_batches import BatchesApi
 from gateway.http_console import ConsoleFiles
 from gateway.http_edge import Edge, bearer_token, on_api_error, on_http_exception, read_body, request_id
+from gateway.http_files import FilesApi
 from gateway.http_stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
 from gateway.metrics import CONTENT_TYPE, Metrics
 from gateway.observers import Arrival
-from gateway.openai_convert import chat_messages, chat_request, completion_request
-from gateway.openai_render import ChatStyle, CompletionStyle, Json, Style
-from gateway.openai_schema import (
-    Body,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Sampled,
-    TokenizeRequest,
-    parse,
-)
-from gateway.openai_tools import call_reader, offered_tools
+from gateway.openai_calls import Call, chat_call, completion_call
+from gateway.openai_convert import chat_messages
+from gateway.openai_render import Json
+from gateway.openai_schema import Body, DetokenizeRequest, TokenizeRequest, parse
+from gateway.openai_tools import offered_tools
 from gateway.openapi import document
+from gateway.openapi_operations import OPERATIONS
 from gateway.operations import Operations
 from gateway.service import Gateway
 from gateway.usage.admin import UsageAdmin
@@ -61,14 +60,19 @@ def create_app(
     ping_seconds: float = PING_SECONDS,
     usage: UsageAdmin | None = None,
     metrics_keys: Collection[str] | None = (),
+    files: Files | None = None,
+    batches: Batches | None = None,
+    part: Part = "all",
 ) -> Starlette:
-    """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, and without
-    `operations` nobody touches lanes and live requests. `metrics_keys`: SHA-256 of keys that may read /metrics, beside
-    administrators'; None: everybody may.
+    """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, without
+    `operations` nobody touches lanes and live requests, and without `files` and `batches` there are none.
+    `metrics_keys`: SHA-256 of keys that may read /metrics, beside administrators'; None: everybody may. `part`: what
+    this port offers.
     """
-    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, operations, usage, metrics_keys)
+    rest = (accounts, operations, usage, metrics_keys, files, batches, part)
+    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, *rest)
     app = Starlette(
-        routes=api.routes(),
+        routes=[route for route in api.routes() if offers_path(part, route.path)],
         middleware=[Middleware(Edge)],
         exception_handlers={ApiError: on_api_error, HTTPException: on_http_exception},
     )
@@ -90,6 +94,9 @@ class HttpApi:
         operations: Operations | None,
         usage: UsageAdmin | None,
         metrics_keys: Collection[str] | None,
+        files: Files | None,
+        batches: Batches | None,
+        part: Part,
     ) -> None:
         self._gateway = gateway
         self._keys = keys
@@ -98,7 +105,13 @@ class HttpApi:
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
         self._started = int(time.time())
-        self._document = document()
+        self._document = document([each for each in OPERATIONS if offers_path(part, each.path)])
+        self._files = FilesApi(files, self._authenticate) if files else None
+        self._batches = (
+            BatchesApi(batches, Outlook(batches, gateway.engine), self._authenticate, max_body_bytes)
+            if batches
+            else None
+        )
         self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations)
 
     def routes(self) -> list[Route]:
@@ -110,6 +123,8 @@ class HttpApi:
             Route("/v1/models/{name:path}", self.model, methods=get),
             Route("/tokenize", self.tokenize, methods=post),
             Route("/detokenize", self.detokenize, methods=post),
+            *(self._files.routes() if self._files else ()),
+            *(self._batches.routes() if self._batches else ()),
             *self._admin.routes(),
             *ConsoleFiles().routes(),
             Route("/health", self.health, methods=get),
@@ -120,25 +135,10 @@ class HttpApi:
         ]
 
     async def chat(self, request: Request) -> GenerationResponse:
-        with self._arriving(request) as arrival:
-            principal = arrival.identify(self._authenticate(request))
-            body = await self._parsed(request, ChatRequest)
-            generate = chat_request(body, request_id(request), arrival.ingress)
-            tools = call_reader(generate, self._gateway.intake.dialect)
-        style = ChatStyle(self._gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools)
-        return self._generation(principal, body, generate, style)
+        return await self._generation(request, chat_call)
 
     async def completions(self, request: Request) -> GenerationResponse:
-        with self._arriving(request) as arrival:
-            principal = arrival.identify(self._authenticate(request))
-            body = await self._parsed(request, CompletionRequest)
-            generate = completion_request(body, request_id(request), arrival.ingress)
-        style = CompletionStyle(
-            self._gateway.tokenizer,
-            token_ids=bool(body.return_token_ids),
-            echo=self._prompt_texts(generate) if body.echo else (),
-        )
-        return self._generation(principal, body, generate, style)
+        return await self._generation(request, completion_call)
 
     async def models(self, request: Request) -> Response:
         cards = self._gateway.intake.models(self._tenant(request).tenant)
@@ -210,24 +210,14 @@ class HttpApi:
     async def openapi(self, request: Request) -> Response:
         return json_response(self._document)
 
-    def _generation(
-        self, principal: Principal, body: Sampled, generate: GenerateRequest, style: Style
+    async def _generation(
+        self, request: Request, understood: Callable[[Gateway, bytes, str, Ingress], Call]
     ) -> GenerationResponse:
-        return GenerationResponse(
-            gateway=self._gateway,
-            principal=principal,
-            request=generate,
-            style=style,
-            stream=bool(body.stream),
-            include_usage=body.include_usage,
-            ping_seconds=self._ping_seconds,
-        )
-
-    def _prompt_texts(self, generate: GenerateRequest) -> list[str]:
-        """One for each answer."""
-        decode = self._gateway.tokenizer.decode
-        texts = [decode(prompt) if isinstance(prompt, tuple) else str(prompt) for prompt in generate.inputs]
-        return [text for text in texts for _ in range(generate.n)]
+        with self._arriving(request) as arrival:
+            principal = arrival.identify(self._authenticate(request))
+            body = await read_body(request, self._max_body_bytes)
+            call = understood(self._gateway, body, request_id(request), arrival.ingress)
+        return GenerationResponse(self._gateway, principal, call, self._ping_seconds)
 
     def _model(self, card: ModelCard) -> Json:
         """An alias's root is the adapter it leads to, an adapter's root the base."""

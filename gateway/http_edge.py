@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -73,24 +75,23 @@ def bearer_token(request: Request) -> str | None:
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """Raises ApiError: REQUEST_TOO_LARGE, as soon as that is known; ClientGone."""
+    return b"".join([piece async for piece in streamed_body(request, max_bytes)])
+
+
+async def streamed_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """A body as it arrives. Raises as `read_body` does."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
-    body = bytearray()
+        raise request_too_large(max_bytes)
+    received = 0
     try:
         async for piece in request.stream():
-            body += piece
-            if len(body) > max_bytes:
-                raise _too_large(max_bytes)
+            received += len(piece)
+            if received > max_bytes:
+                raise request_too_large(max_bytes)
+            yield piece
     except ClientDisconnect as error:
         raise ClientGone("the client hung up before its request was whole") from error
-    return bytes(body)
-
-
-def _too_large(max_bytes: int) -> ApiError:
-    error = request_too_large(max_bytes)
-    error.extra_headers = {"connection": "close"}  # or the server would go on reading what nobody wants
-    return error
 
 
 def error_response(error: ApiError) -> Response:

@@ -21,6 +21,8 @@ from gateway.http_stream import encode_json
 
 log = structlog.get_logger("http")
 
+VERSIONS = ("1.1", "1.0")
+
 
 class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with deadlines. Times are in seconds."""
@@ -41,7 +43,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head_bytes = 0
-        self._body_bytes = 0
+        self._body_bytes = self._unread_bytes = 0
         self._in_head = self._in_body = False
         self._since = self.loop.time()
         self._late_timer: asyncio.TimerHandle | None = None
@@ -73,7 +75,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._expect(self.head_seconds)
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._in_body, self._body_bytes = False, True, 0
+        self._in_head, self._in_body = False, True
+        self._body_bytes = self._unread_bytes = 0
+        if self.parser.get_http_version() not in VERSIONS:
+            raise httptools.HttpParserError("an old or an unknown version")
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > self.max_head_bytes or len(self.headers) > self.max_headers:
             self._refusal = _head_too_large(self.max_head_bytes)
@@ -83,8 +88,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self.cycle.response_complete and self._body_bytes > self.max_unread_bytes:
-            self.transport.abort()
+        if self.cycle.response_complete:
+            self._unread_bytes += len(body)
+            if self._unread_bytes > self.max_unread_bytes:
+                self.transport.abort()
         super().on_body(body)
 
     def on_message_complete(self) -> None:

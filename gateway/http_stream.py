@@ -14,8 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core.errors import ApiError, internal
 from gateway.core.tenants import Principal
-from gateway.generation import Admitted, GenerateRequest, Generation, Usage
-from gateway.openai_render import Envelope, Style, encode_json
+from gateway.generation import Generation, Usage
+from gateway.openai_calls import Call
+from gateway.openai_render import Envelope, encode_json
 from gateway.service import Gateway
 
 log = structlog.get_logger("http")
@@ -33,30 +34,27 @@ class GenerationResponse:
 
     gateway: Gateway
     principal: Principal
-    request: GenerateRequest
-    style: Style
-    stream: bool
-    include_usage: bool
+    call: Call
     ping_seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with Presence(receive) as client:
-            await (self._stream(send) if self.stream else self._whole(client, scope, receive, send))
+            await (self._stream(send) if self.call.stream else self._whole(client, scope, receive, send))
 
     async def _whole(self, client: Presence, scope: Scope, receive: Receive, send: Send) -> None:
         """The answer goes out first, then it is settled: the next request to come here is weighed after that."""
-        async with self.gateway.generate(self.principal, self.request) as generation:
+        async with self.gateway.generate(self.principal, self.call.request) as generation:
             chunks = [chunk async for chunk in generation]
             admitted = generation.admitted
-            response = json_response(self._envelope(admitted).whole(chunks), headers=admitted.headers())
+            response = json_response(self.call.envelope(admitted).whole(chunks), headers=admitted.headers())
             client.may_leave()
             await response(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
         events = EventStream(send)
         try:
-            async with self.gateway.generate(self.principal, self.request) as generation:
-                envelope = self._envelope(generation.admitted)
+            async with self.gateway.generate(self.principal, self.call.request) as generation:
+                envelope = self.call.envelope(generation.admitted)
                 await events.open(generation.admitted.headers())
                 async with events.pings(self.ping_seconds):
                     usage = await self._chunks(events, generation, envelope)
@@ -69,13 +67,13 @@ class GenerationResponse:
         except Exception:
             if not events.is_open:
                 raise
-            log.exception("stream_failed", request_id=self.request.request_id)
-            events.add(encode_json(internal(self.request.request_id).body()))
+            log.exception("stream_failed", request_id=self.call.request.request_id)
+            events.add(encode_json(internal(self.call.request.request_id).body()))
         await events.close()
 
     async def _chunks(self, events: EventStream, generation: Generation, envelope: Envelope) -> Usage | None:
         usage = None
-        for index in range(len(generation.admitted.prompts) * self.request.n):
+        for index in range(len(generation.admitted.prompts) * self.call.request.n):
             events.add(envelope.opening(index))
         async for chunk in generation:
             events.add(envelope.delta(chunk))
@@ -83,9 +81,6 @@ class GenerationResponse:
             if not chunk.more:
                 await events.flush()
         return usage
-
-    def _envelope(self, admitted: Admitted) -> Envelope:
-        return Envelope(self.style, admitted, include_usage=self.include_usage)
 
 
 class EventStream:

@@ -185,6 +185,13 @@ class Intake:
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             raise invalid_request(f"token ids in {param} must be from 0 to {vocab_size - 1}", param)
 
+    def catalog_for(self, tenant: Tenant) -> Catalog:
+        """The names that mean something to one tenant, whoever resolves them."""
+        catalog = self._catalog()
+        adapters = frozenset(name for name in catalog.adapters if catalog.permits(tenant, name))
+        aliases = {alias: name for alias, name in catalog.aliases.items() if name in adapters}
+        return Catalog(catalog.bases, adapters, aliases)
+
     def _catalog(self) -> Catalog:
         adapters = self._adapters
         return Catalog(self._base_names, adapters.records, adapters.aliases, adapters.tenants)

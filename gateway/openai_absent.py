@@ -23,10 +23,8 @@ ABSENT: Mapping[str, str] = {
     "/v1/videos": TEXT_ONLY,
     "/v1/realtime": TEXT_ONLY,
     "/v1/fine_tuning": "adapters are trained elsewhere; an administrator loads them",
-    "/v1/files": "there are no files and batches; service_tier 'flex' puts a request into the batch lane",
-    "/v1/uploads": "there are no files and batches; service_tier 'flex' puts a request into the batch lane",
-    "/v1/batches": "there are no files and batches; service_tier 'flex' puts a request into the batch lane",
-    "/v1/vector_stores": "there are no files",
+    "/v1/uploads": "use /v1/files, which takes a file of any allowed size at once",
+    "/v1/vector_stores": f"{TEXT_ONLY}, and searches no files",
 }
 """By the beginning of their paths."""
 

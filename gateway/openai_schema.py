@@ -243,7 +243,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     try:
         parsed = msgspec.convert(document, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from error
+        raise invalid_field(str(error)) from error
     if issubclass(kind, Sampled):
         _refuse_unsupported(document, kind)
     return parsed
@@ -258,7 +258,7 @@ def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
             raise unsupported_parameter(name)
 
 
-def _invalid(message: str) -> ApiError:
+def invalid_field(message: str) -> ApiError:
     """msgspec's words with the place as `param`: Expected `int`, got `str` - at `$.max_tokens`."""
     match = _PLACE.match(message)
     what, path = (match["what"], (match["path"] or "").removesuffix("[...]")) if match else (message, "")

@@ -54,15 +54,26 @@ def document(operations: Sequence[Operation] = OPERATIONS) -> Json:
 
 
 def _operation(operation: Operation) -> Json:
-    name = PLACEHOLDER.sub("adapter" if operation.who == "admin" else "model", operation.path)
+    name = PLACEHOLDER.sub(lambda match: _named(match[1], operation), operation.path)
     return {
         "operationId": "_".join([operation.method.lower(), *re.findall(r"\w+", name)]),
         "summary": operation.summary,
         "parameters": [*_path_parameters(operation.path), *_query_parameters(operation)],
         "responses": _responses(operation),
         "security": [] if operation.who == "anyone" else [{"key": []}],
-        **({"requestBody": {"required": True, "content": _json(operation.body)}} if operation.body else {}),
+        **({"requestBody": _body(operation, operation.body)} if operation.body else {}),
     }
+
+
+def _named(placeholder: str, operation: Operation) -> str:
+    """What a path's variable part stands for."""
+    if placeholder.endswith("_id"):
+        return placeholder.removesuffix("_id")
+    return "adapter" if operation.who == "admin" else "model"
+
+
+def _body(operation: Operation, kind: type[Struct]) -> Json:
+    return {"required": True, "content": {operation.body_type: {"schema": _reference(kind)}}}
 
 
 def _path_parameters(path: str) -> list[Json]:

@@ -39,6 +39,8 @@ class Operation:
     """Parameters and their schemas."""
     status: int = 200
     """Of the answer."""
+    body_type: str = "application/json"
+    """Media type of the body."""
     text: str = ""
     """Media type of the same as text, where a request can ask for it."""
 

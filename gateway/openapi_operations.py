@@ -9,6 +9,8 @@ from gateway import openai_schema as bodies
 from gateway.adapters.status import AdapterStatus
 from gateway.core.errors import Fault
 from gateway.openapi_accounts import ACCOUNT_OPERATIONS
+from gateway.openapi_batches import BATCH_OPERATIONS
+from gateway.openapi_files import FILE_OPERATIONS
 from gateway.openapi_live import LIVE_OPERATIONS
 from gateway.openapi_operation import TEXT, Operation, admin
 
@@ -72,6 +74,8 @@ OPERATIONS: tuple[Operation, ...] = (
         MODEL | {Fault.UNSUPPORTED_PARAMETER},
     ),
     Operation("POST", "/detokenize", "The text of token ids.", "tenant", answers.Text, bodies.DetokenizeRequest, MODEL),
+    *FILE_OPERATIONS,
+    *BATCH_OPERATIONS,
     admin("POST", "/v1/load_lora_adapter", "Load, as vLLM has it.", TEXT, CHANGES, body=bodies.LoadAdapterRequest),
     admin(
         "POST",

@@ -103,7 +103,7 @@ class Gateway:
         """
         lane = principal.tenant.effective_lane(request.lane)
         with self._tracked(principal, request, lane) as record:
-            async with deadline(self._settings, lane, request.deadline) as timer:
+            async with deadline(self._settings, lane, request.deadline, patient=request.patient) as timer:
                 job = await self._understand(principal, request, lane, record)
                 with self.adapters.using(job.version):
                     async with (

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import signal
+import stat
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -178,12 +179,22 @@ def exclusive(folder: Path) -> Generator[None, None, None]:
 
 
 def socket_for(folder: Path) -> Path:
-    """Inside the folder, or in the temporary folder where that path is too long for a socket."""
+    """Inside the folder, or below the temporary folder where that path is too long. Raises StoreStartError."""
     inside = folder / "valkey.sock"
     if len(os.fsencode(inside)) <= MAX_SOCKET_PATH:
         return inside
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"loralane-{digest}.sock"
+    return _own_folder() / f"{digest}.sock"
+
+
+def _own_folder() -> Path:
+    """Below the temporary folder, which anybody may write to: whoever had made it first could pose as our server."""
+    folder = Path(tempfile.gettempdir()) / f"loralane-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise StoreStartError(f"{folder} must be a folder of this user alone; remove it, or set TMPDIR")
+    return folder
 
 
 def start(server: ValkeyServer) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 from tokenizers.decoders import DecodeStream
-from transformers import AutoTokenizer
 
 from gateway.core.errors import invalid_request, unsupported_parameter
 
@@ -44,6 +43,8 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """Raises OSError or ValueError if the folder has no usable tokenizer."""
+        from transformers import AutoTokenizer  # a hundred megabytes, which who only checks requests does without
+
         return cls(AutoTokenizer.from_pretrained(str(folder), local_files_only=True, use_fast=True))
 
     async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:

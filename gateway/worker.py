@@ -48,15 +48,15 @@ async def work(channel: socket.socket) -> None:
 
 async def _obey(app: Built, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: Console) -> None:
     """Until the other end is gone. Cancelled, it lets running requests end."""
-    from gateway.app import listening
+    from gateway.doors import opened
 
     async with AsyncExitStack() as stack:
         while order := await reader.readline():
             if order == LISTEN:
-                ports = await stack.enter_async_context(listening(app, shared=True))
+                ports = await stack.enter_async_context(opened(app.doors, shared=True))
                 writer.write(LISTENING)
             elif order == ANNOUNCE:
-                app.banner(*ports).print(console)
+                app.banner(ports).print(console)
 
 
 def main() -> None:

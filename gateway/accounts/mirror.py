@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gateway.accounts.record import Account
 from gateway.core.errors import invalid_api_key
-from gateway.core.tenants import Principal, Tenant, hash_key, key_id
+from gateway.core.tenants import Lapse, Principal, Tenant, hash_key, key_id
 from gateway.registry.record import Change, Snapshot
 
 
@@ -59,6 +59,19 @@ class AccountMirror:
         if principal is None:
             raise invalid_api_key()
         return principal
+
+    def holder(self, tenant: str, key_id: str) -> Principal | Lapse:
+        owner = self.records.get(f"tenant/{tenant}")
+        if owner is None or owner.tenant is None:
+            return Lapse.TENANT_GONE
+        if owner.disabled:
+            return Lapse.TENANT_SUSPENDED
+        keys = [
+            account for account in self._keys.get(key_id, {}).values() if account.key and account.key.tenant == tenant
+        ]
+        if all(key.disabled for key in keys):
+            return Lapse.KEY_DISABLED if keys else Lapse.KEY_GONE
+        return Principal(owner.tenant, key_id)
 
     def _owner(self, account: Account) -> Principal | None:
         owner = self.records.get(f"tenant/{account.key.tenant}") if account.key else None

@@ -16,7 +16,7 @@ import structlog
 from gateway.accounts.mirror import AccountMirror
 from gateway.accounts.record import KEY, TENANT, Account, KeyOwner, key_account, tenant_account
 from gateway.core.errors import ApiError, Fault, invalid_request, tenant_not_found
-from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key
+from gateway.core.tenants import ADMIN_TENANT, Lapse, Principal, Tenant, hash_key
 from gateway.registry.log import RegistryLog
 from gateway.registry.store import RecordStore, StoreAway
 
@@ -68,6 +68,10 @@ class AccountRegistry:
     def authenticate(self, token: str | None) -> Principal:
         """Raises ApiError: INVALID_API_KEY."""
         return self._mirror.authenticate(token)
+
+    def holder(self, tenant: str, key_id: str) -> Principal | Lapse:
+        """Who work is done for that was asked for with a key, as it is now."""
+        return self._mirror.holder(tenant, key_id)
 
     async def start(self) -> None:
         await self._log.start()

@@ -5,16 +5,17 @@
     │   ├── 400 INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, INVALID_JSON, UNSUPPORTED_PARAMETER
     │   ├── 401 INVALID_API_KEY
     │   ├── 403 FORBIDDEN
-    │   ├── 404 MODEL_NOT_FOUND, TENANT_NOT_FOUND, KEY_NOT_FOUND, REQUEST_NOT_FOUND, ROUTE_NOT_FOUND
+    │   ├── 404 MODEL_NOT_FOUND, TENANT_NOT_FOUND, KEY_NOT_FOUND, REQUEST_NOT_FOUND, FILE_NOT_FOUND,
+    │   │       BATCH_NOT_FOUND, ROUTE_NOT_FOUND
     │   ├── 405 METHOD_NOT_ALLOWED
-    │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, TENANT_EXISTS, TENANT_CONFLICT
+    │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE, BATCH_CONFLICT
     │   └── 413 REQUEST_TOO_LARGE
     ├── the caller's own allowance
     │   └── 429 RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA
     └── ours
         ├── 500 INTERNAL
         ├── 503 LANE_QUEUE_FULL, QUEUE_TIMEOUT, PREEMPTED, CANCELLED (by an administrator), ADAPTER_UNAVAILABLE,
-        │       LIMITER_UNAVAILABLE, REGISTRY_UNAVAILABLE, ENGINE_UNAVAILABLE
+        │       LIMITER_UNAVAILABLE, REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE, ENGINE_UNAVAILABLE
         └── 504 DEADLINE_EXCEEDED
 
 A 429 is always the tenant's own limit; shared capacity is always a 503.
@@ -60,12 +61,16 @@ class Fault(Enum):
     TENANT_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "tenant_not_found")
     KEY_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "key_not_found")
     REQUEST_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "request_not_found")
+    FILE_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "file_not_found")
+    BATCH_NOT_FOUND = (404, "NOT_FOUND", "not_found_error", "batch_not_found")
     ROUTE_NOT_FOUND = (404, "UNIMPLEMENTED", "not_found_error", None)
     METHOD_NOT_ALLOWED = (405, "UNIMPLEMENTED", "invalid_request_error", None)
     ADAPTER_EXISTS = (409, "ALREADY_EXISTS", "conflict_error", "adapter_conflict", False)
     ADAPTER_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "adapter_conflict", False)
     TENANT_EXISTS = (409, "ALREADY_EXISTS", "conflict_error", "tenant_conflict", False)
     TENANT_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "tenant_conflict", False)
+    FILE_IN_USE = (409, "FAILED_PRECONDITION", "conflict_error", "file_in_use", False)
+    BATCH_CONFLICT = (409, "FAILED_PRECONDITION", "conflict_error", "batch_conflict", False)
     REQUEST_TOO_LARGE = (413, "INVALID_ARGUMENT", "invalid_request_error", "request_too_large")
     RATE_LIMIT_EXCEEDED = (429, "RESOURCE_EXHAUSTED", "requests", "rate_limit_exceeded")
     INSUFFICIENT_QUOTA = (429, "RESOURCE_EXHAUSTED", "insufficient_quota", "insufficient_quota", False)
@@ -77,6 +82,7 @@ class Fault(Enum):
     ADAPTER_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "adapter_unavailable")
     LIMITER_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "limiter_unavailable")
     REGISTRY_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "registry_unavailable")
+    STORAGE_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "storage_unavailable", True)
     ENGINE_UNAVAILABLE = (503, "UNAVAILABLE", "service_unavailable", "engine_unavailable")
     DEADLINE_EXCEEDED = (504, "DEADLINE_EXCEEDED", "server_error", "deadline_exceeded")
 
@@ -173,6 +179,11 @@ def model_not_found(name: str) -> ApiError:
 def tenant_not_found(name: str) -> ApiError:
     """For administrators only: nobody else may ask."""
     return ApiError(Fault.TENANT_NOT_FOUND, f"there is no tenant {name!r}", "tenant")
+
+
+def file_not_found(file_id: str) -> ApiError:
+    """The same words for a file that is absent and one that is another tenant's."""
+    return ApiError(Fault.FILE_NOT_FOUND, f"there is no file {file_id[:MAX_QUOTED]!r}", "file_id")
 
 
 def route_not_found(method: str, path: str, instead: str | None = None) -> ApiError:

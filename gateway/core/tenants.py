@@ -7,6 +7,7 @@ import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from fnmatch import fnmatchcase
 from math import inf
 from typing import Protocol
@@ -86,6 +87,27 @@ def hash_key(key: str) -> str:
 
 def key_id(key_hash: str) -> str:
     return key_hash[:12]
+
+
+class Lapse(Enum):
+    """Why work that was asked for with a key goes on no more: a code, and what is told."""
+
+    TENANT_GONE = ("tenant_gone", "the tenant that asked for this is no more")
+    TENANT_SUSPENDED = ("tenant_suspended", "the tenant that asked for this is suspended")
+    KEY_GONE = ("key_revoked", "the API key that asked for this is no more")
+    KEY_DISABLED = ("key_revoked", "the API key that asked for this was revoked")
+
+    @property
+    def is_certain(self) -> bool:
+        """Others may only not have been heard of yet."""
+        return self in (Lapse.TENANT_SUSPENDED, Lapse.KEY_DISABLED)
+
+
+class KeyHolders(Protocol):
+    """Whoever knows who a key's work is done for."""
+
+    def holder(self, tenant: str, key_id: str) -> Principal | Lapse:
+        """As it is now, of work that was asked for earlier."""
 
 
 class Authenticator(Protocol):

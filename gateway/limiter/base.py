@@ -207,6 +207,8 @@ def refused(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
     headers = rate_headers(buckets)
     if refusal.wait is None:
         message = f"{allowed}; this request alone needs up to {request.tokens}"
+        if refusal.name == "tokens_per_day" and request.tokens <= refusal.limit:
+            metadata["renews"] = "00:00 UTC"
         return ApiError(Fault.INSUFFICIENT_QUOTA, message, extra_headers=headers, metadata=metadata)
     message = f"{allowed}; try again in {format_duration(refusal.wait)}"
     return ApiError(

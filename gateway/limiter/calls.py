@@ -32,8 +32,8 @@ class Script:
     sha: str
 
     @classmethod
-    def load(cls, *names: str) -> Script:
-        folder = resources.files("gateway.limiter")
+    def load(cls, *names: str, package: str = "gateway.limiter") -> Script:
+        folder = resources.files(package)
         text = "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 

@@ -55,7 +55,7 @@ def test_the_demo_file_shows_every_setting():
     assert set(document["engine"]) == {field.name for field in fields(EngineConfig)} - set(config_module.ELSEWHERE)
     assert list(document["engine"]["scheduling"]) == [field.name for field in fields(Scheduling)]
     assert set(document["tenants"]["acme"]) == {field.name for field in fields(Tenant)} - {"name"} | {"keys"}
-    for name in ("model", "adapters", "lanes", "limits", "redis", "http", "grpc", "admin", "observability"):
+    for name in ("model", "adapters", "lanes", "limits", "redis", "batches", "http", "grpc", "admin", "observability"):
         assert set(document[name]) == {field.name for field in fields(type(getattr(demo_config(), name)))}
     for lane in ("interactive", "batch"):
         assert list(document["lanes"][lane]) == [field.name for field in fields(LaneConfig)]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import date
 
 import pytest
+from file_fakes import build_files, walk
 from redis.asyncio.cluster import RedisCluster
 from valkey_cluster import NODES, SLOTS
 
@@ -85,3 +86,7 @@ async def test_usage_is_counted_and_read_across_slots(cluster):
     await limiter.close()
     rows = [row async for page in RedisUsageBooks(cluster).rows("", day_of(grant.day), FAR_AHEAD) for row in page]
     assert {row.tenant: row.counts for row in rows} == dict.fromkeys(names, used + used)
+
+
+async def test_files_of_a_tenant_are_in_one_slot(cluster, tmp_path):
+    await walk(build_files(cluster, tmp_path))

@@ -7,8 +7,10 @@ import httpx
 import jsonschema_rs
 import pytest
 import schemathesis
+from batch_fakes import batch_options
 from fakes import BASE, MemoryStore, build_house
 from hypothesis import HealthCheck, settings
+from redis.asyncio import Redis
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -37,8 +39,10 @@ api = schemathesis.openapi.from_dict(document())
 
 
 @pytest.fixture(scope="session")
-def gateway(tmp_path_factory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("adapters")) as running:
+def gateway(tmp_path_factory, valkey_server) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("adapters")
+    options = batch_options(Redis.from_url(valkey_server.connection_url), root / "stored")
+    with served(root, **options) as running:
         running.house.engine.tokens_per_event = 4
         yield running
 
@@ -61,8 +65,9 @@ def test_every_answer_is_one_that_the_document_promises(case, gateway):
     )
 
 
-async def test_every_route_is_in_the_document(tmp_path):
-    house = await build_house(tmp_path, accounts=AccountRegistry(MemoryStore(), {}, lambda tenants: None))
+async def test_every_route_is_in_the_document(tmp_path, valkey):
+    accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
+    house = await build_house(tmp_path, accounts=accounts, **batch_options(valkey, tmp_path / "stored"))
     routes = {(method, route.path) for route in house.app.routes for method in route.methods - {"HEAD"}}
     assert {(operation.method, operation.path) for operation in OPERATIONS} == routes
     async with house.client(None) as client:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from file_fakes import build_files, walk
 from hypothesis import given, settings
 from redis.asyncio import Redis
 from test_limiter_ledger import ANY_SPEED, interleavings, leases, replay
@@ -94,3 +95,8 @@ async def test_registries_are_kept_in_it(url):
         await registry.delete("acme")
         assert registry.records == {}
         await registry.close()
+
+
+async def test_files_are_kept_there(url, tmp_path):
+    async with Redis.from_url(url) as client:
+        await walk(build_files(client, tmp_path))

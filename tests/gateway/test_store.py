@@ -112,6 +112,14 @@ async def test_the_server_ends_with_the_context(tmp_path):
     assert store.listener(socket_path) is None
 
 
+@pytest.mark.parametrize("prepare", [lambda folder: folder.mkdir(mode=0o777), lambda folder: folder.symlink_to("/")])
+def test_a_folder_that_others_could_have_made_holds_no_socket(prepare, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    prepare(tmp_path / f"loralane-{os.getuid()}")
+    with pytest.raises(store.StoreStartError, match="of this user alone"):
+        store.socket_for(tmp_path / ("x" * store.MAX_SOCKET_PATH))
+
+
 async def test_a_path_too_long_for_a_socket_still_works(tmp_path):
     deep = tmp_path / ("d" * 120)
     assert len(str(store.socket_for(deep / "valkey"))) <= store.MAX_SOCKET_PATH

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from batch_fakes import batch_options
 from fakes import BASE, KEYS, House, MemoryStore, build_house, key_ring
 from google.protobuf import descriptor_pool
 from grpc_house import as_key, refused
@@ -19,6 +20,7 @@ from grpc_house import as_key, refused
 from gateway.accounts.registry import AccountRegistry
 from gateway.core.tenants import hash_key
 from gateway.grpc_api import SERVICES, GrpcServer
+from gateway.openapi import PLACEHOLDER
 from gateway.openapi_operation import Operation
 from gateway.openapi_operations import OPERATIONS
 from gateway.pb import generation_pb2 as pb
@@ -32,10 +34,10 @@ VARYING = {"x-request-id", "date"}
 
 
 @pytest.fixture
-async def house(tmp_path) -> House:
+async def house(valkey, tmp_path) -> House:
     """Acme keeps the poet to itself."""
     accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
-    house = await build_house(tmp_path, accounts=accounts)
+    house = await build_house(tmp_path, accounts=accounts, **batch_options(valkey, tmp_path / "stored"))
     await house.adapters.allow("poet", ["acme"])
     await house.adapters.alias("poet", "lyricist")
     return house
@@ -50,10 +52,18 @@ def label(operation: Operation) -> str:
 
 
 def path_of(operation: Operation, name: str) -> str:
-    return operation.path.replace("{name:path}", name).replace("{name}", name).replace("{id}", name)
+    return PLACEHOLDER.sub(name, operation.path)
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+NAMELESS = {
+    "GET /v1/models": 200,
+    "GET /v1/files": 200,
+    "POST /v1/files": 400,
+    "GET /v1/batches": 200,
+    "POST /v1/batches": 400,
+}
+"""What is answered where nothing is named."""
 FIELDS = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"prompt": "hi"},
@@ -105,7 +115,7 @@ async def test_what_is_anothers_is_as_what_is_not_there(house, operation, monkey
             for name, sent in ((FORBIDDEN, body), (UNKNOWN, other))
         ]
         assert answers[0] == answers[1]
-        assert answers[0][0] == (200 if operation.path == "/v1/models" else 404)
+        assert answers[0][0] == NAMELESS.get(label(operation), 404)
     assert work == [], "nothing is done for either that would take its time"
     assert (house.engine.requests, house.limiter.reserved) == ([], [])
 

@@ -1,0 +1,72 @@
+-- Leases the first task that is nobody's, or whose lease has run out, of the first batch that has one.
+-- KEYS: batch, work, holders and bits of each. ARGV: milliseconds of a lease, owner, kinds of tasks that are wanted.
+-- Returns {a word for each batch looked at: 'none', 'absent', 'over' or the task, fence, microseconds left, committed
+-- bits of the task's positions, fields of the batch}; but the first where no batch had a task.
+
+local lease_ms, owner, wanted = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+local now = clock()
+
+local function kind_of(task)
+  return string.match(task, '^%d') and 'shard' or task
+end
+
+-- What the batch ends as is settled when it is finalized first: a window that is over later does not change it.
+local function settle_outcome(job)
+  local found = redis.call('HMGET', job, 'outcome', 'status', 'total', 'completed', 'failed')
+  if found[1] then
+    return
+  end
+  local total = tonumber(found[3]) or 0
+  local done = (tonumber(found[4]) or 0) + (tonumber(found[5]) or 0)
+  local outcome = total > 0 and done == total and 'completed' or 'expired'
+  if found[2] == 'cancelling' then
+    redis.call('HSET', job, 'outcome', 'cancelled')
+  else
+    redis.call('HSET', job, 'outcome', outcome, 'status', 'finalizing', 'finalizing_at', seconds(now))
+  end
+end
+
+-- Of a batch that is ending, whoever still works on lines has until the end of the lease to commit them.
+local function next_task(job, work)
+  if is_ending(job, now) then
+    return redis.call('ZCOUNT', work, '(' .. ms(now), '+inf') == 0 and 'finalize' or nil
+  end
+  return redis.call('ZRANGEBYSCORE', work, '-inf', ms(now), 'LIMIT', 0, 1)[1]
+end
+
+local function bits_of(job, bits, task)
+  if kind_of(task) == 'shard' then
+    local first, last = range_of(job, task)
+    return redis.call('GETRANGE', bits, first / 8, math.floor((last - 1) / 8))
+  end
+  return task == 'finalize' and redis.call('GET', bits) or ''
+end
+
+local words = {}
+for i = 1, #KEYS, 4 do
+  local job, work, holders, bits = unpack(KEYS, i, i + 3)
+  local word = 'none'
+  if redis.call('EXISTS', job) == 0 then
+    word = 'absent'
+  elseif redis.call('EXISTS', work) == 0 then
+    word = 'over'
+  else
+    local task = next_task(job, work)
+    if task and string.find(wanted, kind_of(task), 1, true) then
+      if task == 'finalize' then
+        turn_to('finalize', work, holders)
+        settle_outcome(job)
+      end
+      local found = redis.call('HMGET', job, 'fence', 'expires_at')
+      local fence = exact(math.max((tonumber(found[1]) or 0) + 1, now))
+      redis.call('HSET', job, 'fence', fence)
+      redis.call('HSET', holders, task, fence .. ' ' .. owner)
+      redis.call('ZADD', work, exact(ms(now) + lease_ms), task)
+      words[#words + 1] = task
+      local left = exact(tonumber(found[2]) * 1000000 - now)
+      return { words, fence, left, bits_of(job, bits, task), redis.call('HGETALL', job) }
+    end
+  end
+  words[#words + 1] = word
+end
+return { words }

@@ -1,0 +1,82 @@
+"""The end of a batch: its committed answers as two files, and lines that never had one told why."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from gateway.batches.answers import ERRORS, NEVER_RUN, OUTPUT, LineName, never_run
+from gateway.batches.index import IndexEntry, read_index
+from gateway.batches.input import BatchLine
+from gateway.batches.lease import Lease
+from gateway.batches.record import Batch, result_file_id
+from gateway.batches.store import BatchStore
+from gateway.files.service import Files
+from gateway.files.storage import Storage
+
+
+async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
+    """Ends a batch. Whoever does it again, or at the same time, makes the very same files.
+
+    Raises:
+        ApiError: storage or Redis is away; the batch is as it was.
+    """
+    batch, parts = lease.batch, await store.parts(lease)
+    entries = await read_index(files.storage, lease)
+    output, errors = ([part for part in parts if part.endswith(ending)] for ending in (OUTPUT, ERRORS))
+    output_id = error_id = None
+    if output:
+        output_id = await _adopted(files, batch, "output", joined(files.storage, output))
+    if errors or entries:
+        error_id = await _adopted(files, batch, "error", _errors(lease, files, errors, entries))
+    await store.finished(lease, output_id, error_id)
+
+
+async def _adopted(files: Files, batch: Batch, kind: Literal["output", "error"], chunks: AsyncIterator[bytes]) -> str:
+    """The file's id."""
+    file_id = result_file_id(batch.id, kind)
+    await files.adopt(batch.tenant, file_id, f"{batch.id}_{kind}.jsonl", chunks, batch.output_expires_after)
+    return file_id
+
+
+async def joined(storage: Storage, names: Iterable[str]) -> AsyncIterator[bytes]:
+    """The content of several objects, one after the other."""
+    for name in names:
+        async for piece in storage.read(name):
+            yield piece
+
+
+async def _errors(
+    lease: Lease, files: Files, parts: Iterable[str], entries: Sequence[IndexEntry]
+) -> AsyncIterator[bytes]:
+    async for piece in joined(files.storage, parts):
+        yield piece
+    if not entries:
+        return
+    outcome = lease.batch.outcome
+    assert outcome is not None, "settled before a batch is finalized"
+    in_order = sorted(entries, key=lambda entry: entry.offset)
+    source = await files.get(lease.tenant, lease.batch.input_file_id)
+    start = in_order[0].offset
+    async for entry, text in _texts(files.content(source, start), start, in_order):
+        name = LineName(lease.batch_id, entry.line, msgspec.json.decode(text, type=BatchLine).custom_id)
+        yield never_run(name, *NEVER_RUN[outcome]).text
+
+
+async def _texts(
+    pieces: AsyncIterator[bytes], start: int, entries: Iterable[IndexEntry]
+) -> AsyncIterator[tuple[IndexEntry, bytes]]:
+    """The lines of entries in the order of their offsets, read once. `start`: where in the file the pieces begin."""
+    held = bytearray()
+    for entry in entries:
+        while start + len(held) < entry.offset + entry.length:
+            held += await anext(pieces)
+            passed = min(len(held), max(0, entry.offset - start))
+            del held[:passed]
+            start += passed
+        first = entry.offset - start
+        yield entry, bytes(held[first : first + entry.length])
+        del held[: first + entry.length]
+        start += first + entry.length

@@ -1,0 +1,215 @@
+"""A batch's input as it is checked: line by line, each held against what the same request would be held against over
+HTTP. Nothing here grows with a line count but what the index needs of each line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Annotated, BinaryIO, Protocol
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from gateway.batches.index import packed
+from gateway.batches.record import BatchError
+from gateway.core.errors import MAX_QUOTED, ApiError
+from gateway.core.routing import Catalog, ModelQuery, resolve
+from gateway.core.tenants import Tenant
+from gateway.generation import Chat, GenerateRequest
+from gateway.openai_convert import chat_request, completion_request
+from gateway.openai_schema import ChatRequest, CompletionRequest, Sampled, invalid_field, parse
+
+PIECE_BYTES = 2**20
+"""Read at a time."""
+MAX_ERRORS = 100
+"""That are told; nobody repairs a file by more of them."""
+PREFIX_BYTES = 192
+"""Of a prompt, by which lines that begin alike come to run one after the other."""
+BOM = b"\xef\xbb\xbf"
+"""With which some editors begin a file."""
+
+
+class BatchLine(Struct, kw_only=True):
+    """One line of the input."""
+
+    custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
+    method: str
+    url: str
+    body: Raw
+
+
+class Asked(Struct, kw_only=True):
+    """What is to be checked, and against what."""
+
+    url: str
+    """Of the input, for fsspec."""
+    endpoint: str
+    bases: tuple[str, ...]
+    adapters: frozenset[str]
+    """That the batch's tenant may use."""
+    aliases: Mapping[str, str]
+    max_lines: int
+    max_line_bytes: int
+
+
+class Found(Struct, kw_only=True):
+    """What has come of it: lines, or errors."""
+
+    total: int = 0
+    model: str | None = None
+    """That every line names; None: they name several."""
+    errors: list[BatchError] = []
+
+
+class Reader(Protocol):
+    def __call__(self, text: Raw) -> tuple[Sampled, GenerateRequest]:
+        """Raises ApiError."""
+
+
+class LineError(Exception):
+    """What is wrong with a line."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        self.code, self.message, self.param = code, message, param
+
+
+def _chat(text: Raw) -> tuple[Sampled, GenerateRequest]:
+    body = parse(text, ChatRequest)
+    return body, chat_request(body, "")
+
+
+def _completion(text: Raw) -> tuple[Sampled, GenerateRequest]:
+    body = parse(text, CompletionRequest)
+    return body, completion_request(body, "")
+
+
+READERS: Mapping[str, Reader] = {"/v1/chat/completions": _chat, "/v1/completions": _completion}
+"""By endpoint."""
+
+
+class InputCheck:
+    """Of one file."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._catalog = Catalog(asked.bases, asked.adapters, asked.aliases)
+        self._tenant = Tenant("batch")  # whom the catalog is for already
+        self._decoder = msgspec.json.Decoder(BatchLine)
+        self._ids: set[bytes] = set()
+        self._models: set[str] = set()
+        self._lines: list[tuple[str, bytes, int, int, int]] = []
+        """Adapter, how the prompt begins, number, offset and length."""
+        self._errors: list[BatchError] = []
+
+    def run(self, file: BinaryIO) -> tuple[Found, bytes]:
+        """What has been found, and the index; raises whatever the file does."""
+        for number, (offset, length, line) in enumerate(split(file, self._asked.max_line_bytes), 1):
+            if length and (line is None or line.strip()):
+                self._take(number, offset, length, line)
+            if len(self._errors) >= MAX_ERRORS or len(self._ids) > self._asked.max_lines:
+                break
+        if not self._ids and not self._errors:
+            self._errors.append(BatchError("empty_file", "the input file has no requests"))
+        if self._errors:
+            return Found(errors=self._errors), b""
+        model = self._models.pop() if len(self._models) == 1 else None
+        return Found(total=len(self._lines), model=model), packed(line[2:] for line in sorted(self._lines))
+
+    def _take(self, number: int, offset: int, length: int, line: bytes | None) -> None:
+        try:
+            self._lines.append((*self._checked(line), number, offset, length))
+        except LineError as error:
+            self._errors.append(BatchError(error.code, error.message, error.param, number))
+
+    def _checked(self, line: bytes | None) -> tuple[str, bytes]:
+        """The adapter, empty for the base, and how the prompt begins. Raises LineError."""
+        if line is None:
+            raise LineError("line_too_long", f"a line has at most {self._asked.max_line_bytes} bytes")
+        request = self._decoded(line)
+        self._note_id(request.custom_id)
+        if request.method != "POST":
+            raise LineError("invalid_method", "method must be POST", "method")
+        if request.url != self._asked.endpoint:
+            shown = request.url[:MAX_QUOTED]
+            raise LineError("invalid_url", f"url is {shown!r}; this batch is for {self._asked.endpoint}", "url")
+        return self._understood(request.body)
+
+    def _decoded(self, line: bytes) -> BatchLine:
+        try:
+            return self._decoder.decode(line)
+        except msgspec.ValidationError as error:
+            refusal = invalid_field(str(error))
+            code = "missing_required_parameter" if refusal.message.endswith("is required") else "invalid_request"
+            raise LineError(code, refusal.message, refusal.param) from error
+        except (msgspec.DecodeError, RecursionError, ValueError) as error:  # the last: broken UTF-8
+            raise LineError("invalid_json_line", f"this line is not valid JSON: {error}") from error
+
+    def _note_id(self, custom_id: str) -> None:
+        digest = hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if digest in self._ids:
+            shown = custom_id[:MAX_QUOTED]
+            raise LineError("duplicate_custom_id", f"custom_id {shown!r} is that of an earlier line", "custom_id")
+        self._ids.add(digest)
+        if len(self._ids) > self._asked.max_lines:
+            raise LineError("too_many_lines", f"a batch has at most {self._asked.max_lines} lines")
+
+    def _understood(self, text: Raw) -> tuple[str, bytes]:
+        try:
+            body, request = READERS[self._asked.endpoint](text)
+            if body.stream:
+                raise LineError("unsupported_parameter", "lines of a batch are not streamed", "body.stream")
+            adapter = resolve(request.model, self._catalog, self._tenant)
+        except ApiError as error:
+            param = f"body.{error.param}" if error.param else "body"
+            raise LineError(error.code or "invalid_request", error.message, param) from error
+        self._models.add(_named(request.model))
+        return adapter or "", _beginning(request)
+
+
+def split(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, int, bytes | None]]:
+    """Offset and length of each line, and the line, without its end; None: it is longer than `max_bytes`."""
+    offset, length, kept = 0, 0, bytearray()
+    first = True
+    while piece := file.read(PIECE_BYTES):
+        if first and piece.startswith(BOM):
+            piece, offset = piece[len(BOM) :], len(BOM)
+        first = False
+        start = 0
+        while (end := piece.find(b"\n", start)) >= 0:
+            length += end - start
+            if length <= max_bytes:
+                kept += memoryview(piece)[start:end]
+            yield offset, length, bytes(kept) if length <= max_bytes else None
+            offset, length, start = offset + length + 1, 0, end + 1
+            kept.clear()
+        length += len(piece) - start
+        if length <= max_bytes:
+            kept += memoryview(piece)[start:]
+        else:
+            kept.clear()
+    if length:
+        yield offset, length, bytes(kept) if length <= max_bytes else None
+
+
+def _named(query: ModelQuery) -> str:
+    """The one name that says it all; an adapter beside the model is what answers."""
+    return query.adapter_id or query.lora_path or query.model
+
+
+def _beginning(request: GenerateRequest) -> bytes:
+    """Of the first prompt, tools before all: templates put them there."""
+    prompt = request.inputs[0]
+    if isinstance(prompt, tuple):
+        return _bytes(" ".join(map(str, prompt[:PREFIX_BYTES])))
+    if isinstance(prompt, str):
+        return _bytes(prompt)
+    return _tools(prompt) + _bytes("\n".join(f"{one['role']} {one['content']}" for one in prompt.messages[:2]))
+
+
+def _tools(chat: Chat) -> bytes:
+    return hashlib.blake2b(msgspec.json.encode(chat.tools), digest_size=8).digest() if chat.tools else b""
+
+
+def _bytes(text: str) -> bytes:
+    return text[:PREFIX_BYTES].encode("utf-8", "surrogatepass")[:PREFIX_BYTES]

@@ -1,0 +1,109 @@
+"""The leases a gateway holds: renewed in time by one task, and whoever works under one is told when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import structlog
+
+from gateway.batches.lease import Lease
+from gateway.batches.store import BatchStore
+from gateway.core.errors import ApiError
+
+RENEW_SECONDS = 1.0
+"""So soon it is known that a batch is being cancelled, or over."""
+RENEWALS = 5
+"""Of a lease in its term, at least."""
+
+log = structlog.get_logger("batches")
+
+
+class Work(Protocol):
+    """What is done under a lease."""
+
+    def lose(self) -> None:
+        """The lease is lost: stop, nothing counts any more."""
+
+    def end(self) -> None:
+        """The batch is ending: stop, and keep what is done."""
+
+
+class Held:
+    """One lease, and its term as this process can be sure of it: from before it was asked for."""
+
+    def __init__(self, lease: Lease, work: Work) -> None:
+        self.lease = lease
+        self.work = work
+        self._timer: asyncio.TimerHandle | None = None
+
+    def extend(self, until: float) -> None:
+        """`until`: on the loop's clock."""
+        self.close()
+        self._timer = asyncio.get_running_loop().call_at(until, self._ran_out)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _ran_out(self) -> None:
+        log.warning("batch_lease_ran_out", batch=self.lease.batch_id, task=self.lease.member)
+        self.work.lose()
+
+
+class Leases:
+    """Times are in seconds on the loop's clock: what other clocks do means nothing here."""
+
+    def __init__(self, store: BatchStore, seconds: float) -> None:
+        """`seconds`: of a lease's term."""
+        self._store = store
+        self._seconds = seconds
+        self._held: dict[int, Held] = {}
+        self._away = False
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @contextmanager
+    def holding(self, lease: Lease, asked: float, work: Work) -> Iterator[None]:
+        """Keeps a lease while its work goes on. `asked`: when its claim was sent."""
+        held = self._held[id(work)] = Held(lease, work)
+        held.extend(asked + self._seconds)
+        try:
+            yield
+        finally:
+            held.close()
+            del self._held[id(work)]
+
+    async def keep(self) -> None:
+        """Renews what is held again and again; for good."""
+        while True:
+            await asyncio.sleep(min(RENEW_SECONDS, self._seconds / RENEWALS))
+            await self.renew()
+
+    async def renew(self) -> None:
+        """While Redis is away leases run out, and their work stops."""
+        held = tuple(self._held.values())
+        asked = asyncio.get_running_loop().time()
+        try:
+            standings = await self._store.renew([each.lease for each in held]) if held else {}
+        except ApiError as error:
+            if not self._away:
+                log.warning("batch_leases_not_renewed", reason=error.message)
+            self._away = True
+            return
+        self._away = False
+        for each in held:
+            self._heard(each, standings[each.lease], asked)
+
+    def _heard(self, held: Held, standing: str, asked: float) -> None:
+        if id(held.work) not in self._held:  # done, while the question was on its way
+            return
+        if standing == "lost":
+            held.work.lose()
+        elif standing == "ending":
+            held.work.end()
+        else:
+            held.extend(asked + self._seconds)

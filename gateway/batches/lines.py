@@ -1,0 +1,65 @@
+"""One line of a batch: the very request that its body would be over HTTP, and the very answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from engine.core.types import Lane
+from gateway.batches.answers import Answer, LineName, answered, never_run
+from gateway.batches.lease import Lease
+from gateway.core.errors import Fault, unavailable
+from gateway.core.tenants import KeyHolders, Lapse, Principal
+from gateway.core.trace_context import Ingress
+from gateway.openai_calls import CALLS
+from gateway.service import Gateway
+
+UNHEARD_SECONDS = 5.0
+"""After a claim: a key may be so new that this gateway has not heard of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Those of one shard."""
+
+    gateway: Gateway
+    holders: KeyHolders
+    lease: Lease
+    claimed: float
+    """When the lease was claimed, on the loop's clock."""
+
+    @property
+    def left(self) -> float:
+        """Seconds of the batch's window."""
+        return self.lease.seconds_left - self._age
+
+    async def run(self, name: LineName, body: bytes, begun: Callable[[], None]) -> Answer:
+        """`begun`: told when the engine works on it.
+
+        Raises:
+            ApiError: whatever `Gateway.generate` does, or the body's form; it has no answer yet.
+        """
+        principal = self._principal()
+        if isinstance(principal, Lapse):
+            return never_run(name, *principal.value)
+        endpoint = self.lease.batch.endpoint
+        call = CALLS[endpoint](self.gateway, body, name.request_id, Ingress(endpoint))
+        request = replace(call.request, lane=Lane.BATCH, deadline=self.left, patient=True, whole=True)
+        async with self.gateway.generate(principal, request) as generation:
+            begun()
+            chunks = [chunk async for chunk in generation]
+        usage = chunks[-1].usage
+        assert usage is not None, "the last chunk carries it"
+        return answered(name, call.envelope(generation.admitted).whole(chunks), usage)
+
+    @property
+    def _age(self) -> float:
+        return asyncio.get_running_loop().time() - self.claimed
+
+    def _principal(self) -> Principal | Lapse:
+        """Raises ApiError: it is not known yet."""
+        found = self.holders.holder(self.lease.tenant, self.lease.batch.key_id)
+        if isinstance(found, Lapse) and not found.is_certain and self._age < UNHEARD_SECONDS:
+            raise unavailable(Fault.REGISTRY_UNAVAILABLE, "the key is not known here yet")
+        return found

@@ -1,0 +1,211 @@
+"""A batch as it is kept and as OpenAI's clients see it; nothing here knows where."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import msgspec
+
+from gateway.core.errors import ApiError, Fault, invalid_request
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+Outcome = Literal["completed", "expired", "cancelled"]
+
+ENDED: frozenset[Status] = frozenset(("failed", "completed", "expired", "cancelled"))
+"""Nothing changes a batch any more."""
+FOLDERS = "batches/"
+"""What the names of all batches' objects begin with."""
+BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
+WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
+UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+MAX_WINDOW_SECONDS = 30 * 86_400
+MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
+"""Of metadata: pairs, and characters of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchError:
+    """Why a batch was refused; of a line, or of the whole file."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+    """From 1."""
+
+    def json(self) -> dict[str, Any]:
+        return {"code": self.code, "message": self.message, "param": self.param, "line": self.line}
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What lines have come to: how many, and their tokens."""
+
+    completed: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the input, found in the prefix cache."""
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """What a tenant asks for."""
+
+    id: str
+    tenant: str
+    key_id: str
+    """Of the key it was asked with: its lines are charged to that."""
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    metadata: Mapping[str, str] | None = None
+    output_expires_after: int | None = None
+    """Seconds that its output files are kept; None: until they are deleted."""
+
+    @property
+    def window_s(self) -> int:
+        """Raises ApiError: INVALID_REQUEST."""
+        return window_seconds(self.completion_window)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(NewBatch):
+    """A job. Times are in seconds since 1970 by Redis's clock; None: it has not come to that."""
+
+    status: Status = "validating"
+    created_at: int = 0
+    expires_at: int = 0
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    model: str | None = None
+    """That all of its lines name; None: they name several, or are not known yet."""
+    total: int = 0
+    """Lines; 0: not known yet."""
+    tally: Tally = Tally()
+    errors: tuple[BatchError, ...] = ()
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    outcome: Outcome | None = None
+    """What it ends as; known from when it is being finalized."""
+    shard_size: int = 0
+    """Positions of a shard, the last one's excepted."""
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDED
+
+    @property
+    def folder(self) -> str:
+        """What the names of its objects in the storage begin with, with the slash at the end."""
+        return f"{FOLDERS}{self.id}/"
+
+    @property
+    def index_name(self) -> str:
+        """Of the object that leads from positions to lines."""
+        return f"{self.folder}index"
+
+
+TIMES = tuple(item.name for item in fields(Batch) if item.name.endswith("_at"))
+COUNTS = tuple(item.name for item in fields(Tally))
+
+
+def new_batch_id() -> str:
+    return f"batch_{secrets.token_hex(12)}"
+
+
+def result_file_id(batch_id: str, kind: Literal["output", "error"]) -> str:
+    """Fixed by the batch: who finalizes it a second time writes the same files."""
+    return "file-" + hashlib.sha256(f"{batch_id}/{kind}".encode()).hexdigest()[:24]
+
+
+def window_seconds(window: str) -> int:
+    """Of 24h, 90s, 30m, 7d. Raises ApiError: INVALID_REQUEST."""
+    found = WINDOW.fullmatch(window)
+    seconds = int(found[1]) * UNIT_SECONDS[found[2]] if found else 0
+    if not 0 < seconds <= MAX_WINDOW_SECONDS:
+        message = "completion_window must be like 24h, 90s, 30m or 7d, and at most 30d"
+        raise invalid_request(message, "completion_window")
+    return seconds
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Raises ApiError: INVALID_REQUEST."""
+    if metadata is None:
+        return
+    if len(metadata) > MAX_PAIRS:
+        raise invalid_request(f"metadata has at most {MAX_PAIRS} pairs", "metadata")
+    for key, value in metadata.items():
+        if not key or len(key) > MAX_KEY or len(value) > MAX_VALUE:
+            message = f"keys of metadata have 1 to {MAX_KEY} characters, values up to {MAX_VALUE}"
+            raise invalid_request(message, "metadata")
+
+
+def batch_not_found(batch_id: str) -> ApiError:
+    """The same words for a batch that is absent and one that is another tenant's."""
+    return ApiError(Fault.BATCH_NOT_FOUND, f"there is no batch {batch_id[:64]!r}", "batch_id")
+
+
+def batch_json(batch: Batch) -> dict[str, Any]:
+    """OpenAI's batch object."""
+    tally = batch.tally
+    errors = {"object": "list", "data": [error.json() for error in batch.errors]} if batch.errors else None
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "errors": errors,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        **{name: getattr(batch, name) for name in TIMES},
+        "request_counts": {"total": batch.total, "completed": tally.completed, "failed": tally.failed},
+        "usage": _usage(tally),
+        "metadata": None if batch.metadata is None else dict(batch.metadata),
+    }
+
+
+def _usage(tally: Tally) -> dict[str, Any]:
+    return {
+        "input_tokens": tally.input_tokens,
+        "input_tokens_details": {"cached_tokens": tally.cached_tokens},
+        "output_tokens": tally.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": tally.input_tokens + tally.output_tokens,
+    }
+
+
+def new_fields(batch: NewBatch) -> list[str | bytes | int]:
+    """What is written down of a batch at first: names of fields, each followed by its value."""
+    values = {item.name: getattr(batch, item.name) for item in fields(NewBatch)}
+    values["metadata"] = None if batch.metadata is None else msgspec.json.encode(batch.metadata)
+    return [word for name, value in values.items() if value is not None for word in (name, value)]
+
+
+def read_fields(words: Mapping[bytes, bytes]) -> Batch:
+    """The inverse, with whatever has been written down since."""
+    texts = {key.decode(): value.decode() for key, value in words.items()}
+    values: dict[str, Any] = {item.name: texts[item.name] for item in fields(Batch) if item.name in texts}
+    for name in (*TIMES, "output_expires_after", "total", "shard_size"):
+        if name in values:
+            values[name] = int(values[name])
+    if "metadata" in values:
+        values["metadata"] = msgspec.json.decode(values["metadata"])
+    if "errors" in values:
+        values["errors"] = msgspec.json.decode(values["errors"], type=tuple[BatchError, ...])
+    return Batch(**values, tally=Tally(**{name: int(texts.get(name, 0)) for name in COUNTS}))

@@ -1,0 +1,23 @@
+-- Hands a task back; a shard whose positions are all done is over, and after the last shard the batch is finalized.
+-- KEYS: batch, work, holders, bits. ARGV: task, fence, milliseconds until somebody may have it.
+-- Returns 1; 0: the lease was lost.
+
+local job, work, holders, bits = unpack(KEYS)
+local task = ARGV[1]
+if not holds(holders, task, ARGV[2]) then
+  return 0
+end
+redis.call('HDEL', holders, task)
+if string.match(task, '^%d') then
+  local first, last = range_of(job, task)
+  if redis.call('BITCOUNT', bits, first / 8, math.floor((last - 1) / 8)) == last - first then
+    redis.call('ZREM', work, task)
+    if redis.call('EXISTS', work) == 0 then
+      turn_to('finalize', work, holders)
+    end
+    return 1
+  end
+end
+local wait = tonumber(ARGV[3])
+redis.call('ZADD', work, wait > 0 and exact(ms(clock()) + wait) or 0, task)
+return 1

@@ -1,0 +1,136 @@
+"""Batches as their tenants ask for them, whatever protocol they come by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from gateway.batches.record import (
+    BATCH_ID,
+    Batch,
+    Endpoint,
+    NewBatch,
+    batch_not_found,
+    check_metadata,
+    new_batch_id,
+    window_seconds,
+)
+from gateway.batches.store import BatchStore
+from gateway.core.errors import MAX_QUOTED, ApiError, Fault, invalid_request
+from gateway.core.tenants import Principal
+from gateway.files.record import BATCH
+from gateway.files.service import MAX_EXPIRY, MIN_EXPIRY, Files
+
+ENDPOINTS: tuple[str, ...] = get_args(Endpoint)
+DEFAULT_PAGE, MAX_PAGE = 20, 100
+CREATING_SECONDS = 600.0
+"""For which an input is pinned while its batch is being created: nobody may come to unpin it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a caller says of the batch it wants."""
+
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    metadata: Mapping[str, str] | None = None
+    output_expires_after: int | None = None
+    """Seconds that its output files are kept from when they are written."""
+
+    def check(self) -> None:
+        """Raises ApiError: INVALID_REQUEST, naming the field."""
+        if self.endpoint not in ENDPOINTS:
+            message = f"endpoint must be one of {', '.join(ENDPOINTS)}, not {self.endpoint[:MAX_QUOTED]!r}"
+            raise invalid_request(message, "endpoint")
+        window_seconds(self.completion_window)
+        check_metadata(self.metadata)
+        if self.output_expires_after is not None and not MIN_EXPIRY <= self.output_expires_after <= MAX_EXPIRY:
+            message = f"seconds must be from {MIN_EXPIRY} to {MAX_EXPIRY}"
+            raise invalid_request(message, "output_expires_after.seconds")
+
+
+class Batches:
+    """Every method raises ApiError REGISTRY_UNAVAILABLE while Redis is away.
+
+    Whoever is not a batch's tenant does not see it: the same BATCH_NOT_FOUND as for none.
+    """
+
+    def __init__(self, store: BatchStore, files: Files, max_open: int) -> None:
+        """`max_open`: of one tenant's batches."""
+        self._store = store
+        self._files = files
+        self._max_open = max_open
+
+    async def create(self, principal: Principal, wish: Wish) -> Batch:
+        """Its lines are charged to the key it was asked for with.
+
+        Raises:
+            ApiError: INVALID_REQUEST, FILE_NOT_FOUND, INSUFFICIENT_QUOTA; in all of which there is no batch.
+        """
+        wish.check()
+        tenant = principal.tenant.name
+        new = NewBatch(
+            new_batch_id(),
+            tenant,
+            principal.key_id,
+            wish.endpoint,
+            wish.input_file_id,
+            wish.completion_window,
+            wish.metadata,
+            wish.output_expires_after,
+        )
+        await self._pin(new)
+        try:
+            batch = await self._store.create(new, self._max_open)
+        except ApiError:
+            with suppress(ApiError):  # or it ends by itself
+                await self._files.unpin(tenant, new.input_file_id, new.id)
+            raise
+        with suppress(ApiError):  # whoever validates it does the same
+            await self._files.pin(tenant, new.input_file_id, new.id)
+        return batch
+
+    async def get(self, principal: Principal, batch_id: str) -> Batch:
+        """Raises ApiError: BATCH_NOT_FOUND."""
+        return await self._store.get(principal.tenant.name, _checked(batch_id))
+
+    async def list(
+        self, principal: Principal, after: str | None = None, limit: int = DEFAULT_PAGE
+    ) -> tuple[Sequence[Batch], bool]:
+        """The newest first, and whether there are more. Raises ApiError: INVALID_REQUEST."""
+        if not 1 <= limit <= MAX_PAGE:
+            raise invalid_request(f"limit must be a number from 1 to {MAX_PAGE}", "limit")
+        return await self._store.list(principal.tenant.name, after, limit)
+
+    async def open(self, most: int) -> tuple[float, Sequence[Batch]]:
+        """Every tenant's that something is left to do for, and Redis's time: for estimates, never to be shown."""
+        return await self._store.open(most)
+
+    async def cancel(self, principal: Principal, batch_id: str) -> Batch:
+        """Lines under way are broken off, those that are answered are kept. Doing it twice is the same.
+
+        Raises:
+            ApiError: BATCH_NOT_FOUND; BATCH_CONFLICT, no line is left to cancel.
+        """
+        return await self._store.cancel(principal.tenant.name, _checked(batch_id))
+
+    async def _pin(self, new: NewBatch) -> None:
+        try:
+            source = await self._files.pin(new.tenant, new.input_file_id, new.id, seconds=CREATING_SECONDS)
+        except ApiError as error:
+            if error.fault is Fault.FILE_NOT_FOUND:
+                raise replace(error, param="input_file_id") from error
+            raise
+        if source.purpose != BATCH:
+            await self._files.unpin(new.tenant, new.input_file_id, new.id)
+            message = f"the purpose of {source.id} is {source.purpose!r}; a batch's input has {BATCH!r}"
+            raise invalid_request(message, "input_file_id")
+
+
+def _checked(batch_id: str) -> str:
+    if not BATCH_ID.fullmatch(batch_id):
+        raise batch_not_found(batch_id)
+    return batch_id

@@ -1,0 +1,181 @@
+"""One shard's lines, from its claim until it is handed back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import msgspec
+import structlog
+
+from gateway.batches.answers import Answer, LineName, refused
+from gateway.batches.gate import Gate
+from gateway.batches.index import IndexEntry, read_index
+from gateway.batches.input import BatchLine
+from gateway.batches.lease import Lease
+from gateway.batches.lines import Lines
+from gateway.batches.pace import Pace
+from gateway.batches.parts import Parts
+from gateway.batches.store import BatchStore
+from gateway.batches.verdict import is_limit, pause
+from gateway.core.errors import ApiError, Fault, internal
+from gateway.core.tenants import KeyHolders
+from gateway.files.record import FileRecord
+from gateway.files.service import Files
+from gateway.service import Gateway
+
+LONG_REST_SECONDS = 5.0
+"""Who has to wait longer than this for a limit is handed back: a lease is for work."""
+REST_SECONDS = 60.0
+"""Nobody is left alone for longer: limits can be changed."""
+
+log = structlog.get_logger("batches")
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What all work on batches is done with."""
+
+    store: BatchStore
+    files: Files
+    gateway: Gateway
+    holders: KeyHolders
+    gate: Gate
+    count: Callable[[str], None]
+    """Told of every line that is answered, how: completed or failed."""
+
+
+class Shard:
+    """`Work` on lines. Each is a task: it waits for its tenant's limits, then for a place in the engine."""
+
+    def __init__(self, shop: Workshop, lease: Lease, claimed: float) -> None:
+        """`claimed`: when, on the loop's clock."""
+        self.lease = lease
+        self.pace = Pace()
+        self._shop = shop
+        self._lines = Lines(shop.gateway, shop.holders, lease, claimed)
+        self._parts = Parts(shop.store, shop.files.storage, lease)
+        self._running: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._inside: set[asyncio.Task[None]] = set()
+        """Those that have a place in the engine."""
+        self._left = sum(1 for _ in lease.open_positions())
+        self._is_draining = False
+        self._deadline = claimed + lease.seconds_left
+        self.rests_until = 0.0
+        """On the loop's clock: it is left alone until then."""
+
+    async def run(self) -> None:
+        """Until every line is answered, or it is told to stop; what is answered is committed, the rest handed back.
+
+        Cancelled, as by `lose`, it leaves nothing but what has been committed.
+
+        Raises:
+            ApiError: its lines could not be read, or it could not be handed back.
+        """
+        self._running = asyncio.current_task()
+        source = await self._shop.files.get(self.lease.tenant, self.lease.batch.input_file_id)
+        entries = await read_index(self._shop.files.storage, self.lease)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._commit())
+            if not self._is_draining:
+                self._tasks = {group.create_task(self._line(source, entry)) for entry in entries}
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            self._parts.close()
+        await self._shop.store.release(self.lease, max(0.0, self.rests_until - self._now()))
+
+    @property
+    def waiting(self) -> int:
+        """Lines that could enter the engine now."""
+        return 0 if self._is_draining or self.pace.is_limited else self._left - len(self._inside)
+
+    def lose(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+
+    def end(self) -> None:
+        self._is_draining = True
+        for task in self._tasks:
+            task.cancel()
+
+    def drain(self, rest: float = 0.0) -> None:
+        """Begins no more lines. `rest`: seconds for which it is left alone when it has been handed back."""
+        self._is_draining = True
+        self.rests_until = max(self.rests_until, self._now() + rest)
+        for task in self._tasks - self._inside:
+            task.cancel()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _commit(self) -> None:
+        if not await self._parts.commit():
+            self.lose()
+
+    async def _line(self, source: FileRecord, entry: IndexEntry) -> None:
+        tries, answer = 0, None
+        while answer is None and not self._is_draining:
+            tries += 1
+            answer = await self._attempt(source, entry, tries)
+        if answer is not None:
+            self._left -= 1
+            self._parts.add(entry.position, answer)
+            self._shop.count("failed" if answer.usage is None else "completed")
+
+    async def _attempt(self, source: FileRecord, entry: IndexEntry, tries: int) -> Answer | None:
+        """None: there is none yet, and it is time for the next attempt."""
+        name = LineName(self.lease.batch_id, entry.line, "")
+        await self._parts.room()
+        try:
+            async with self._place(entry.position) as begun:
+                line = await self._read(source, entry)
+                name = replace(name, custom_id=line.custom_id)
+                return await self._lines.run(name, bytes(line.body), begun)
+        except ApiError as error:
+            failure = error
+        except Exception:  # as at HTTP's edge: a bug of ours is one line's misfortune
+            log.exception("batch_line_failed", request_id=name.request_id)
+            failure = internal(name.request_id)
+        wait = pause(failure, tries, time.time(), self._lines.left)
+        if wait is None:
+            return refused(name, failure)
+        await self._wait(failure, wait)
+        return None
+
+    @asynccontextmanager
+    async def _place(self, position: int) -> AsyncIterator[Callable[[], None]]:
+        """Yields what is to be called when the engine works on the line."""
+        task = asyncio.current_task()
+        assert task is not None, "lines are tasks"
+        order = (self._deadline, self.lease.batch_id, position)
+        async with self.pace.asking(order) as asking, self._shop.gate.place(order) as place:
+            self._inside.add(task)
+
+            def begun() -> None:
+                asking.admitted()
+                place.begin()
+
+            try:
+                yield begun
+            finally:
+                self._inside.discard(task)
+
+    async def _read(self, source: FileRecord, entry: IndexEntry) -> BatchLine:
+        pieces = [piece async for piece in self._shop.files.content(source, entry.offset, entry.length)]
+        return msgspec.json.decode(b"".join(pieces), type=BatchLine)
+
+    async def _wait(self, failure: ApiError, seconds: float) -> None:
+        """Until another attempt may do better; outside of any place that others could use."""
+        if is_limit(failure):
+            self.pace.refused(seconds)
+            if seconds >= LONG_REST_SECONDS:
+                self.drain(min(seconds, REST_SECONDS))
+        elif failure.fault is Fault.LANE_QUEUE_FULL:
+            self._shop.gate.shut(seconds)
+        else:
+            await asyncio.sleep(seconds)

@@ -1,0 +1,288 @@
+"""Batches shared by every gateway, in Redis or Valkey: one script a change, and the time is Redis's.
+
+Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix:
+
+    *batch:{tenant}:ID         hash   what was asked for, status, times and counts; `fence` of the last lease
+    *batchwork:{tenant}:ID     zset   its open tasks, by when their leases run out in milliseconds; 0: nobody's
+    *batchholders:{tenant}:ID  hash   task -> fence and owner of its lease
+    *batchbits:{tenant}:ID     text   one bit a position: an answer to it is committed
+    *batchparts:{tenant}:ID    set    names of the objects that hold committed answers
+    *batches:{tenant}          zset   ids of all batches of the tenant, by when they were created
+    *batchesopen:{tenant}      set    ids of those that have not ended
+    *webhooks:{tenant}         zset   ends of batches that the tenant is yet to be told (`gateway.batches.webhooks`)
+    *batchindex:{batches}      zset   TENANT/ID of whatever may have a task, by when its window is over
+
+The index is a hint that leads to batches: it may name some that are over, and is never without one that is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from itertools import groupby
+from typing import Any, cast
+
+import msgspec
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
+
+from gateway.batches.lease import ALL_TASKS, SHARD_SIZE, Lease, Standing, TaskKind
+from gateway.batches.record import COUNTS, Batch, BatchError, NewBatch, Tally, batch_not_found, new_fields, read_fields
+from gateway.batches.turns import Candidate, Turns, candidates_of, entry_of
+from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
+from gateway.limiter.breaker import Breaker
+from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
+
+PACKAGE = "gateway.batches"
+SCRIPTS = (
+    *("create", "cancel", "enter", "look", "claim", "renew", "commit", "release"),
+    *("validated", "invalid", "finished", "swept"),
+)
+OF_TENANT = frozenset(("batches", "batchesopen", "webhooks"))
+"""Kinds of keys that a tenant has one of."""
+PAGE = 256
+"""Entries of the index read at a time."""
+TOGETHER = 32
+"""Batches of one tenant looked at in one call."""
+
+
+class BatchStore:
+    """Every method raises ApiError REGISTRY_UNAVAILABLE while Redis is away: nothing is known to have happened then."""
+
+    def __init__(
+        self,
+        client: Redis | RedisCluster,
+        *,
+        lease_seconds: float = 15.0,
+        retention_seconds: float = 30 * 86_400.0,
+        timeout: float = 5.0,
+        prefix: str = "loralane:",
+        told: Collection[str] = (),
+    ) -> None:
+        """`timeout`: seconds of one call. `retention_seconds`: how long a batch is remembered after its end. `told`:
+        tenants that have an outbox for such ends."""
+        self._told = frozenset(told)
+        self._calls = RedisCalls(client, prefix, timeout, Breaker(3, 1.0, time.monotonic), lambda: None)
+        self._lease_ms = int(lease_seconds * 1000)
+        self._retention_ms = int(retention_seconds * 1000)
+        self._index = self._calls.key("batchindex", "batches")
+        self._turns = Turns()
+        self._scripts = {name: Script.load("job.lua", f"{name}.lua", package=PACKAGE) for name in SCRIPTS}
+
+    async def create(self, batch: NewBatch, max_open: int) -> Batch:
+        """Doing it twice makes one. Raises ApiError: INSUFFICIENT_QUOTA, `max_open` of the tenant have not ended."""
+        entry = entry_of(batch.tenant, batch.id)
+        await self._run("enter", [self._index], [entry, batch.window_s])
+        keys = self._keys(batch.tenant, batch.id, "batch", "batchwork", "batches", "batchesopen")
+        words = await self._run("create", keys, [batch.id, max_open, batch.window_s, *new_fields(batch)])
+        if not words:
+            await self._leave_index([entry])
+            message = f"tenant {batch.tenant} may have {max_open} batches open at once; wait until one has ended"
+            raise ApiError(Fault.INSUFFICIENT_QUOTA, message)
+        return _batch(words)
+
+    async def get(self, tenant: str, batch_id: str) -> Batch:
+        """Raises ApiError: BATCH_NOT_FOUND."""
+        [words] = await self._read(tenant, [batch_id])
+        if not words:
+            raise batch_not_found(batch_id)
+        return read_fields(words)
+
+    async def list(self, tenant: str, after: str | None = None, limit: int = 20) -> tuple[Sequence[Batch], bool]:
+        """The newest first, and whether there are more. Raises ApiError: INVALID_REQUEST, `after` is no batch."""
+        [everything] = self._keys(tenant, "", "batches")
+        async with self._client() as client:
+            rank = -1 if after is None else await client.zrevrank(everything, after)
+            if rank is None:
+                raise invalid_request("after is no batch of yours", "after")
+            found = await client.zrevrange(everything, rank + 1, rank + 1 + limit)
+        ids = [batch_id.decode() for batch_id in found]
+        pages = await self._read(tenant, ids)
+        forgotten = [batch_id for batch_id, words in zip(ids, pages, strict=True) if not words]
+        if forgotten:
+            async with self._client() as client:
+                await client.zrem(everything, *forgotten)
+            return await self.list(tenant, after, limit)
+        return [read_fields(words) for words in pages[:limit]], len(ids) > limit
+
+    async def cancel(self, tenant: str, batch_id: str) -> Batch:
+        """Doing it twice is the same. Raises ApiError: BATCH_NOT_FOUND; BATCH_CONFLICT, no line is left to cancel."""
+        words = await self._run("cancel", self._keys(tenant, batch_id, "batch"), [])
+        if not words:
+            raise batch_not_found(batch_id)
+        batch = _batch(words)
+        if batch.status not in ("cancelling", "cancelled"):
+            raise ApiError(Fault.BATCH_CONFLICT, f"{batch_id} is {batch.status}: there is nothing left to cancel")
+        return batch
+
+    async def claim(
+        self, owner: str, want: Collection[TaskKind] = ALL_TASKS, skip: Collection[str] = ()
+    ) -> Lease | None:
+        """A task that is nobody's, or whose lease has run out, of the most urgent batch that has one.
+
+        `skip`: ids of batches that are passed over.
+
+        Batches are equally urgent while the time they have left is the same to a factor of two; their tenants take
+        turns, and each one's earliest deadline goes first.
+        """
+        first, more = 0, True
+        while more:
+            now, found = await self._run("look", [self._index], [first, first + PAGE - 1])
+            candidates = candidates_of(found)
+            wanted = [one for one in candidates if one.id not in skip]
+            for tenant, group in groupby(self._turns.order(wanted, int(now) / 1e6), lambda one: one.tenant):
+                batches = list(group)
+                for start in range(0, len(batches), TOGETHER):
+                    lease = await self._claim(owner, want, tenant, batches[start : start + TOGETHER], int(now) / 1e6)
+                    if lease is not None:
+                        self._turns.took(tenant)
+                        return lease
+            first, more = first + PAGE, len(candidates) == PAGE
+        return None
+
+    async def renew(self, leases: Sequence[Lease]) -> dict[Lease, Standing]:
+        """Extends each by a term, unless it is `ending`."""
+        calls = [self._of(lease, "renew", ("batchwork", "batchholders"), [self._lease_ms]) for lease in leases]
+        words = await asyncio.gather(*calls)
+        return {lease: word.decode() for lease, word in zip(leases, words, strict=True)}
+
+    async def commit(self, lease: Lease, parts: Sequence[str], positions: Sequence[int], tally: Tally) -> bool:
+        """Answers to `positions` count from now on, all or none: they lie in the objects named.
+
+        Doing it twice with the same parts is the same. False: the lease is lost, and nothing has happened.
+
+        Raises:
+            ValueError: a position is none of the shard, or was committed before; nothing has happened.
+        """
+        args: list[Argument] = [len(parts), *parts, len(positions), *positions]
+        for name in COUNTS:
+            args += [name, getattr(tally, name)]
+        committed = await self._of(lease, "commit", ("batchholders", "batchbits", "batchparts"), args)
+        if committed < 0:
+            raise ValueError(f"some of {positions} in {parts} are not {lease.batch_id}'s to commit")
+        return bool(committed)
+
+    async def release(self, lease: Lease, retry_after: float = 0.0) -> None:
+        """Hands a task back, for others after `retry_after` seconds; a shard whose positions are all done is over."""
+        await self._of(lease, "release", ("batchwork", "batchholders", "batchbits"), [int(retry_after * 1000)])
+
+    async def validated(self, lease: Lease, total: int, model: str | None = None) -> bool:
+        """`total` lines are ready to run. False: the lease is lost. A batch that is ending has no lines to run."""
+        args: list[Argument] = [total, SHARD_SIZE, model or ""]
+        return bool(await self._of(lease, "validated", ("batchwork", "batchholders"), args))
+
+    async def invalid(self, lease: Lease, errors: Sequence[BatchError]) -> bool:
+        """The batch has failed. False: the lease is lost."""
+        return bool(await self._of(lease, "invalid", self._ending(lease), [msgspec.json.encode(errors)]))
+
+    async def parts(self, lease: Lease) -> Sequence[str]:
+        """Names of all objects that hold committed answers, in order."""
+        [key] = self._keys(lease.tenant, lease.batch_id, "batchparts")
+        async with self._client() as client:
+            return sorted(name.decode() for name in await client.smembers(key))
+
+    async def finished(self, lease: Lease, output_file_id: str | None, error_file_id: str | None) -> bool:
+        """The batch has ended as its outcome says. False: the lease is lost."""
+        args: list[Argument] = [output_file_id or "", error_file_id or ""]
+        return bool(await self._of(lease, "finished", self._ending(lease), args))
+
+    async def open(self, most: int) -> tuple[float, Sequence[Batch]]:
+        """Redis's time in Unix seconds, and batches of all tenants, that something is left to do for: those whose
+        windows are over first."""
+        now, found = await self._run("look", [self._index], [0, most - 1])
+        places = sorted((one.tenant, one.id) for one in candidates_of(found))
+        groups = [(tenant, [place[1] for place in group]) for tenant, group in groupby(places, lambda place: place[0])]
+        pages = await asyncio.gather(*(self._read(tenant, ids) for tenant, ids in groups))
+        return int(now) / 1e6, [read_fields(words) for page in pages for words in page if words]
+
+    async def count(self) -> int:
+        """Batches, of all tenants, that something is left to do for."""
+        async with self._client() as client:
+            return int(await client.zcard(self._index))
+
+    async def open_ids(self) -> frozenset[str]:
+        """Of batches, of all tenants, that something may be left to do for."""
+        async with self._client() as client:
+            return frozenset(entry.decode().partition("/")[2] for entry in await client.zrange(self._index, 0, -1))
+
+    async def swept(self, lease: Lease) -> bool:
+        """Nothing is left of the batch but what is remembered of it for a while. False: the lease is lost."""
+        kinds = ("batchwork", "batchholders", "batchbits", "batchparts")
+        if not await self._of(lease, "swept", kinds, [self._retention_ms]):
+            return False
+        await self._leave_index([entry_of(lease.tenant, lease.batch_id)])
+        return True
+
+    async def _claim(
+        self, owner: str, want: Collection[TaskKind], tenant: str, batches: Sequence[Candidate], now: float
+    ) -> Lease | None:
+        """Of some batches of one tenant, in this order. Entries of the index that lead nowhere leave it."""
+        kinds = ("batch", "batchwork", "batchholders", "batchbits")
+        keys = [key for one in batches for key in self._keys(tenant, one.id, *kinds)]
+        words, *found = await self._run("claim", keys, [self._lease_ms, owner, " ".join(want)])
+        gone = [one for word, one in zip(words, batches, strict=False) if one.is_over(word, now)]
+        if gone:
+            await self._leave_index([entry_of(one.tenant, one.id) for one in gone])
+        return _lease(words[-1].decode(), *found) if found else None
+
+    async def _leave_index(self, entries: Sequence[str]) -> None:
+        async with self._client() as client:
+            await client.zrem(self._index, *entries)
+
+    async def _read(self, tenant: str, ids: Sequence[str]) -> Sequence[Mapping[bytes, bytes]]:
+        """Fields of batches; none where there is no such batch."""
+        async with self._client() as client:
+            pipeline = client.pipeline(transaction=False)
+            for key in (self._keys(tenant, batch_id, "batch")[0] for batch_id in ids):
+                pipeline.hgetall(key)
+            return await pipeline.execute()
+
+    def _ending(self, lease: Lease) -> tuple[str, ...]:
+        """Kinds of keys that are touched when a batch ends."""
+        kinds = ("batchwork", "batchholders", "batchesopen")
+        return (*kinds, "webhooks") if lease.tenant in self._told else kinds
+
+    async def _of(self, lease: Lease, script: str, kinds: Sequence[str], args: Sequence[Argument]) -> Any:
+        """A script about one lease."""
+        keys = self._keys(lease.tenant, lease.batch_id, "batch", *kinds)
+        return await self._run(script, keys, [lease.member, str(lease.fence), *args])
+
+    async def _run(self, script: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        with _answering():
+            return await self._calls.run(self._scripts[script], keys, args)
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncGenerator[Any, None]:
+        with _answering():
+            async with self._calls.guard() as client:
+                yield client
+
+    def _keys(self, tenant: str, batch_id: str, *kinds: str) -> Sequence[str]:
+        return [self._calls.key(kind, tenant, "" if kind in OF_TENANT else batch_id) for kind in kinds]
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except StoreError as error:
+        raise unavailable(
+            Fault.REGISTRY_UNAVAILABLE, f"batches cannot be reached while Redis is away: {error}"
+        ) from error
+
+
+def _batch(words: Sequence[bytes]) -> Batch:
+    """Of fields, each followed by its value."""
+    return read_fields(dict(zip(words[::2], words[1::2], strict=True)))
+
+
+def _lease(task: str, fence: bytes, microseconds_left: bytes, done: bytes, words: Sequence[bytes]) -> Lease:
+    batch, left = _batch(words), int(microseconds_left) / 1e6
+    if task.isdecimal():
+        first = int(task) * batch.shard_size
+        last = min(batch.total, first + batch.shard_size)
+        return Lease(batch, "shard", int(fence), left, int(task), first, last, done)
+    last = batch.total if task == "finalize" else 0
+    return Lease(batch, cast(TaskKind, task), int(fence), left, last=last, done=done)

@@ -1,0 +1,123 @@
+"""The first task of a batch: its input is checked, by a process of its own, and its index written."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from gateway.batches.input import Asked, Found
+from gateway.batches.lease import Lease
+from gateway.batches.record import BatchError
+from gateway.batches.store import BatchStore
+from gateway.core.errors import ApiError, Fault, unavailable
+from gateway.core.routing import Catalog
+from gateway.files.record import FileRecord
+from gateway.files.service import Files
+
+UNHEARD_SECONDS = 2.0
+"""Of a new batch, in which this gateway may not have heard of an adapter that another has loaded for it."""
+RETRY_SECONDS = 2.0
+SHOWN_BYTES = 2000
+"""Of what a process that failed has said."""
+
+log = structlog.get_logger("batches")
+
+
+@dataclass(frozen=True, slots=True)
+class Validator:
+    """Does tasks of the kind `validate`; cancelled, it ends its process and leaves the task to be done again."""
+
+    store: BatchStore
+    files: Files
+    catalog: Callable[[str], Catalog]
+    """Of the models that a tenant, by its name, may use. Raises ApiError: it may use none."""
+    max_lines: int
+    max_line_bytes: int
+
+    async def run(self, lease: Lease) -> None:
+        """Returns when the batch is validated, has failed, or has been handed back to be tried again."""
+        try:
+            found, index = await self._found(lease)
+            if found.errors and self._may_be_unheard(lease, found):
+                await self.store.release(lease, RETRY_SECONDS)
+            elif found.errors:
+                await self.store.invalid(lease, found.errors)
+            else:
+                await self.files.storage.write(lease.batch.index_name, _once(index))
+                await self.store.validated(lease, found.total, found.model)
+        except ApiError as error:
+            log.warning("batch_not_validated", batch=lease.batch_id, reason=error.message)
+            with suppress(ApiError):  # or the lease runs out
+                await self.store.release(lease, RETRY_SECONDS)
+
+    async def _found(self, lease: Lease) -> tuple[Found, bytes]:
+        """Raises ApiError: the same may succeed later."""
+        batch = lease.batch
+        try:  # once more: whoever created the batch may have died before it pinned the file
+            source = await self.files.pin(batch.tenant, batch.input_file_id, batch.id)
+            catalog = self.catalog(batch.tenant)
+        except ApiError as error:
+            if error.http_status >= 500:
+                raise
+            return Found(errors=[BatchError(error.code or "invalid_request", error.message, error.param)]), b""
+        return await examined(self._asked(lease, source, catalog))
+
+    def _asked(self, lease: Lease, source: FileRecord, catalog: Catalog) -> Asked:
+        return Asked(
+            url=self.files.url(source),
+            endpoint=lease.batch.endpoint,
+            bases=catalog.bases,
+            adapters=frozenset(catalog.adapters),
+            aliases=catalog.aliases,
+            max_lines=self.max_lines,
+            max_line_bytes=self.max_line_bytes,
+        )
+
+    def _may_be_unheard(self, lease: Lease, found: Found) -> bool:
+        age = lease.batch.window_s - lease.seconds_left
+        return age < UNHEARD_SECONDS and any(error.code == Fault.MODEL_NOT_FOUND.row.code for error in found.errors)
+
+
+async def examined(asked: Asked) -> tuple[Found, bytes]:
+    """What a process of its own has found, and the index. Raises ApiError: STORAGE_UNAVAILABLE, it has failed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway.batches.validate"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        answer, complaint = await _exchange(process, msgspec.json.encode(asked) + b"\n")
+        status = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if status:
+        log.error("batch_validation_failed", status=status, error=complaint[-SHOWN_BYTES:].decode(errors="replace"))
+        raise unavailable(Fault.STORAGE_UNAVAILABLE, "the input could not be read")
+    found, _, index = answer.partition(b"\n")
+    return msgspec.json.decode(found, type=Found), index
+
+
+async def _exchange(process: asyncio.subprocess.Process, question: bytes) -> tuple[bytes, bytes]:
+    """All it says, on standard output and error. Its standard input stays open: it ends with whoever asked."""
+    to, answer, complaint = process.stdin, process.stdout, process.stderr
+    assert to is not None, "all are pipes"
+    assert answer is not None, "all are pipes"
+    assert complaint is not None, "all are pipes"
+    with suppress(ConnectionError):  # it has died, and its status says so
+        to.write(question)
+        await to.drain()
+    said, complained = await asyncio.gather(answer.read(), complaint.read())
+    return said, complained
+
+
+async def _once(text: bytes) -> AsyncIterator[bytes]:
+    yield text

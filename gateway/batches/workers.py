@@ -1,0 +1,54 @@
+"""Puts the dispatcher of one gateway process together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from gateway.accounts.registry import AccountRegistry
+from gateway.batches.dispatcher import Dispatcher
+from gateway.batches.gate import Gate
+from gateway.batches.metrics import BatchMetrics
+from gateway.batches.shard import Workshop
+from gateway.batches.store import BatchStore
+from gateway.batches.validation import Validator
+from gateway.config import Config
+from gateway.core.routing import Catalog
+from gateway.files.service import Files
+from gateway.metrics import Metrics
+from gateway.service import Gateway
+
+
+@asynccontextmanager
+async def working(
+    store: BatchStore,
+    files: Files,
+    gateway: Gateway,
+    accounts: AccountRegistry,
+    metrics: Metrics,
+    config: Config,
+) -> AsyncIterator[None]:
+    """This process works on batches while inside. A line may be as long as the body of a request over HTTP."""
+    gate = Gate(gateway.engine, config.lanes.batch.max_requests, asyncio.get_running_loop().time)
+    shop = Workshop(store, files, gateway, accounts, gate, metrics.batch_line)
+    bounds = config.batches.max_lines, config.http.max_body_bytes
+    validator = Validator(store, files, _catalogs(gateway, accounts), *bounds)
+    owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    async with Dispatcher(shop, validator.run, owner=owner, lease_seconds=config.batches.lease_s) as dispatcher:
+        metrics.register(BatchMetrics(dispatcher, gate))
+        yield
+
+
+def _catalogs(gateway: Gateway, accounts: AccountRegistry) -> Callable[[str], Catalog]:
+    """What a tenant, by its name, may call models. It raises ApiError: TENANT_NOT_FOUND."""
+
+    def catalog(name: str) -> Catalog:
+        tenant = accounts.tenant(name).tenant
+        assert tenant is not None, "a tenant's record"
+        return gateway.intake.catalog_for(tenant)
+
+    return catalog

@@ -1,0 +1,181 @@
+"""Records of files and what tenants are charged for them, in Redis: one script, one operation a call (books.lua).
+
+Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix
+
+    *file-records:{tenant}  hash  id -> record as JSON
+    *file-order:{tenant}    zset  id, by when its upload began
+    *file-expiry:{tenant}   zset  id, by when it ends, of those that do
+    *file-use:{tenant}      hash  bytes and files charged: those kept, and those on their way
+    *file-held:{tenant}     hash  token of an upload -> bytes it is charged for
+    *file-leases:{tenant}   zset  token, by when its charge is given back unless it is renewed
+    *file-pins:{tenant}     hash  id -> who needs the file, and until when
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from gateway.core.errors import ApiError, Fault, file_not_found, unavailable
+from gateway.files.record import FileRecord, decode, encode
+from gateway.limiter.breaker import Breaker
+from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
+
+CALL_SECONDS = 2.0
+LEASE_SECONDS = 60.0
+"""After which an upload of a gateway that died is no longer charged for."""
+KINDS = ("records", "order", "expiry", "use", "held", "leases", "pins")
+AT_ONCE = 500
+"""Records of one call: Redis does nothing else meanwhile."""
+FULL, CROWDED, LOST = 0, -1, -1
+ABSENT, PINNED = 0, -1
+"""What the script says instead of done."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileQuota:
+    """What one tenant may be charged for."""
+
+    bytes: int
+    files: int
+
+
+UNBOUNDED = FileQuota(2**53, 2**53)
+
+
+@dataclass(frozen=True, slots=True)
+class FileUse:
+    """What one tenant is charged for."""
+
+    bytes: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """An upload, for which its tenant is charged."""
+
+    tenant: str
+    file_id: str
+    token: str
+    quota: FileQuota
+
+
+class FileRegistry:
+    """Every method raises ApiError: REGISTRY_UNAVAILABLE."""
+
+    def __init__(self, client: Redis, *, prefix: str = "loralane:", lease_seconds: float = LEASE_SECONDS) -> None:
+        # Nobody asks this breaker: there is nothing to do in Redis's place.
+        self._calls = RedisCalls(client, prefix, CALL_SECONDS, Breaker(1, 0.0, time.monotonic), lambda: None)
+        self._script = Script.load("books.lua", package="gateway.files")
+        self._lease_ms = int(lease_seconds * 1000)
+        self.lease_seconds = lease_seconds
+
+    async def reserve(self, upload: Reservation, num_bytes: int = 0) -> int:
+        """Charges for a file and its first `num_bytes`; when that was, in milliseconds since 1970.
+
+        Raises:
+            ApiError: INSUFFICIENT_QUOTA.
+        """
+        bounds = (self._lease_ms, upload.quota.bytes, upload.quota.files)
+        outcome, began_ms = await self._do("reserve", upload.tenant, upload.token, num_bytes, *bounds)
+        if outcome == FULL:
+            raise _too_many_bytes(upload.quota)
+        if outcome == CROWDED:
+            raise _no_room(f"there may be {upload.quota.files} at once")
+        return int(began_ms)
+
+    async def hold(self, upload: Reservation, num_bytes: int) -> None:
+        """Charges for `num_bytes` in all, before they are written, and renews the lease.
+
+        Raises:
+            ApiError: INSUFFICIENT_QUOTA; REGISTRY_UNAVAILABLE, too, when the lease ran out.
+        """
+        most = upload.quota.bytes
+        outcome = await self._do("hold", upload.tenant, upload.token, num_bytes, self._lease_ms, most)
+        if outcome == FULL:
+            raise _too_many_bytes(upload.quota)
+        if outcome == LOST:
+            raise ran_out()
+
+    async def drop(self, upload: Reservation) -> None:
+        """Gives back what an upload was charged for."""
+        await self._do("drop", upload.tenant, upload.token)
+
+    async def keep(self, record: FileRecord, began_ms: int) -> FileRecord | None:
+        """Makes a file of the upload with the record's token, once. The record that is there then, maybe of another
+        upload with the same id; None: the lease ran out.
+        """
+        ends = "" if record.expires_at is None else record.expires_at * 1000
+        kept = await self._do("keep", record.tenant, record.token, record.id, encode(record), began_ms, ends)
+        return None if kept is None else decode(kept)
+
+    async def find(self, tenant: str, file_id: str) -> FileRecord:
+        """Raises ApiError: FILE_NOT_FOUND."""
+        found = await self._do("read", tenant, file_id)
+        if not found:
+            raise file_not_found(file_id)
+        return decode(found[0])
+
+    async def ids(self, tenant: str, after: str, newest_first: bool) -> list[str] | None:
+        """Of all files behind `after`, or of all; None: `after` is no file."""
+        found = await self._do("ids", tenant, after, int(newest_first))
+        return None if found is None else [item.decode() for item in found]
+
+    async def read(self, tenant: str, ids: Sequence[str]) -> list[FileRecord]:
+        """Those of them that are there; at most `AT_ONCE`."""
+        return [decode(text) for text in await self._do("read", tenant, *ids)]
+
+    async def remove(self, tenant: str, file_id: str) -> FileRecord:
+        """Raises ApiError: FILE_NOT_FOUND, FILE_IN_USE."""
+        removed = await self._do("remove", tenant, file_id)
+        if removed == ABSENT:
+            raise file_not_found(file_id)
+        if removed == PINNED:
+            raise ApiError(Fault.FILE_IN_USE, f"a batch still needs {file_id}; cancel it first", "file_id")
+        return decode(removed)
+
+    async def pin(self, tenant: str, file_id: str, holder: str, seconds: float) -> FileRecord:
+        """Raises ApiError: FILE_NOT_FOUND."""
+        record = await self._do("pin", tenant, file_id, holder, int(seconds * 1000))
+        if record is None:
+            raise file_not_found(file_id)
+        return decode(record)
+
+    async def unpin(self, tenant: str, file_id: str, holder: str) -> None:
+        await self._do("unpin", tenant, file_id, holder)
+
+    async def sweep(self, tenant: str, tokens: Sequence[str]) -> tuple[list[FileRecord], set[str]]:
+        """Ends what has run out: the files that are gone for that, and which of some tokens are somebody's.
+
+        Args:
+            tokens: at most `AT_ONCE`.
+        """
+        gone, known = await self._do("sweep", tenant, *tokens)
+        return [decode(text) for text in gone], {token.decode() for token in known}
+
+    async def use(self, tenant: str) -> FileUse:
+        return FileUse(*await self._do("use", tenant))
+
+    async def _do(self, operation: str, tenant: str, *args: Argument) -> Any:
+        keys = [self._calls.key(f"file-{kind}", tenant) for kind in KINDS]
+        try:
+            return await self._calls.run(self._script, keys, [operation, *args])
+        except StoreError as error:
+            raise unavailable(Fault.REGISTRY_UNAVAILABLE, "the records of files are not available") from error
+
+
+def _too_many_bytes(quota: FileQuota) -> ApiError:
+    return _no_room(f"they may have {quota.bytes} bytes together")
+
+
+def _no_room(why: str) -> ApiError:
+    return ApiError(Fault.INSUFFICIENT_QUOTA, f"there is no room for this file among the tenant's: {why}; delete some")
+
+
+def ran_out() -> ApiError:
+    return unavailable(Fault.REGISTRY_UNAVAILABLE, "the upload was given up: its lease ran out; send the file again")

@@ -1,0 +1,175 @@
+"""Files of tenants: brought, kept, listed, read and deleted, within what each tenant may keep."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from gateway.core.errors import invalid_request
+from gateway.files.record import BATCH, BATCH_OUTPUT, FileRecord, checked_id, new_file_id
+from gateway.files.registry import AT_ONCE, UNBOUNDED, FileQuota, FileRegistry, FileUse, Reservation
+from gateway.files.storage import Storage
+from gateway.files.upload import Upload, uploading
+
+DAY = 86_400
+MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * DAY
+"""Seconds: OpenAI's bounds of `expires_after`. What jobs use and write ends after the longest, unless asked for."""
+PIN_SECONDS = 60.0 * DAY
+"""Of a holder that died without a word; longer than any job."""
+MAX_FILENAME = 512
+MAX_PAGE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    """What is taken of one tenant."""
+
+    max_file_bytes: int
+    tenant_bytes: int
+    tenant_files: int
+
+    @property
+    def quota(self) -> FileQuota:
+        return FileQuota(self.tenant_bytes, self.tenant_files)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list."""
+
+    data: list[FileRecord]
+    has_more: bool
+
+
+class Files:
+    """Every method raises ApiError: REGISTRY_UNAVAILABLE when Redis is away, STORAGE_UNAVAILABLE when the storage is.
+
+    Whoever is not `tenant` sees no file of it: the same FILE_NOT_FOUND as for none.
+    """
+
+    def __init__(self, storage: Storage, registry: FileRegistry, limits: FileLimits) -> None:
+        self.storage, self.registry, self.limits = storage, registry, limits
+
+    async def create(
+        self,
+        tenant: str,
+        filename: str,
+        purpose: str,
+        chunks: AsyncIterator[bytes],
+        expires_after: int | None = None,
+    ) -> FileRecord:
+        """Takes a file in, in constant memory; an exception leaves nothing of it, neither bytes nor charges.
+
+        Raises:
+            ApiError: INVALID_REQUEST, REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA.
+        """
+        check_purpose(purpose)
+        async with self.receiving(tenant, chunks) as upload:
+            return await keep(upload, filename, purpose, expires_after)
+
+    @asynccontextmanager
+    async def receiving(
+        self, tenant: str, chunks: AsyncIterator[bytes], *, expected: int = 0
+    ) -> AsyncGenerator[Upload, None]:
+        """The bytes of a file whose name and purpose may come behind them: `keep` what this yields.
+
+        Args:
+            expected: bytes that will come at least, so that whoever has no room for them hears it at once.
+        """
+        file_id = new_file_id()
+        upload = self._upload(Reservation(tenant, file_id, file_id, self.limits.quota))
+        async with uploading(upload, chunks, expected, self.limits.max_file_bytes):
+            yield upload
+
+    async def adopt(
+        self,
+        tenant: str,
+        file_id: str,
+        filename: str,
+        chunks: AsyncIterator[bytes],
+        expires_after: int | None = None,
+    ) -> FileRecord:
+        """Takes in what a job has written, however much that is: it counts, but is not refused.
+
+        Whoever is first with an id makes the file, all others get that one. `chunks` are read in any case.
+        """
+        token = f"{checked_id(file_id)}.{secrets.token_hex(4)}"
+        async with uploading(self._upload(Reservation(tenant, file_id, token, UNBOUNDED)), chunks) as upload:
+            return await upload.keep(filename, BATCH_OUTPUT, expires_after or MAX_EXPIRY)
+
+    async def get(self, tenant: str, file_id: str) -> FileRecord:
+        """Raises ApiError: FILE_NOT_FOUND."""
+        return await self.registry.find(tenant, checked_id(file_id))
+
+    async def list(
+        self,
+        tenant: str,
+        *,
+        purpose: str | None = None,
+        after: str | None = None,
+        limit: int = MAX_PAGE,
+        newest_first: bool = True,
+    ) -> Page:
+        """Files by when their upload began. Raises ApiError: INVALID_REQUEST, `after` is no file."""
+        ids = await self.registry.ids(tenant, after or "", newest_first)
+        if ids is None:
+            raise invalid_request("after must be the id of a file", "after")
+        found: list[FileRecord] = []
+        for start in range(0, len(ids), AT_ONCE):
+            records = await self.registry.read(tenant, ids[start : start + AT_ONCE])
+            found += [record for record in records if purpose in (None, record.purpose)]
+            if len(found) > limit:
+                break
+        return Page(found[:limit], len(found) > limit)
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        """Raises ApiError: FILE_NOT_FOUND, FILE_IN_USE."""
+        record = await self.registry.remove(tenant, checked_id(file_id))
+        await self.storage.discard([record.object])
+
+    def content(self, record: FileRecord, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
+        """Pieces of at most 256 KiB, `length` bytes together; None: to the end."""
+        return self.storage.read(record.object, start, length)
+
+    def url(self, record: FileRecord) -> str:
+        """For a process that reads the content with fsspec."""
+        return self.storage.url(record.object)
+
+    async def pin(self, tenant: str, file_id: str, holder: str, *, seconds: float = PIN_SECONDS) -> FileRecord:
+        """Keeps a file from deletion, and from its expiry, until `holder` unpins it; at most for `seconds`.
+
+        Raises:
+            ApiError: FILE_NOT_FOUND.
+        """
+        return await self.registry.pin(tenant, checked_id(file_id), holder, seconds)
+
+    async def unpin(self, tenant: str, file_id: str, holder: str) -> None:
+        """Lets go of a file; of one that is gone, or was never held, too."""
+        await self.registry.unpin(tenant, checked_id(file_id), holder)
+
+    async def use(self, tenant: str) -> FileUse:
+        """What a tenant is charged for: its files, and what is on its way."""
+        return await self.registry.use(tenant)
+
+    def _upload(self, reservation: Reservation) -> Upload:
+        return Upload(self.storage, self.registry, reservation)
+
+
+async def keep(upload: Upload, filename: str, purpose: str, expires_after: int | None = None) -> FileRecord:
+    """What a caller brought. Raises ApiError: INVALID_REQUEST."""
+    check_purpose(purpose)
+    if not upload.bytes:
+        raise invalid_request("the file is empty", "file")
+    if len(filename) > MAX_FILENAME:
+        raise invalid_request(f"filename must be at most {MAX_FILENAME} characters", "file")
+    if expires_after is not None and not MIN_EXPIRY <= expires_after <= MAX_EXPIRY:
+        raise invalid_request(f"seconds must be from {MIN_EXPIRY} to {MAX_EXPIRY}", "expires_after[seconds]")
+    return await upload.keep(filename, purpose, MAX_EXPIRY if expires_after is None else expires_after)
+
+
+def check_purpose(purpose: str) -> None:
+    """Raises ApiError: INVALID_REQUEST."""
+    if purpose != BATCH:
+        raise invalid_request(f"purpose must be {BATCH!r}: files here are input of batches", "purpose")

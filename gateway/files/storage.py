@@ -1,0 +1,126 @@
+"""Objects, written once and read in pieces, without a thread of the event loop ever waiting for a disk."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from gateway.config_file import ConfigError
+from gateway.core.errors import ApiError, Fault, unavailable
+from gateway.files.places import Place, place_of
+
+log = structlog.get_logger("files")
+
+READ_BYTES = 256 * 2**10
+PARTIAL = "partial/"
+"""What the names of objects begin with that are not whole yet."""
+THREADS = 8
+INSTALL = "pip install 'loralane[remote]'"
+
+T = TypeVar("T")
+
+
+class Storage:
+    """Objects under names of ours, immutable, there to the last byte or not at all, and durable once they are.
+
+    Every method raises ApiError: STORAGE_UNAVAILABLE, the storage is full, away or broken; the log has the cause.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._threads = ThreadPoolExecutor(THREADS, "storage")
+
+    def close(self) -> None:
+        """Begins nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def url(self, name: str) -> str:
+        """For a process that opens it with fsspec."""
+        return f"{self._place.url}/{name}"
+
+    async def write(self, name: str, chunks: AsyncIterator[bytes]) -> int:
+        """Bytes written. An exception, of `chunks` too, leaves nothing under `name`; who is cancelled in the last
+        moment may leave the whole object.
+        """
+        partial, written = f"{PARTIAL}{uuid.uuid4().hex}", 0
+        try:
+            file = await self._run(self._place.create, partial)
+            try:
+                async for chunk in chunks:
+                    await self._run(file.write, chunk)
+                    written += len(chunk)
+            finally:
+                await self._run(file.close)
+            await self._run(self._place.publish, partial, name)
+        except BaseException:
+            await self.discard([partial])
+            raise
+        return written
+
+    async def read(self, name: str, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
+        """Pieces of at most 256 KiB, `length` bytes together; None: to the end."""
+        file = await self._run(self._place.open, name)
+        try:
+            await self._run(file.seek, start)
+            left = length
+            while left is None or left > 0:
+                piece = await self._run(file.read, READ_BYTES if left is None else min(left, READ_BYTES))
+                if not piece:
+                    return
+                left = None if left is None else left - len(piece)
+                yield piece
+        finally:
+            await self._run(file.close)
+
+    async def size(self, name: str) -> int | None:
+        """In bytes; None: there is no such object."""
+        return await self._run(self._place.size, name)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Missing ones are fine."""
+        await self._run(self._delete, names)
+
+    async def discard(self, names: Sequence[str]) -> None:
+        """Deletes what nobody will ask for again. It raises nothing: what cannot be deleted now is the sweeper's."""
+        try:
+            await self.delete(names)
+        except ApiError:
+            log.warning("objects_left", names=names)
+
+    async def list(self, prefix: str) -> list[str]:
+        """Names that begin with `prefix`, which ends with a slash."""
+        return await self._run(self._place.list, prefix)
+
+    def _delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._place.delete(name)
+
+    async def _run(self, work: Callable[..., T], *args: object) -> T:
+        """In a thread. Who is cancelled waits for it: a file may be closed only when nobody is writing to it."""
+        job = asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+        try:
+            return await asyncio.shield(job)
+        except asyncio.CancelledError:
+            await asyncio.wait([job])
+            if not job.cancelled():
+                job.exception()  # asked for, so that it is not reported as lost
+            raise
+        except Exception as error:  # storage libraries raise what they like
+            log.error("storage_failed", error=f"{type(error).__name__}: {error}")
+            raise unavailable(Fault.STORAGE_UNAVAILABLE, "the storage of files is not available") from error
+
+
+def open_storage(url: str, data_dir: Path) -> Storage:
+    """`url`: empty for a folder in `data_dir`. Raises ConfigError."""
+    try:
+        return Storage(place_of(url or (data_dir / "files").resolve().as_uri()))
+    except ImportError as error:
+        raise ConfigError(f"batches.storage: {error}; {INSTALL}") from error
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"batches.storage: {error}") from error

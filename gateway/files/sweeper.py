@@ -1,0 +1,101 @@
+"""Removes what has expired and what nobody owns: every gateway does, and doing it twice does no harm."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+
+from gateway.core.errors import ApiError
+from gateway.files.record import OBJECTS, object_of
+from gateway.files.registry import AT_ONCE, FileRegistry
+from gateway.files.storage import PARTIAL, Storage
+
+log = structlog.get_logger("files")
+
+INTERVAL_SECONDS = 600.0
+GRACE_SECONDS = 3600.0
+"""For which an object is seen to be nobody's before it is deleted: Redis may have come up without its data, and an
+operator may notice."""
+PARTIAL_SECONDS = 86_400.0
+"""No upload takes longer."""
+
+
+class Watch:
+    """Names that are seen again and again. The clock only ever goes forward, and begins anew with the process."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._since: dict[str, float] = {}
+
+    def old(self, names: Iterable[str]) -> list[str]:
+        """Those that have been among the names for so long."""
+        now = self._clock()
+        self._since = {name: self._since.get(name, now) for name in names}
+        return [name for name, since in self._since.items() if now - since >= self._seconds]
+
+
+class Sweeper:
+    """Of one gateway."""
+
+    def __init__(
+        self, storage: Storage, registry: FileRegistry, strays: Watch | None = None, partials: Watch | None = None
+    ) -> None:
+        """`strays`: objects that are nobody's. `partials`: those that are not whole."""
+        self._storage, self._registry = storage, registry
+        self._strays = strays or Watch(GRACE_SECONDS)
+        self._partials = partials or Watch(PARTIAL_SECONDS)
+
+    async def sweep(self) -> list[str]:
+        """Names of the objects deleted. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
+        expired: set[str] = set()
+        strays: set[str] = set()
+        for tenant, tokens in _by_tenant(await self._storage.list(OBJECTS)).items():
+            for some in _slices(tokens):
+                gone, known = await self._registry.sweep(tenant, some)
+                expired |= {record.object for record in gone}
+                strays |= {object_of(tenant, token) for token in some if token not in known}
+        partials = self._partials.old(await self._storage.list(PARTIAL))
+        doomed = sorted({*expired, *self._strays.old(strays - expired), *partials})
+        await self._storage.delete(doomed)
+        if doomed:
+            log.info("files_swept", objects=len(doomed), expired=len(expired), partials=len(partials))
+        return doomed
+
+
+@asynccontextmanager
+async def sweeping(sweep: Callable[[], Awaitable[object]]) -> AsyncGenerator[None, None]:
+    """In the background, while this is entered."""
+    task = asyncio.create_task(_keep_sweeping(sweep), name="sweeper")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _keep_sweeping(sweep: Callable[[], Awaitable[object]]) -> None:
+    """Until it is cancelled; whatever is away is asked again in the next round."""
+    while True:
+        await asyncio.sleep(INTERVAL_SECONDS)
+        try:
+            await sweep()
+        except ApiError as error:
+            log.warning("sweep_failed", reason=error.message)
+
+
+def _by_tenant(names: Iterable[str]) -> dict[str, list[str]]:
+    """Tokens of their objects."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        tenant, _, token = name.removeprefix(OBJECTS).partition("/")
+        found[tenant].append(token)
+    return found
+
+
+def _slices(tokens: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (tokens[start : start + AT_ONCE] for start in range(0, len(tokens), AT_ONCE))

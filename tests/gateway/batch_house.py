@@ -1,0 +1,207 @@
+"""Gateways with fake engines that work on batches, over one real Valkey and one folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fakes import ACME, BASE, GLOBEX, House, build_house
+from redis.asyncio import Redis
+
+from gateway.batches.dispatcher import Dispatcher
+from gateway.batches.gate import Gate
+from gateway.batches.input import Asked, InputCheck
+from gateway.batches.lease import Lease
+from gateway.batches.record import Batch, NewBatch, new_batch_id
+from gateway.batches.shard import Workshop
+from gateway.batches.store import BatchStore
+from gateway.core.tenants import Lapse, Principal
+from gateway.files.places import Folder
+from gateway.files.registry import FileRegistry
+from gateway.files.service import FileLimits, Files
+from gateway.files.storage import Storage
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+LEASE_SECONDS = 1.0
+PATIENCE_SECONDS = 20.0
+KEY_ID = "0123456789ab"
+
+
+class BrokenFolder(Folder):
+    """A disk that fails while it is told to."""
+
+    is_broken = False
+    fails: Callable[[], bool] = staticmethod(lambda: False)
+    """Asked at every operation besides."""
+
+    def _check(self) -> None:
+        if self.is_broken or self.fails():
+            raise OSError("the disk is away")
+
+    def create(self, name: str) -> BinaryIO:
+        self._check()
+        return super().create(name)
+
+    def publish(self, partial: str, name: str) -> None:
+        self._check()
+        super().publish(partial, name)
+
+    def open(self, name: str) -> BinaryIO:
+        self._check()
+        return super().open(name)
+
+
+@dataclass
+class Holders:
+    """`KeyHolders` of tenants that a test may suspend."""
+
+    lapses: dict[str, Lapse] = field(default_factory=dict)
+    tenants: dict[str, Any] = field(default_factory=lambda: {"acme": ACME, "globex": GLOBEX})
+
+    def holder(self, tenant: str, key_id: str) -> Principal | Lapse:
+        return self.lapses.get(tenant) or Principal(self.tenants[tenant], key_id)
+
+
+@dataclass
+class Office:
+    """One gateway process: its house, and its dispatcher while it works."""
+
+    house: House
+    store: BatchStore
+    shop: Workshop
+    dispatcher: Dispatcher
+    counts: Counter[str]
+
+    async def kill(self) -> None:
+        """As if the process had died: nothing is cleaned up but what would keep the loop from ending."""
+        tasks = [*self.dispatcher._background, *self.dispatcher._works]
+        works = [task for work in self.dispatcher._works.values() for task in getattr(work, "_tasks", ())]
+        for task in [*tasks, *works]:
+            task.cancel()
+        await asyncio.gather(*tasks, *works, return_exceptions=True)
+
+
+class Town:
+    """Everything that several gateways share."""
+
+    def __init__(self, root: Path, redis: Redis) -> None:
+        self.root = root
+        self.redis = redis
+        self.folder = BrokenFolder(root / "objects")
+        self.holders = Holders()
+        self.store = BatchStore(redis, lease_seconds=LEASE_SECONDS)
+        self.files = self.open_files()
+
+    def open_files(self) -> Files:
+        limits = FileLimits(max_file_bytes=2**24, tenant_bytes=2**28, tenant_files=1000)
+        return Files(Storage(self.folder), FileRegistry(self.redis), limits)
+
+    async def office(self, name: str = "one", lane_capacity: int = 1000, **options: Any) -> Office:
+        root = self.root / name
+        root.mkdir(exist_ok=True)
+        house = await build_house(root, **options)
+        store = BatchStore(self.redis, lease_seconds=LEASE_SECONDS)
+        loop, counts = asyncio.get_running_loop(), Counter()
+        gate = Gate(house.engine, lane_capacity, loop.time)
+        shop = Workshop(store, self.open_files(), house.gateway, self.holders, gate, lambda how: counts.update([how]))
+        dispatcher = Dispatcher(
+            shop, lambda lease: self.validate(store, lease), owner=name, lease_seconds=LEASE_SECONDS
+        )
+        return Office(house, store, shop, dispatcher, counts)
+
+    async def validate(self, store: BatchStore, lease: Lease) -> None:
+        """In this process: what is tested here is what comes after."""
+        batch = lease.batch
+        record = await self.files.pin(batch.tenant, batch.input_file_id, batch.id)
+        text = b"".join([piece async for piece in self.files.content(record)])
+        asked = Asked(
+            url="",
+            endpoint=batch.endpoint,
+            bases=(BASE,),
+            adapters=frozenset(("pirate", "poet")),
+            aliases={},
+            max_lines=50_000,
+            max_line_bytes=2**20,
+        )
+        found, index = InputCheck(asked).run(BytesIO(text))
+        assert not found.errors
+        await self.files.storage.write(batch.index_name, pieces(index))
+        await store.validated(lease, found.total, found.model)
+
+    async def submit(
+        self, lines: Sequence[Mapping[str, Any]], *, tenant: str = "acme", endpoint: str = CHAT, window: str = "1h"
+    ) -> Batch:
+        text = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        record = await self.files.create(tenant, "in.jsonl", "batch", pieces(text))
+        new = NewBatch(new_batch_id(), tenant, KEY_ID, endpoint, record.id, window, {"for": "a test"})
+        return await self.store.create(new, 100)
+
+    async def ended(self, batch: Batch) -> Batch:
+        """The batch when nothing more is done for it."""
+
+        async def swept() -> bool:
+            return not await self.redis.exists(f"loralane:batchwork:{{{batch.tenant}}}:{batch.id}")
+
+        await until(swept)
+        return await self.store.get(batch.tenant, batch.id)
+
+    async def lines_of(self, batch: Batch, file_id: str | None) -> list[dict[str, Any]]:
+        if file_id is None:
+            return []
+        record = await self.files.get(batch.tenant, file_id)
+        text = b"".join([piece async for piece in self.files.content(record)])
+        assert len(text) == record.bytes
+        return [json.loads(line) for line in text.splitlines()]
+
+    async def results(self, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Lines of the output and the error file of a batch that has ended, by custom_id; each is there once."""
+        output = await self.lines_of(batch, batch.output_file_id)
+        errors = await self.lines_of(batch, batch.error_file_id)
+        told = [line["custom_id"] for line in (*output, *errors)]
+        assert len(told) == len(set(told)) == batch.total
+        assert len({line["id"] for line in (*output, *errors)}) == len(told)
+        return {line["custom_id"]: line for line in output}, {line["custom_id"]: line for line in errors}
+
+    async def assert_clean(self, *offices: Office) -> None:
+        """Nothing is left but records and files."""
+        assert not await self.files.storage.list("batches/")
+        for office in offices:
+            await office.house.assert_empty()
+            assert not office.dispatcher.leases
+            assert (office.shop.gate.in_flight, office.dispatcher.backlog) == (0, 0)
+        kinds = [key.decode().split(":")[1] async for key in self.redis.scan_iter("loralane:batch*")]
+        assert {"batchwork", "batchholders", "batchbits", "batchparts"} & set(kinds) == set()
+
+
+def chat_line(custom_id: str, text: str = "hi", model: str = BASE, **fields: Any) -> dict[str, Any]:
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 20, **fields}
+    return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
+
+
+def completion_line(custom_id: str, **body: Any) -> dict[str, Any]:
+    return {
+        "custom_id": custom_id,
+        "method": "POST",
+        "url": COMPLETION,
+        "body": {"model": BASE, "prompt": "hi", **body},
+    }
+
+
+async def pieces(*data: bytes) -> AsyncIterator[bytes]:
+    for piece in data:
+        yield piece
+
+
+async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.01)

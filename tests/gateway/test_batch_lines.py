@@ -1,0 +1,189 @@
+"""One line of a batch: the request that its body would be over HTTP, the same answer, and what comes of refusals."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from batch_house import CHAT, COMPLETION, KEY_ID, Holders
+from fakes import BASE, House, build_house
+
+from engine.core.types import Lane
+from gateway.batches.answers import Answer, LineName, answered, never_run, refused
+from gateway.batches.lease import Lease
+from gateway.batches.lines import UNHEARD_SECONDS, Lines
+from gateway.batches.record import Batch, Tally
+from gateway.batches.verdict import LONGEST_PAUSE_S, QUOTA_PAUSE_S, is_limit, pause, tomorrow
+from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
+from gateway.core.tenants import Lapse
+from gateway.generation import Usage
+from gateway.settings import ServiceSettings
+
+MESSAGES = [{"role": "user", "content": "Say hello"}]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+NAME = LineName("batch_1", 7, "mine")
+NOON = 1_800_014_400.0
+"""At noon in UTC."""
+
+
+@pytest.fixture
+async def house(tmp_path) -> House:
+    return await build_house(tmp_path)
+
+
+def lease(endpoint=CHAT, left=3600.0):
+    batch = Batch("batch_1", "acme", KEY_ID, endpoint, "file-1", "1h", total=1, shard_size=128)
+    return Lease(batch, "shard", 1, left, 0, 0, 1)
+
+
+def lines(house, endpoint=CHAT, left=3600.0, holders=None, age=0.0):
+    return Lines(house.gateway, holders or Holders(), lease(endpoint, left), asyncio.get_running_loop().time() - age)
+
+
+async def run(house, body, endpoint=CHAT, **options) -> dict:
+    begun = []
+    answer = await lines(house, endpoint, **options).run(NAME, json.dumps(body).encode(), lambda: begun.append(1))
+    assert len(begun) == (answer.usage is not None)
+    return json.loads(answer.text)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (CHAT, {"messages": MESSAGES}),
+        (CHAT, {"messages": MESSAGES, "n": 3, "seed": 5, "logprobs": True, "top_logprobs": 2}),
+        (CHAT, {"messages": MESSAGES, "stop": ["wor"], "return_token_ids": True, "max_completion_tokens": 9}),
+        (CHAT, {"messages": MESSAGES, "tools": [TOOL], "service_tier": "priority"}),
+        (COMPLETION, {"prompt": "Say hello"}),
+        (COMPLETION, {"prompt": ["a", "bb"], "n": 2, "echo": True, "max_tokens": 3}),
+        (COMPLETION, {"prompt": [70, 71], "logprobs": 1}),
+    ],
+)
+async def test_a_line_is_answered_as_the_same_body_over_http(house, endpoint, body):
+    if "tools" in body:
+        house.engine.reply = lambda request: CALL
+    body = {"model": "pirate", **body}
+    async with house.client() as client:
+        told = (await client.post(endpoint, json={**body, "service_tier": "flex"})).json()
+    line = await run(house, body, endpoint)
+    assert (line["custom_id"], line["error"]) == ("mine", None)
+    assert line["response"]["status_code"] == 200
+    assert line["response"]["request_id"] == "batch_1.7"
+    mine = line["response"]["body"]
+    for whole in (mine, told):
+        del whole["id"], whole["created"]
+        for choice in whole["choices"]:
+            for call in choice.get("message", {}).get("tool_calls", ()):
+                del call["id"]
+    assert mine == told
+    sent = [(replace(each.params, seed=0), each.prompt, each.adapter, each.lane) for each in house.engine.requests]
+    assert sent[: len(sent) // 2] == sent[len(sent) // 2 :]
+    assert {lane for *_, lane in sent} == {Lane.BATCH}
+    await house.assert_empty()
+
+
+async def test_a_line_is_charged_to_the_key_that_asked_and_has_the_whole_window(tmp_path):
+    house = await build_house(tmp_path, ServiceSettings(request_timeout=0.0))
+    await run(house, {"model": BASE, "messages": MESSAGES}, left=500.0)
+    [reserved] = house.limiter.reserved
+    assert (reserved.tenant, reserved.key_id, reserved.lane, reserved.request_id) == (
+        *("acme", KEY_ID),
+        *("batch", "batch_1.7"),
+    )
+    assert 490 < house.engine.requests[0].deadline <= 500
+
+
+async def test_what_the_gateway_refuses_is_raised_to_be_judged(house):
+    with pytest.raises(ApiError) as caught:
+        await run(house, {"model": "nobody", "messages": MESSAGES})
+    assert caught.value.fault is Fault.MODEL_NOT_FOUND
+    with pytest.raises(ApiError) as caught:
+        await run(house, {"model": BASE, "messages": MESSAGES}, left=-1.0)
+    assert caught.value.fault is Fault.DEADLINE_EXCEEDED
+    await house.assert_empty()
+
+
+@pytest.mark.parametrize(
+    ("lapse", "code"),
+    [
+        (Lapse.TENANT_GONE, "tenant_gone"),
+        (Lapse.TENANT_SUSPENDED, "tenant_suspended"),
+        (Lapse.KEY_GONE, "key_revoked"),
+        (Lapse.KEY_DISABLED, "key_revoked"),
+    ],
+)
+async def test_lines_of_who_may_have_no_more_end_with_a_code(house, lapse, code):
+    line = await run(house, {"model": BASE, "messages": MESSAGES}, holders=Holders({"acme": lapse}), age=60.0)
+    assert (line["response"], line["error"]["code"]) == (None, code)
+    assert house.engine.requests == []
+
+
+async def test_a_key_that_was_not_heard_of_yet_is_waited_for(house):
+    holders = Holders({"acme": Lapse.KEY_GONE})
+    with pytest.raises(ApiError) as caught:
+        await run(house, {"model": BASE, "messages": MESSAGES}, holders=holders, age=UNHEARD_SECONDS / 2)
+    assert pause(caught.value, 1, NOON, 60.0) is not None
+
+
+def test_lines_that_were_not_answered_say_why():
+    error = model_not_found("x")
+    assert json.loads(refused(NAME, error).text) == {
+        "id": NAME.answer_id,
+        "custom_id": "mine",
+        "response": {"status_code": 404, "request_id": "batch_1.7", "body": error.body()},
+        "error": None,
+    }
+    told = json.loads(never_run(NAME, "batch_expired", "too late").text)
+    assert (told["response"], told["error"]) == (None, {"code": "batch_expired", "message": "too late"})
+    assert refused(NAME, error).tally == Tally(failed=1)
+    assert answered(NAME, {}, Usage(5, 7, 3)).tally == Tally(1, 0, 5, 3, 7)
+
+
+def test_an_answer_has_one_id_for_ever_and_no_other_has_it():
+    names = {LineName(batch, number, "x").answer_id for batch in ("batch_1", "batch_11") for number in range(1000)}
+    assert len(names) == 2000
+    assert LineName("batch_1", 7, "x").answer_id == NAME.answer_id
+    assert Answer(b"").ending != Answer(b"", Usage(1, 1, 0)).ending
+
+
+OURS = [fault for fault in Fault if fault.row.http_status >= 500 and fault not in (Fault.INTERNAL, Fault.CANCELLED)]
+THEIRS = [
+    fault
+    for fault in Fault
+    if fault.row.http_status < 500 and fault.row.http_status != 429 and fault is not Fault.MODEL_NOT_FOUND
+]
+
+
+@pytest.mark.parametrize("fault", OURS)
+def test_what_is_ours_is_tried_again_for_as_long_as_the_window_lasts(fault):
+    waits = [pause(ApiError(fault, ""), tries, NOON, 60.0) for tries in (1, 2, 5, 100, 10_000)]
+    assert all(wait is not None and 0 < wait <= LONGEST_PAUSE_S for wait in waits)
+    assert waits[0] < 1.0
+    assert pause(unavailable(fault, "", retry_after=77.0), 1, NOON, 60.0) == 77.0
+    assert not is_limit(ApiError(fault, ""))
+
+
+@pytest.mark.parametrize("fault", [*THEIRS, Fault.CANCELLED])
+def test_what_no_wait_can_help_is_the_answer_at_once(fault):
+    assert pause(ApiError(fault, "", retry_after=1.0), 1, NOON, 60.0) is None
+
+
+@pytest.mark.parametrize("error", [internal("x"), model_not_found("x")])
+def test_what_may_pass_is_tried_a_few_times(error):
+    waits = [pause(error, tries, NOON, 60.0) for tries in range(1, 10)]
+    assert waits[0] is not None and waits[2] is not None
+    assert waits[-1] is None
+
+
+def test_a_limit_is_waited_for_as_long_as_it_says():
+    assert pause(ApiError(Fault.RATE_LIMIT_EXCEEDED, "", retry_after=12.5), 99, NOON, 60.0) == 12.5
+    assert is_limit(ApiError(Fault.RATE_LIMIT_EXCEEDED, ""))
+
+
+def test_a_spent_day_is_waited_for_if_the_window_reaches_into_the_next():
+    error = ApiError(Fault.INSUFFICIENT_QUOTA, "", metadata={"limit": "tokens_per_day", "renews": "00:00 UTC"})
+    assert tomorrow(NOON) == NOON + 43_200
+    assert pause(error, 1, NOON, 43_201.0) == QUOTA_PAUSE_S
+    assert pause(error, 1, NOON, 43_199.0) is None
+    assert pause(ApiError(Fault.INSUFFICIENT_QUOTA, ""), 1, NOON, 86_400.0) is None

@@ -10,24 +10,20 @@ import asyncio
 import socket
 import sys
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 import structlog
 from rich.console import Console
 
+from gateway.app import Built, built
 from gateway.config_file import ConfigError
+from gateway.doors import opened
 from gateway.launch import StartError
 from gateway.orders import ANNOUNCE, LISTEN, LISTENING, READY, Orders
 from gateway.process import configure_logging, leave_torch_out, run_loop, settle_memory, told_to_stop
 
-if TYPE_CHECKING:
-    from gateway.app import Built
-
 
 async def work(channel: socket.socket) -> None:
     """Until told to stop, or until nobody is there who could."""
-    from gateway.app import built  # here and below: after `leave_torch_out`, and while orders are on their way
-
     reader, writer = await asyncio.open_connection(sock=channel)
     orders = await Orders.read(reader)
     structlog.contextvars.bind_contextvars(gateway=orders.number)
@@ -48,8 +44,6 @@ async def work(channel: socket.socket) -> None:
 
 async def _obey(app: Built, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: Console) -> None:
     """Until the other end is gone. Cancelled, it lets running requests end."""
-    from gateway.doors import opened
-
     async with AsyncExitStack() as stack:
         while order := await reader.readline():
             if order == LISTEN:

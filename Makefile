@@ -16,7 +16,7 @@ REACHABLE = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU
 CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
-.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-batch-job bench-batches bench-gateway bench-lanes bench-many-adapters bench-gpu bench-planning soak audit proto clean
+.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-batch-job bench-batches bench-gateway bench-lanes bench-many-adapters bench-gpu bench-planning chaos soak audit proto clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -86,6 +86,9 @@ bench-gpu: setup-dev  ## Kernels and engine on an NVIDIA GPU, against their byte
 
 bench-planning: setup-dev  ## What planning a step costs, against what runs and what waits
 	$(BIN)/python -m benchmarks.planning $(ARGS)
+
+chaos: setup-dev  ## Kill, pause, cut off and wipe real processes under load, for hours (ARGS="--rounds 500 --seed 1")
+	$(BIN)/python -m tests.chaos.run $(ARGS)
 
 soak: setup-dev  ## A server is used in every way for MINUTES=30 and must be as it was afterwards
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)

@@ -1,7 +1,7 @@
 """What one gateway, or two, make of batches while all goes well, and while something does not."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
 
 import pytest
@@ -94,10 +94,12 @@ async def first_then_stuck(town, office, answered, count=60, **options):
     plain = engine.generate
 
     async def generate(request):
-        if sum(end == "finished" for end in engine.ends.values()) >= answered:
-            engine.go_on = stuck
-        async for events in plain(request):
-            yield events
+        waits = len(engine.requests) >= answered
+        async with aclosing(plain(request)) as arrivals:
+            async for events in arrivals:
+                yield events
+                while waits and not stuck.is_set():
+                    await asyncio.sleep(0.005)
 
     engine.generate = generate
     batch = await town.submit([chat_line(f"{number}") for number in range(count)], **options)

@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+MINUTES ?= 30
 
 # A machine with CUDA gets PyPI's GPU build of torch; any other gets the CPU build, and never gigabytes of CUDA.
 HAS_CUDA := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
@@ -15,7 +16,7 @@ REACHABLE = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU
 CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
-.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-batches bench-gateway bench-lanes bench-many-adapters bench-gpu bench-planning proto clean
+.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-batch-job bench-batches bench-gateway bench-lanes bench-many-adapters bench-gpu bench-planning chaos soak audit proto clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -71,6 +72,9 @@ bench-adapters: setup-dev  ## What 1, 8 and 64 adapters cost, resident and not, 
 bench-many-adapters: setup-dev  ## 2,000 adapters of ranks 4 to 64 behind one engine (13 GB of scratch space)
 	$(BIN)/python -m benchmarks.many_adapters $(ARGS)
 
+bench-batch-job: setup-dev  ## A batch job of 10,000 lines over 50 adapters beside chats, and the largest file
+	$(BIN)/python -m benchmarks.batch_job $(ARGS)
+
 bench-gateway: setup-dev  ## What the gateway costs a request and a token, beside LiteLLM where LORALANE_LITELLM_PYTHON names one
 	$(BIN)/python -m benchmarks.gateway $(ARGS)
 
@@ -83,8 +87,22 @@ bench-gpu: setup-dev  ## Kernels and engine on an NVIDIA GPU, against their byte
 bench-planning: setup-dev  ## What planning a step costs, against what runs and what waits
 	$(BIN)/python -m benchmarks.planning $(ARGS)
 
+chaos: setup-dev  ## Kill, pause, cut off and wipe real processes under load, for hours (ARGS="--rounds 500 --seed 1")
+	$(BIN)/python -m tests.chaos.run $(ARGS)
+
+soak: setup-dev  ## A server is used in every way for MINUTES=30 and must be as it was afterwards
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
+
 proto: setup-dev  ## Regenerate gateway/pb and engine/pb from proto/
 	$(BIN)/python proto/generate.py
+
+audit: $(VENV)/audit/.setup  ## Ask PyPI whether a pinned library has a known vulnerability (needs the network)
+	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip -r configs/constraints.txt -r configs/constraints-cpu.txt $(ARGS)
+
+# In an environment of its own: what audits the libraries is none of them, and needs other versions of some.
+$(VENV)/audit/.setup: $(VENV)/.venv
+	@$(PYTHON) -m venv $(VENV)/audit && $(VENV)/audit/bin/python -m pip --disable-pip-version-check install -q 'pip-audit>=2.9,<3'
+	@touch $@
 
 clean:  ## Remove everything make created
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

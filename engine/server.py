@@ -25,6 +25,7 @@ from engine.core.state import EngineState
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import Executor
 from engine.executor.fake import FakeExecutor
+from engine.lossy_log import lossy_loggers
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.service import EngineService
@@ -36,6 +37,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 """A prompt of a million token ids is 5 MB."""
 GIB = 2**30
 SAVE_EVERY_S = 60.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVER_THREADS = 32
 """One a connected gateway, and some for adapter loads and questions."""
 
@@ -184,10 +186,18 @@ def _log_progress(what: str, done: int, total: int) -> None:
         log.info("loading", what=what, done=done, total=total)
 
 
+def local_address(text: str) -> str:
+    """Nobody is asked for a key here, so nobody else may connect. Raises argparse.ArgumentTypeError."""
+    host = text.rpartition(":")[0].strip("[]")
+    if not text.startswith("unix:") and host not in LOOPBACK:
+        raise argparse.ArgumentTypeError(f"it must be unix:PATH, or a port of {' or '.join(LOOPBACK)}, not {text!r}")
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m engine.server", description="Runs one loralane engine process.")
     parser.add_argument("--config", required=True, help="EngineConfig as JSON")
-    parser.add_argument("--address", required=True, help="unix:/path/to/socket or host:port")
+    parser.add_argument("--address", type=local_address, required=True, help="unix:/path/to/socket, or 127.0.0.1:PORT")
     parser.add_argument("--fake", action="store_true", help="run without a model: tokens are digests")
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop when the starting process is gone")
     args = parser.parse_args()
@@ -197,7 +207,7 @@ def main() -> None:
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.JSONRenderer(),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lossy_loggers(sys.stderr),
     )
     config = EngineConfig.from_json(args.config)
     serve(config, args.address, fake=args.fake, until_stdin_closes=args.until_stdin_closes)

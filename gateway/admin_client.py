@@ -10,13 +10,15 @@ from typing import Self, TypeVar
 import grpc
 
 from gateway.admin_command import fail
+from gateway.trust import chosen_trust
 
 
 class AdminClient:
     """A context manager around one channel. Calls raise grpc.RpcError."""
 
     def __init__(self, target: str, key: str) -> None:
-        self._channel = grpc.insecure_channel(target, options=[("grpc.max_receive_message_length", -1)])
+        """Raises TrustError."""
+        self._channel = chosen_trust().channel(target, [("grpc.max_receive_message_length", -1)])
         self._metadata = (("authorization", f"Bearer {key}"),)
 
     def __enter__(self) -> Self:

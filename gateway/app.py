@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from redis.asyncio import Redis
 from rich.console import Console
 from rich.progress import Progress
-from starlette.types import ASGIApp
 
 from engine.client import EngineClient
 from engine.core.types import Lane
@@ -21,25 +20,18 @@ from gateway.adapters.mirror import CONCURRENT_LOADS
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
 from gateway.adapters.store import RedisAdapterStore
+from gateway.addresses import Ports
 from gateway.banner import Banner
-from gateway.batches.service import Batches
-from gateway.batches.store import BatchStore
-from gateway.batches.strays import StraySweeper
-from gateway.batches.workers import working
+from gateway.batches.opened import open_batches
 from gateway.config import Config
 from gateway.core.errors import ApiError
-from gateway.files.registry import FileRegistry
-from gateway.files.service import FileLimits, Files
-from gateway.files.storage import open_storage
-from gateway.files.sweeper import Sweeper, sweeping
-from gateway.grpc_api import GrpcServer
-from gateway.http_api import create_app
+from gateway.doors import Door, Offer, doors, opened
 from gateway.latency import LatencyWindow
 from gateway.launch import Ground, Launch, StartError, grounded, model_name
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
-from gateway.listeners import grpc_port, http_port
+from gateway.loop_metrics import LoopMetrics
 from gateway.metrics import Metrics
 from gateway.observability import open_observers
 from gateway.operations import Operations
@@ -65,11 +57,12 @@ class Built:
     gateway: Gateway
     engine: EngineClient
     limiter: FailoverLimiter
-    http: ASGIApp
-    grpc: GrpcServer
+    doors: tuple[Door, ...]
+    """The first is for callers."""
 
-    def banner(self, http_port: int, grpc_port: int) -> Banner:
-        return Banner(self.config, self.gateway, self.engine.info, http_port, grpc_port)
+    def banner(self, ports: Sequence[Ports]) -> Banner:
+        """`ports`: of every door."""
+        return Banner(self.config, self.gateway, self.engine.info, ports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +73,19 @@ class Running:
     engine: EngineClient
     supervisor: EngineSupervisor
     limiter: FailoverLimiter
-    http_port: int
-    grpc_port: int
+    ports: tuple[Ports, ...]
+    """Of callers, and of administrators where they have their own."""
     banner: Banner
+
+    @property
+    def http_port(self) -> int:
+        """For callers."""
+        return self.ports[0].http
+
+    @property
+    def grpc_port(self) -> int:
+        """For callers."""
+        return self.ports[0].grpc
 
 
 async def serve(launch: Launch, console: Console) -> None:
@@ -101,22 +104,14 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
 
     Raises:
         StartError: something that the configuration names is not there or not usable.
-        ConfigError: it asks for what is not installed.
+        ConfigError: it asks for what is not installed, or for certificates that cannot be used.
     """
     async with (
         grounded(launch) as (ground, supervisor),
         built(launch, ground, console, supervisor) as app,
-        listening(app) as (http, grpc),
+        opened(app.doors, shared=False) as ports,
     ):
-        yield Running(app.gateway, app.engine, supervisor, app.limiter, http, grpc, app.banner(http, grpc))
-
-
-@asynccontextmanager
-async def listening(app: Built, *, shared: bool = False) -> AsyncIterator[tuple[int, int]]:
-    """Yields the ports of HTTP and gRPC. `shared`: with other processes. Raises StartError."""
-    http = app.config.http
-    async with http_port(app.http, http.host, http.port, shared=shared) as number, grpc_port(app.grpc) as grpc_number:
-        yield number, grpc_number
+        yield Running(app.gateway, app.engine, supervisor, app.limiter, ports, app.banner(ports))
 
 
 @asynccontextmanager
@@ -129,6 +124,7 @@ async def built(
 
     Raises:
         StartError: something that the configuration names is not there or not usable.
+        ConfigError: the same of a certificate.
     """
     config = launch.config
     async with AsyncExitStack() as stack:
@@ -158,35 +154,12 @@ async def built(
         stack.push_async_callback(gateway.close)
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
+        metrics.register(LoopMetrics(asyncio.get_running_loop()))
         operations = Operations(engine, LatencyWindow(metrics.collect))
-        files = await stack.enter_async_context(_files(launch, redis))
-        batch_store = _batch_store(config, redis)
-        await stack.enter_async_context(sweeping(StraySweeper(files.storage, batch_store).sweep))
-        if config.batches.workers:
-            await stack.enter_async_context(working(batch_store, files, gateway, accounts, metrics, config))
-        app = create_app(
-            gateway,
-            accounts,
-            metrics=metrics,
-            accounts=accounts,
-            operations=operations,
-            max_body_bytes=config.http.max_body_bytes,
-            metrics_keys=None if config.admin.open_metrics else config.admin.metrics_keys,
-            usage=usage,
-            files=files,
-            batches=Batches(batch_store, files, config.batches.tenant_jobs),
-        )
-        grpc = GrpcServer(
-            gateway,
-            accounts,
-            accounts,
-            operations,
-            host=config.grpc.host,
-            port=config.grpc.port,
-            shared=ground.metrics is not None,
-            usage=usage,
-        )
-        yield Built(config, gateway, engine, limiter, app, grpc)
+        opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics)
+        files, batches = await stack.enter_async_context(opening)
+        offer = Offer(gateway, accounts, metrics, operations, usage, files, batches)
+        yield Built(config, gateway, engine, limiter, doors(offer, config, shared=ground.metrics is not None))
 
 
 async def _connect(
@@ -208,25 +181,6 @@ async def _connect(
     stack.push_async_callback(engine.close)
     stack.push_async_callback(adapters.close)
     return engine, adapters
-
-
-@asynccontextmanager
-async def _files(launch: Launch, redis: Redis) -> AsyncIterator[Files]:
-    """Raises ConfigError."""
-    config = launch.config.batches
-    with closing(open_storage(config.storage, launch.data_dir)) as storage:
-        registry = FileRegistry(redis, prefix=launch.config.redis.key_prefix)
-        async with sweeping(Sweeper(storage, registry).sweep):
-            yield Files(storage, registry, FileLimits(config.max_file_bytes, config.tenant_bytes, config.tenant_files))
-
-
-def _batch_store(config: Config, redis: Redis) -> BatchStore:
-    return BatchStore(
-        redis,
-        lease_seconds=config.batches.lease_s,
-        retention_seconds=config.batches.retention_days * 86_400,
-        prefix=config.redis.key_prefix,
-    )
 
 
 def _settings(config: Config) -> ServiceSettings:

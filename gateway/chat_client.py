@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 from rich.console import Console
 
-TIMEOUT = httpx.Timeout(10.0, read=600.0)
+from gateway.tenant_client import open_http, refusal, unreachable
 
 
 class ChatError(Exception):
@@ -19,7 +19,7 @@ class ChatClient:
     """Keeps the conversation and streams each answer as it comes."""
 
     def __init__(self, url: str, key: str, model: str | None, system: str | None) -> None:
-        self._http = httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=TIMEOUT)
+        self._http = open_http(url, key)
         self._model = model
         self._messages = [{"role": "system", "content": system}] if system else []
 
@@ -60,20 +60,20 @@ class ChatClient:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.is_error:
                     response.read()
-                    raise ChatError(_message(response))
+                    raise ChatError(refusal(response))
                 for line in response.iter_lines():
                     if line.startswith("data: {"):
                         yield _delta(json.loads(line.removeprefix("data: ")))
         except httpx.TransportError as error:
-            raise ChatError(f"cannot reach {self._http.base_url}: {error}") from error
+            raise ChatError(unreachable(self._http, error)) from error
 
     def _models(self) -> list[str]:
         try:
             response = self._http.get("/v1/models")
         except httpx.TransportError as error:
-            raise ChatError(f"cannot reach {self._http.base_url}; is `make serve` running? ({error})") from error
+            raise ChatError(unreachable(self._http, error)) from error
         if response.is_error:
-            raise ChatError(_message(response))
+            raise ChatError(refusal(response))
         return [model["id"] for model in response.json()["data"]]
 
 
@@ -81,10 +81,3 @@ def _delta(frame: dict) -> str:
     if "error" in frame:
         raise ChatError(frame["error"]["message"])
     return "".join(choice["delta"].get("content") or "" for choice in frame["choices"])
-
-
-def _message(response: httpx.Response) -> str:
-    try:
-        return response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered {response.status_code}"

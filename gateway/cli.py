@@ -16,6 +16,7 @@ from rich.console import Console
 from engine.config import DTYPES, LOAD_FORMATS
 from engine.paths import default_data_dir
 from gateway.adapters_command import app as adapters_app
+from gateway.batch_command import app as batch_app
 from gateway.bench.command import app as bench_app
 from gateway.config import Config, load_config
 from gateway.config_file import ConfigError
@@ -23,8 +24,10 @@ from gateway.limits_command import app as limits_app
 from gateway.operations_command import lanes as lanes_app
 from gateway.operations_command import requests as requests_app
 from gateway.simulate_command import simulate
+from gateway.tenant_command import DEMO_KEY, LOCAL_URL, ServerUrl, UserKey
 from gateway.tenants_command import keys as keys_app
 from gateway.tenants_command import tenants as tenants_app
+from gateway.trust import CHOSEN, Trust, TrustError
 from gateway.usage_command import usage
 
 app = typer.Typer(
@@ -39,12 +42,12 @@ app.add_typer(lanes_app, name="lanes")
 app.add_typer(requests_app, name="requests")
 app.add_typer(tenants_app, name="tenants")
 app.add_typer(keys_app, name="keys")
+app.add_typer(batch_app, name="batch")
 app.add_typer(bench_app, name="bench")
 
 console = Console(stderr=True)
 
-ServerUrl = Annotated[str, typer.Option("--url", help="Base URL of the gateway.")]
-UserKey = Annotated[str, typer.Option("--key", envvar="LORALANE_API_KEY", help="API key.")]
+PEM = "PEM file of certificates"
 
 
 @app.command()
@@ -92,11 +95,15 @@ def check(file: Annotated[Path, typer.Argument(help="YAML configuration.")]) -> 
 @app.command()
 def chat(
     model: Annotated[str | None, typer.Option(help="Base or adapter name; default: the base.")] = None,
-    url: ServerUrl = "http://127.0.0.1:8000",
-    key: UserKey = "sk-demo-acme",
+    url: ServerUrl = LOCAL_URL,
+    key: UserKey = DEMO_KEY,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
 ) -> None:
-    """Chat in the terminal: `loralane chat --model pirate`."""
+    """Chat in the terminal.
+
+    - `loralane chat --model pirate`
+    - `loralane --ca ca.pem chat --url https://gateway:8000`
+    """
     from gateway.chat_client import ChatClient, ChatError
 
     try:
@@ -107,10 +114,16 @@ def chat(
 
 def _run(config: Config, data_dir: Path) -> None:
     # Imported here: `--help` and `check` should not wait for a tokenizer library.
+    from gateway.addresses import check_certificates
     from gateway.launch import Launch, StartError
-    from gateway.process import configure_logging, run_loop
+    from gateway.process import configure_logging, leave_torch_out, run_loop
     from gateway.store import StoreStartError
 
+    leave_torch_out()
+    try:
+        check_certificates(config)
+    except ConfigError as error:
+        _fail(str(error))
     if config.gateways == 1:
         from gateway.app import serve as serve_gateways
     else:
@@ -174,8 +187,16 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def root(
     _: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")] = False,
+    ca: Annotated[Path | None, typer.Option(envvar="LORALANE_CA", help=f"{PEM} believed of servers.")] = None,
+    cert: Annotated[Path | None, typer.Option(envvar="LORALANE_CERT", help=f"{PEM} shown to servers.")] = None,
+    cert_key: Annotated[Path | None, typer.Option(envvar="LORALANE_CERT_KEY", help="Its key, if elsewhere.")] = None,
 ) -> None:
-    """A multi-LoRA, priority-lane serving gateway."""
+    """A multi-LoRA, priority-lane serving gateway.
+
+    Clients of a gateway with TLS are told whom to believe before their name:
+    `loralane --ca ca.pem --cert me.pem --cert-key me.key adapters ls --target https://gateway:50051`.
+    """
+    CHOSEN.set(Trust(ca, cert, cert_key))
 
 
 def _fail(message: str) -> NoReturn:
@@ -188,4 +209,8 @@ app.command()(usage)
 
 
 def main() -> None:
-    app()
+    try:
+        app()
+    except TrustError as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        sys.exit(1)

@@ -82,9 +82,14 @@ class Config:
         for owner, key in owners:
             if first.setdefault(key, owner) != owner:
                 raise ConfigError(f"tenants: {first[key]} and {owner} share a key")
-            for section, host in (("http", self.http.host), ("grpc", self.grpc.host)):
+            for section, host in self._hosts():
                 if key in DEMO_HASHES and not is_loopback(host):
                     raise ConfigError(f"{section}.host: {host} would offer demo keys to others; use keys of your own")
+
+    def _hosts(self) -> list[tuple[str, str]]:
+        """Sections that say where to listen."""
+        hosts = [("http", self.http.host), ("grpc", self.grpc.host)]
+        return hosts if self.admin.port is None else [*hosts, ("admin", self.admin.host)]
 
     def engine_config(self, folder: Path, state_dir: Path | None = None) -> EngineConfig:
         """What the engine process is started with, once the model is prepared in `folder`.
@@ -129,6 +134,7 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
     """Raises ConfigError."""
     check_keys(document, [section.name for section in fields(Config)], "")
     special = {"engine", "tenants", "admin"}
+    _check_secrets(document.get("batches"))
     kinds = get_type_hints(Config)
     plain = {
         name: convert(resolve(value, env, name), kinds[name], name, base)
@@ -185,8 +191,18 @@ def _admin(value: Any, env: Mapping[str, str], base: Path) -> AdminConfig:
     section = as_mapping(value, "admin")
     check_keys(section, [item.name for item in fields(AdminConfig)], "admin")
     keys, metrics_keys = (_key_hashes(section.get(name), env, f"admin.{name}") for name in ("keys", "metrics_keys"))
-    rest = {key: item for key, item in section.items() if key == "open_metrics"}
+    rest = {key: item for key, item in section.items() if key not in ("keys", "metrics_keys")}
     return build(AdminConfig, resolve(rest, env, "admin"), "admin", base, keys=keys, metrics_keys=metrics_keys)
+
+
+def _check_secrets(batches: Any) -> None:
+    """Raises ConfigError: a webhook's secret is in the file."""
+    endpoints = as_mapping(as_mapping(batches, "batches").get("webhooks"), "batches.webhooks")
+    for tenant, endpoint in endpoints.items():
+        where = f"batches.webhooks.{tenant}"
+        secret = as_mapping(endpoint, where).get("secret", "${}")
+        if not isinstance(secret, str) or not secret.startswith("${"):
+            raise ConfigError(f"{where}.secret: write ${{VARIABLE}}; secrets do not belong in files")
 
 
 def _key_hashes(value: Any, env: Mapping[str, str], where: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -117,12 +118,16 @@ def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
 
 def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
     """`value` as `kind`. Numbers and booleans may be written as text, as they are when they come from a reference."""
-    if is_dataclass(kind) and isinstance(kind, type):
-        return build(kind, value, where, base)
+    if section := _section(kind):
+        return None if value is None and section is not kind else build(section, value, where, base)
     if get_origin(kind) is tuple and is_dataclass(get_args(kind)[0]):
         if not isinstance(value, list):
             raise ConfigError(f"{where}: must be a list")
         return tuple(convert(item, get_args(kind)[0], f"{where}[{index}]", base) for index, item in enumerate(value))
+
+    if get_origin(kind) is Mapping and is_dataclass(get_args(kind)[1]):
+        entries, one = as_mapping(value, where), get_args(kind)[1]
+        return {name: convert(item, one, f"{where}.{name}", base) for name, item in entries.items()}
 
     def special(wanted: type, item: Any) -> Any:
         if issubclass(wanted, Path) and isinstance(item, str):
@@ -137,6 +142,12 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from error
         raise ConfigError(f"{where}: {error}".replace("`", "")) from error
+
+
+def _section(kind: Any) -> type | None:
+    """The dataclass that is wanted, or that may be left out."""
+    kinds = [each for each in get_args(kind) if each is not NoneType] if get_origin(kind) is UnionType else [kind]
+    return kinds[0] if len(kinds) == 1 and isinstance(kinds[0], type) and is_dataclass(kinds[0]) else None
 
 
 def lane(value: Any, where: str) -> Lane:

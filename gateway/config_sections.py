@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
+from gateway.config_tls import TlsConfig
+from gateway.config_webhooks import WebhookConfig
 from gateway.core.limits import Policy
 from gateway.core.tenants import Tenant
 from gateway.tools.dialects import ToolParserName
@@ -203,6 +205,8 @@ class BatchesConfig:
     """After which work of a gateway that died is taken over; renewed while it works."""
     retention_days: float = 30.0
     """How long a job is remembered after its end."""
+    webhooks: Mapping[str, WebhookConfig] = field(default_factory=dict)
+    """Tenant -> where it is told that a batch has ended. Needs the extra `webhooks`."""
 
     def __post_init__(self) -> None:
         if self.storage and "://" not in self.storage:
@@ -219,6 +223,8 @@ class HttpConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     """0: any free one."""
+    tls: TlsConfig | None = None
+    """None: plain HTTP."""
     max_body_bytes: int = 8 * 2**20
     request_timeout_s: float = 600.0
     """From arrival to the last token, unless the client asks for less."""
@@ -235,6 +241,8 @@ class GrpcConfig:
     host: str = "127.0.0.1"
     port: int = 50051
     """0: any free one."""
+    tls: TlsConfig | None = None
+    """None: plain gRPC."""
 
     def __post_init__(self) -> None:
         _port(self.port)
@@ -248,6 +256,21 @@ class AdminConfig:
     """SHA-256 of keys that may read /metrics and do nothing else."""
     open_metrics: bool = False
     """/metrics needs no key: tenants and adapters are named there, and what each tenant uses."""
+    port: int | None = None
+    """Of HTTP for administrators, with the console and /metrics, which `http.port` then has no more; 0: any free one;
+    None: they share `http.port`."""
+    grpc_port: int | None = None
+    """The same for the admin services of gRPC."""
+    host: str = "127.0.0.1"
+    """Of both."""
+    tls: TlsConfig | None = None
+    """Of both; None: plain."""
+
+    def __post_init__(self) -> None:
+        if (self.port is None) != (self.grpc_port is None):
+            raise ValueError("port and grpc_port go together: administration would be left at a public port")
+        for port in (self.port, self.grpc_port):
+            _port(port or 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import structlog
 from prometheus_client.multiprocess import mark_process_dead
 from rich.console import Console
 
-from gateway.config import Config
+from gateway.addresses import Front, Ports, fronts, with_ports
 from gateway.launch import Launch, StartError, grounded, share_of
 from gateway.listeners import reserved
 from gateway.orders import ANNOUNCE, LISTEN, LISTENING, READY, Orders
@@ -42,6 +42,7 @@ class Member:
         """The first had everything but the ports."""
         self.serving = asyncio.Event()
         """Cleared while there is none that listens."""
+        self.may_begin = asyncio.Event()
         self.may_listen = asyncio.Event()
         self.restarts = 0
         self._orders = orders
@@ -101,6 +102,7 @@ class Member:
             self._bury(self._process)
 
     async def _instruct(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.may_begin.wait()
         self._orders.write(writer)
         if await reader.readline() != READY:
             return
@@ -134,8 +136,18 @@ class Fleet:
 
     members: Sequence[Member]
     supervisor: EngineSupervisor
-    http_port: int
-    grpc_port: int
+    ports: tuple[Ports, ...]
+    """Of callers, and of administrators where they have their own."""
+
+    @property
+    def http_port(self) -> int:
+        """For callers."""
+        return self.ports[0].http
+
+    @property
+    def grpc_port(self) -> int:
+        """For callers."""
+        return self.ports[0].grpc
 
 
 async def serve(launch: Launch, console: Console) -> None:
@@ -152,27 +164,32 @@ async def sailing(launch: Launch) -> AsyncIterator[Fleet]:
     """As many gateways as the configuration says; entered when all of them serve. Raises StartError."""
     if not sys.platform.startswith("linux"):
         raise StartError("several gateways on one port need Linux, whose kernel deals connections out between them")
-    http, grpc = launch.config.http, launch.config.grpc
-    with (
-        reserved(http.host, http.port) as http_port,
-        reserved(grpc.host, grpc.port) as grpc_port,
-        tempfile.TemporaryDirectory(prefix="loralane-metrics-") as metrics,
-    ):
-        config = share_of(_with_ports(launch.config, http_port, grpc_port), launch.config.gateways)
+    with ExitStack() as stack:
+        ports = tuple(_reserved(stack, front) for front in fronts(launch.config))
+        metrics = stack.enter_context(tempfile.TemporaryDirectory(prefix="loralane-metrics-"))
+        config = share_of(with_ports(launch.config, ports), launch.config.gateways)
         async with grounded(launch) as (ground, supervisor):
             own, ground = replace(launch, config=config), replace(ground, metrics=Path(metrics))
             members = [Member(Orders(number, own, ground)) for number in range(config.gateways)]
             async with _afloat(members, supervisor):
-                yield Fleet(members, supervisor, http_port, grpc_port)
+                yield Fleet(members, supervisor, ports)
+
+
+def _reserved(stack: ExitStack, front: Front) -> Ports:
+    http = stack.enter_context(reserved(front.http.host, front.http.port))
+    return Ports(http, stack.enter_context(reserved(front.grpc.host, front.grpc.port)))
 
 
 @asynccontextmanager
 async def _afloat(members: Sequence[Member], supervisor: EngineSupervisor) -> AsyncIterator[None]:
-    """The first is ready before the others start: what the configuration seeds, it has seeded by then."""
+    """The first is ready before the others begin: what the configuration seeds, it has seeded by then. Meanwhile they
+    import what they need, which is most of their start."""
     tasks = [asyncio.create_task(_engine_lives(supervisor))]
+    tasks += [asyncio.create_task(member.run(), name="gateway") for member in members]
     try:
         for crew in (members[:1], members[1:]):
-            tasks += [asyncio.create_task(member.run(), name="gateway") for member in crew]
+            for member in crew:
+                member.may_begin.set()
             await _all([member.ready for member in crew], tasks)
         for member in members:
             member.may_listen.set()
@@ -203,11 +220,6 @@ async def _all(events: Iterable[asyncio.Event], tasks: Sequence[asyncio.Task[Non
 async def _each(events: Iterable[asyncio.Event]) -> None:
     for event in events:
         await event.wait()
-
-
-def _with_ports(config: Config, http_port: int, grpc_port: int) -> Config:
-    http, grpc = replace(config.http, port=http_port), replace(config.grpc, port=grpc_port)
-    return replace(config, http=http, grpc=grpc)
 
 
 def _environment(metrics: Path | None) -> dict[str, str]:

@@ -17,8 +17,10 @@ from starlette.routing import Route
 
 from engine.client import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
+from gateway.batches.outlook import Outlook
 from gateway.batches.service import Batches
 from gateway.core.errors import ApiError, invalid_request
+from gateway.core.part import Part, offers_path
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal, hash_key
 from gateway.core.trace_context import Ingress, trace_context_from
@@ -38,6 +40,7 @@ from gateway.openai_render import Json
 from gateway.openai_schema import Body, DetokenizeRequest, TokenizeRequest, parse
 from gateway.openai_tools import offered_tools
 from gateway.openapi import document
+from gateway.openapi_operations import OPERATIONS
 from gateway.operations import Operations
 from gateway.service import Gateway
 from gateway.usage.admin import UsageAdmin
@@ -59,16 +62,17 @@ def create_app(
     metrics_keys: Collection[str] | None = (),
     files: Files | None = None,
     batches: Batches | None = None,
+    part: Part = "all",
 ) -> Starlette:
     """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, without
     `operations` nobody touches lanes and live requests, and without `files` and `batches` there are none.
-    `metrics_keys`: SHA-256 of keys that may read /metrics, beside administrators'; None: everybody may.
+    `metrics_keys`: SHA-256 of keys that may read /metrics, beside administrators'; None: everybody may. `part`: what
+    this port offers.
     """
-    api = HttpApi(
-        gateway, keys, metrics, max_body_bytes, ping_seconds, accounts, operations, usage, metrics_keys, files, batches
-    )
+    rest = (accounts, operations, usage, metrics_keys, files, batches, part)
+    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, *rest)
     app = Starlette(
-        routes=api.routes(),
+        routes=[route for route in api.routes() if offers_path(part, route.path)],
         middleware=[Middleware(Edge)],
         exception_handlers={ApiError: on_api_error, HTTPException: on_http_exception},
     )
@@ -92,6 +96,7 @@ class HttpApi:
         metrics_keys: Collection[str] | None,
         files: Files | None,
         batches: Batches | None,
+        part: Part,
     ) -> None:
         self._gateway = gateway
         self._keys = keys
@@ -100,9 +105,13 @@ class HttpApi:
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
         self._started = int(time.time())
-        self._document = document()
+        self._document = document([each for each in OPERATIONS if offers_path(part, each.path)])
         self._files = FilesApi(files, self._authenticate) if files else None
-        self._batches = BatchesApi(batches, self._authenticate, max_body_bytes) if batches else None
+        self._batches = (
+            BatchesApi(batches, Outlook(batches, gateway.engine), self._authenticate, max_body_bytes)
+            if batches
+            else None
+        )
         self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations)
 
     def routes(self) -> list[Route]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.batches.record import batch_json
+from gateway.batches.outlook import Outlook
+from gateway.batches.record import Batch, batch_json
 from gateway.batches.service import DEFAULT_PAGE, MAX_PAGE, Batches, Wish
 from gateway.core.errors import invalid_request
 from gateway.core.tenants import Principal
@@ -49,8 +50,15 @@ class BatchBody(Struct, kw_only=True):
 class BatchesApi:
     """Handlers that only tenants reach, each for batches of its own."""
 
-    def __init__(self, batches: Batches, authenticate: Callable[[Request], Principal], max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        batches: Batches,
+        outlook: Outlook,
+        authenticate: Callable[[Request], Principal],
+        max_body_bytes: int,
+    ) -> None:
         self._batches = batches
+        self._outlook = outlook
         self._authenticate = authenticate
         self._max_body_bytes = max_body_bytes
 
@@ -65,13 +73,13 @@ class BatchesApi:
     async def create(self, request: Request) -> Response:
         principal = self._tenant(request)
         body = parse(await read_body(request, self._max_body_bytes), BatchBody)
-        return json_response(batch_json(await self._batches.create(principal, body.wish())))
+        return json_response(await self._shown(await self._batches.create(principal, body.wish())))
 
     async def list(self, request: Request) -> Response:
         principal, given = self._tenant(request), request.query_params
         limit = _limit(given.get("limit"))
         found, has_more = await self._batches.list(principal, given.get("after"), limit)
-        shown = [batch_json(batch) for batch in found]
+        shown = [await self._shown(batch) for batch in found]
         page = {
             "object": "list",
             "data": shown,
@@ -83,11 +91,14 @@ class BatchesApi:
 
     async def show(self, request: Request) -> Response:
         principal = self._tenant(request)
-        return json_response(batch_json(await self._batches.get(principal, request.path_params["batch_id"])))
+        return json_response(await self._shown(await self._batches.get(principal, request.path_params["batch_id"])))
 
     async def cancel(self, request: Request) -> Response:
         principal = self._tenant(request)
-        return json_response(batch_json(await self._batches.cancel(principal, request.path_params["batch_id"])))
+        return json_response(await self._shown(await self._batches.cancel(principal, request.path_params["batch_id"])))
+
+    async def _shown(self, batch: Batch) -> dict[str, Any]:
+        return {**batch_json(batch), "eta_seconds": await self._outlook.eta(batch)}
 
     def _tenant(self, request: Request) -> Principal:
         return self._authenticate(request).as_tenant()

@@ -21,6 +21,8 @@ from gateway.http_stream import encode_json
 
 log = structlog.get_logger("http")
 
+VERSIONS = ("1.1", "1.0")
+
 
 class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with deadlines. Times are in seconds."""
@@ -75,6 +77,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head, self._in_body = False, True
         self._body_bytes = self._unread_bytes = 0
+        if self.parser.get_http_version() not in VERSIONS:
+            raise httptools.HttpParserError("an old or an unknown version")
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > self.max_head_bytes or len(self.headers) > self.max_headers:
             self._refusal = _head_too_large(self.max_head_bytes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -51,14 +49,17 @@ class Ground:
 @asynccontextmanager
 async def grounded(launch: Launch) -> AsyncIterator[tuple[Ground, EngineSupervisor]]:
     """Store and engine, for as long as this is entered. Raises StoreStartError."""
-    async with store_url(launch.data_dir, launch.config.redis.url) as store:
-        supervisor = EngineSupervisor(
-            launch.config.engine_config(launch.model_dir, launch.data_dir / "engine"),
-            _engine_socket(launch.data_dir),
-            launch.engine,
-        )
-        async with supervisor:
-            yield Ground(store, supervisor.address), supervisor
+    # In the temporary folder, for socket paths are short and data directories may be deep; and in one that nobody else
+    # may enter: who can connect to the engine is asked for nothing.
+    with tempfile.TemporaryDirectory(prefix="loralane-engine-") as folder:
+        async with store_url(launch.data_dir, launch.config.redis.url) as store:
+            supervisor = EngineSupervisor(
+                launch.config.engine_config(launch.model_dir, launch.data_dir / "engine"),
+                Path(folder) / "socket",
+                launch.engine,
+            )
+            async with supervisor:
+                yield Ground(store, supervisor.address), supervisor
 
 
 def model_name(config: Config) -> str:
@@ -78,9 +79,3 @@ def share_of(config: Config, processes: int) -> Config:
         replace(batch, max_requests=ceil(batch.max_requests / processes)),
     )
     return replace(config, lanes=lanes, limits=replace(config.limits, replicas=config.limits.replicas * processes))
-
-
-def _engine_socket(data_dir: Path) -> Path:
-    """In the temporary folder: socket paths are short, data directories may be deep."""
-    digest = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"loralane-engine-{digest}-{os.getpid()}.sock"

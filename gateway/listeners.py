@@ -14,22 +14,27 @@ from starlette.types import ASGIApp
 from gateway.grpc_api import GrpcServer
 from gateway.http_guard import guarded
 from gateway.launch import StartError
+from gateway.tls import Certificate
 
 BACKLOG = 2048
 
 
 @asynccontextmanager
-async def http_port(app: ASGIApp, host: str, port: int, *, shared: bool = False) -> AsyncIterator[int]:
+async def http_port(
+    app: ASGIApp, host: str, port: int, *, certificate: Certificate | None = None, shared: bool = False
+) -> AsyncIterator[int]:
     """uvicorn on a socket of ours, so that a port in use is our error and port 0 is known at once. Yields the port.
 
-    `shared`: other processes listen on it too, and the kernel deals connections out (SO_REUSEPORT).
+    `certificate`: None speaks plain HTTP. `shared`: other processes listen on it too, and the kernel deals connections
+    out (SO_REUSEPORT).
 
     Raises:
         StartError: the port cannot be had.
     """
     listener = bound(host, port, shared=shared)
     listener.listen(BACKLOG)
-    server = _Server(guarded(app, lifespan="off", timeout_graceful_shutdown=10))
+    contexts = None if certificate is None else lambda *_: certificate.for_http()
+    server = _Server(guarded(app, lifespan="off", timeout_graceful_shutdown=10, ssl_context_factory=contexts))
     task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
         yield listener.getsockname()[1]

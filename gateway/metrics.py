@@ -41,6 +41,7 @@ LIMITER_CALL = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0
 
 DEFAULT_GOALS: Mapping[Lane, LaneGoals] = {Lane.INTERACTIVE: INTERACTIVE_GOALS, Lane.BATCH: BATCH_GOALS}
 BATCH_OUTCOMES = ("completed", "failed")
+WEBHOOK_OUTCOMES = ("delivered", "failed", "given_up")
 DECISIONS = ("admitted", "rate_limit_exceeded", "insufficient_quota", "limiter_unavailable")
 
 
@@ -69,6 +70,9 @@ class Metrics:
         self._batch_lines = self._counter("batch_lines", "Lines of batches that were answered.", ["outcome"])
         for outcome in BATCH_OUTCOMES:
             self._batch_lines.labels(outcome)
+        self._webhooks = self._counter("webhook_tries", "Tries to tell a tenant that a batch has ended.", ["outcome"])
+        for outcome in WEBHOOK_OUTCOMES:
+            self._webhooks.labels(outcome)
         self._count_limits()
         self._promises = Promises(goals)
 
@@ -97,6 +101,10 @@ class Metrics:
     def batch_line(self, outcome: str) -> None:
         """A line of a batch was answered. `outcome`: one of BATCH_OUTCOMES."""
         self._batch_lines.labels(outcome).inc()
+
+    def count_webhook(self, outcome: str) -> None:
+        """`outcome`: one of WEBHOOK_OUTCOMES."""
+        self._webhooks.labels(outcome).inc()
 
     def register(self, collector: Collector) -> None:
         """What else /metrics tells: collected at every scrape."""

@@ -74,6 +74,8 @@ class Batch(Struct):
     request_counts: BatchCounts
     usage: BatchUsage
     metadata: dict[str, str] | None
+    eta_seconds: float | None
+    """Until its last line has ended; null: nobody can say."""
 
 
 class BatchList(Struct):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from gateway.launch import Ground, Launch
 
@@ -21,12 +24,24 @@ class Orders:
     ground: Ground
 
     def write(self, writer: asyncio.StreamWriter) -> None:
-        text = pickle.dumps(self)
+        """As data, checked on arrival as the configuration's file was: nothing in it can run."""
+        text = msgspec.msgpack.encode(self, enc_hook=_written)
         writer.write(b"%d\n" % len(text) + text)
 
     @classmethod
     async def read(cls, reader: asyncio.StreamReader) -> Orders:
-        """From the process that started this one, and nobody else: a pickle is trusted."""
-        orders = pickle.loads(await reader.readexactly(int(await reader.readline())))
-        assert isinstance(orders, cls)
-        return orders
+        """Raises msgspec.ValidationError."""
+        text = await reader.readexactly(int(await reader.readline()))
+        return msgspec.msgpack.decode(text, type=cls, dec_hook=_read)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"orders cannot hold a {type(value).__name__}")
+
+
+def _read(kind: type, value: Any) -> Path:
+    if issubclass(kind, Path):
+        return Path(value)
+    raise TypeError(f"orders cannot hold a {kind.__name__}")

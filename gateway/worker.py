@@ -14,11 +14,12 @@ from contextlib import AsyncExitStack
 import structlog
 from rich.console import Console
 
-from gateway.app import Built, built, listening
+from gateway.app import Built, built
 from gateway.config_file import ConfigError
+from gateway.doors import opened
 from gateway.launch import StartError
 from gateway.orders import ANNOUNCE, LISTEN, LISTENING, READY, Orders
-from gateway.process import configure_logging, run_loop, settle_memory, told_to_stop
+from gateway.process import configure_logging, leave_torch_out, run_loop, settle_memory, told_to_stop
 
 
 async def work(channel: socket.socket) -> None:
@@ -46,13 +47,14 @@ async def _obey(app: Built, reader: asyncio.StreamReader, writer: asyncio.Stream
     async with AsyncExitStack() as stack:
         while order := await reader.readline():
             if order == LISTEN:
-                ports = await stack.enter_async_context(listening(app, shared=True))
+                ports = await stack.enter_async_context(opened(app.doors, shared=True))
                 writer.write(LISTENING)
             elif order == ANNOUNCE:
-                app.banner(*ports).print(console)
+                app.banner(ports).print(console)
 
 
 def main() -> None:
+    leave_torch_out()
     configure_logging()
     try:
         run_loop(work(socket.socket(fileno=int(sys.argv[1]))))

@@ -79,7 +79,11 @@ def _layer_shapes(spec: ModelSpec) -> dict[str, Shape]:
 def _locate(folder: Path) -> list[Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
-        return sorted({folder / file for file in json.loads(index.read_text())["weight_map"].values()})
+        files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+        for file in files:
+            if file.parent != folder:
+                raise WeightsError(f"{index} names {file}, which is not in its folder")
+        return files
     if single.is_file():
         return [single]
     pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))

@@ -1,7 +1,7 @@
--- A batch has ended as its outcome says. KEYS: batch, work, holders, open. ARGV: task, fence, ids of its files or ''.
+-- A batch has ended as its outcome says. KEYS: batch, work, holders, open, outbox or none. ARGV: task, fence, ids of its files or ''.
 -- Returns 1; 0: the lease is lost.
 
-local job, work, holders, open = unpack(KEYS)
+local job, work, holders, open, outbox = unpack(KEYS)
 if not holds(holders, ARGV[1], ARGV[2]) then
   return 0
 end
@@ -10,5 +10,5 @@ for i, field in ipairs({ 'output_file_id', 'error_file_id' }) do
     redis.call('HSET', job, field, ARGV[i + 2])
   end
 end
-close(job, work, holders, open, redis.call('HGET', job, 'outcome'), clock())
+close(job, work, holders, open, outbox, redis.call('HGET', job, 'outcome'), clock())
 return 1

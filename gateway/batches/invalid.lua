@@ -1,7 +1,7 @@
--- A batch has failed, unless it is being cancelled. KEYS: batch, work, holders, open. ARGV: task, fence, errors.
+-- A batch has failed, unless it is being cancelled. KEYS: batch, work, holders, open, outbox or none. ARGV: task, fence, errors.
 -- Returns 1; 0: the lease is lost.
 
-local job, work, holders, open = unpack(KEYS)
+local job, work, holders, open, outbox = unpack(KEYS)
 if not holds(holders, ARGV[1], ARGV[2]) then
   return 0
 end
@@ -10,5 +10,5 @@ if redis.call('HGET', job, 'status') == 'cancelling' then
   return 1
 end
 redis.call('HSET', job, 'errors', ARGV[3])
-close(job, work, holders, open, 'failed', clock())
+close(job, work, holders, open, outbox, 'failed', clock())
 return 1

@@ -45,9 +45,13 @@ local function turn_to(task, work, holders)
   redis.call('ZADD', work, 0, task)
 end
 
--- The batch has ended, and counts no more among those a tenant has open.
-local function close(job, work, holders, open, status, now)
+-- The batch has ended, and counts no more among those a tenant has open. outbox: of a tenant that is told of it.
+local function close(job, work, holders, open, outbox, status, now)
+  local id = redis.call('HGET', job, 'id')
   redis.call('HSET', job, 'status', status, status .. '_at', seconds(now))
-  redis.call('SREM', open, redis.call('HGET', job, 'id'))
+  redis.call('SREM', open, id)
+  if outbox then
+    redis.call('ZADD', outbox, seconds(now), status .. ' ' .. id .. ' ' .. seconds(now))
+  end
   turn_to('sweep', work, holders)
 end

@@ -45,7 +45,7 @@ class BatchError:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What lines have come to: how many, and their tokens."""
+    """What lines have come to: how many, their tokens, and what they took."""
 
     completed: int = 0
     failed: int = 0
@@ -53,6 +53,8 @@ class Tally:
     cached_tokens: int = 0
     """Of the input, found in the prefix cache."""
     output_tokens: int = 0
+    device_us: int = 0
+    """Microseconds of the device's time, of the completed ones."""
 
 
 @dataclass(frozen=True, slots=True)

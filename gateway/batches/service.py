@@ -105,6 +105,10 @@ class Batches:
             raise invalid_request(f"limit must be a number from 1 to {MAX_PAGE}", "limit")
         return await self._store.list(principal.tenant.name, after, limit)
 
+    async def open(self, most: int) -> tuple[float, Sequence[Batch]]:
+        """Every tenant's that something is left to do for, and Redis's time: for estimates, never to be shown."""
+        return await self._store.open(most)
+
     async def cancel(self, principal: Principal, batch_id: str) -> Batch:
         """Lines under way are broken off, those that are answered are kept. Doing it twice is the same.
 

@@ -9,6 +9,7 @@ Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix:
     *batchparts:{tenant}:ID    set    names of the objects that hold committed answers
     *batches:{tenant}          zset   ids of all batches of the tenant, by when they were created
     *batchesopen:{tenant}      set    ids of those that have not ended
+    *webhooks:{tenant}         zset   ends of batches that the tenant is yet to be told (`gateway.batches.webhooks`)
     *batchindex:{batches}      zset   TENANT/ID of whatever may have a task, by when its window is over
 
 The index is a hint that leads to batches: it may name some that are over, and is never without one that is not.
@@ -20,9 +21,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from itertools import count, groupby
-from math import log2
+from itertools import groupby
 from typing import Any, cast
 
 import msgspec
@@ -31,6 +30,7 @@ from redis.asyncio.cluster import RedisCluster
 
 from gateway.batches.lease import ALL_TASKS, SHARD_SIZE, Lease, Standing, TaskKind
 from gateway.batches.record import COUNTS, Batch, BatchError, NewBatch, Tally, batch_not_found, new_fields, read_fields
+from gateway.batches.turns import Candidate, Turns, candidates_of, entry_of
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.limiter.breaker import Breaker
 from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
@@ -40,23 +40,12 @@ SCRIPTS = (
     *("create", "cancel", "enter", "look", "claim", "renew", "commit", "release"),
     *("validated", "invalid", "finished", "swept"),
 )
-OF_TENANT = frozenset(("batches", "batchesopen"))
+OF_TENANT = frozenset(("batches", "batchesopen", "webhooks"))
 """Kinds of keys that a tenant has one of."""
 PAGE = 256
 """Entries of the index read at a time."""
 TOGETHER = 32
 """Batches of one tenant looked at in one call."""
-CREATING_SECONDS = 3600
-"""After its window, an entry that leads nowhere is taken for one whose batch never came to be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A batch that may have a task."""
-
-    tenant: str
-    id: str
-    deadline: float
 
 
 class BatchStore:
@@ -70,20 +59,21 @@ class BatchStore:
         retention_seconds: float = 30 * 86_400.0,
         timeout: float = 5.0,
         prefix: str = "loralane:",
+        told: Collection[str] = (),
     ) -> None:
-        """`timeout`: seconds of one call. `retention_seconds`: how long a batch is remembered after its end."""
+        """`timeout`: seconds of one call. `retention_seconds`: how long a batch is remembered after its end. `told`:
+        tenants that have an outbox for such ends."""
+        self._told = frozenset(told)
         self._calls = RedisCalls(client, prefix, timeout, Breaker(3, 1.0, time.monotonic), lambda: None)
         self._lease_ms = int(lease_seconds * 1000)
         self._retention_ms = int(retention_seconds * 1000)
         self._index = self._calls.key("batchindex", "batches")
-        self._turns = count(1)
-        self._last_turn: dict[str, int] = {}
-        """When a tenant's work was claimed here last."""
+        self._turns = Turns()
         self._scripts = {name: Script.load("job.lua", f"{name}.lua", package=PACKAGE) for name in SCRIPTS}
 
     async def create(self, batch: NewBatch, max_open: int) -> Batch:
         """Doing it twice makes one. Raises ApiError: INSUFFICIENT_QUOTA, `max_open` of the tenant have not ended."""
-        entry = _entry(batch.tenant, batch.id)
+        entry = entry_of(batch.tenant, batch.id)
         await self._run("enter", [self._index], [entry, batch.window_s])
         keys = self._keys(batch.tenant, batch.id, "batch", "batchwork", "batches", "batchesopen")
         words = await self._run("create", keys, [batch.id, max_open, batch.window_s, *new_fields(batch)])
@@ -140,14 +130,14 @@ class BatchStore:
         first, more = 0, True
         while more:
             now, found = await self._run("look", [self._index], [first, first + PAGE - 1])
-            candidates = [_candidate(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
+            candidates = candidates_of(found)
             wanted = [one for one in candidates if one.id not in skip]
-            for tenant, group in groupby(self._in_turn(wanted, int(now) / 1e6), lambda one: one.tenant):
+            for tenant, group in groupby(self._turns.order(wanted, int(now) / 1e6), lambda one: one.tenant):
                 batches = list(group)
                 for start in range(0, len(batches), TOGETHER):
                     lease = await self._claim(owner, want, tenant, batches[start : start + TOGETHER], int(now) / 1e6)
                     if lease is not None:
-                        self._last_turn[tenant] = next(self._turns)
+                        self._turns.took(tenant)
                         return lease
             first, more = first + PAGE, len(candidates) == PAGE
         return None
@@ -185,8 +175,7 @@ class BatchStore:
 
     async def invalid(self, lease: Lease, errors: Sequence[BatchError]) -> bool:
         """The batch has failed. False: the lease is lost."""
-        kinds = ("batchwork", "batchholders", "batchesopen")
-        return bool(await self._of(lease, "invalid", kinds, [msgspec.json.encode(errors)]))
+        return bool(await self._of(lease, "invalid", self._ending(lease), [msgspec.json.encode(errors)]))
 
     async def parts(self, lease: Lease) -> Sequence[str]:
         """Names of all objects that hold committed answers, in order."""
@@ -197,7 +186,16 @@ class BatchStore:
     async def finished(self, lease: Lease, output_file_id: str | None, error_file_id: str | None) -> bool:
         """The batch has ended as its outcome says. False: the lease is lost."""
         args: list[Argument] = [output_file_id or "", error_file_id or ""]
-        return bool(await self._of(lease, "finished", ("batchwork", "batchholders", "batchesopen"), args))
+        return bool(await self._of(lease, "finished", self._ending(lease), args))
+
+    async def open(self, most: int) -> tuple[float, Sequence[Batch]]:
+        """Redis's time in Unix seconds, and batches of all tenants, that something is left to do for: those whose
+        windows are over first."""
+        now, found = await self._run("look", [self._index], [0, most - 1])
+        places = sorted((one.tenant, one.id) for one in candidates_of(found))
+        groups = [(tenant, [place[1] for place in group]) for tenant, group in groupby(places, lambda place: place[0])]
+        pages = await asyncio.gather(*(self._read(tenant, ids) for tenant, ids in groups))
+        return int(now) / 1e6, [read_fields(words) for page in pages for words in page if words]
 
     async def count(self) -> int:
         """Batches, of all tenants, that something is left to do for."""
@@ -214,7 +212,7 @@ class BatchStore:
         kinds = ("batchwork", "batchholders", "batchbits", "batchparts")
         if not await self._of(lease, "swept", kinds, [self._retention_ms]):
             return False
-        await self._leave_index([_entry(lease.tenant, lease.batch_id)])
+        await self._leave_index([entry_of(lease.tenant, lease.batch_id)])
         return True
 
     async def _claim(
@@ -224,19 +222,10 @@ class BatchStore:
         kinds = ("batch", "batchwork", "batchholders", "batchbits")
         keys = [key for one in batches for key in self._keys(tenant, one.id, *kinds)]
         words, *found = await self._run("claim", keys, [self._lease_ms, owner, " ".join(want)])
-        gone = [one for word, one in zip(words, batches, strict=False) if _is_over(word, one, now)]
+        gone = [one for word, one in zip(words, batches, strict=False) if one.is_over(word, now)]
         if gone:
-            await self._leave_index([_entry(one.tenant, one.id) for one in gone])
+            await self._leave_index([entry_of(one.tenant, one.id) for one in gone])
         return _lease(words[-1].decode(), *found) if found else None
-
-    def _in_turn(self, candidates: Sequence[Candidate], now: float) -> Sequence[Candidate]:
-        """The most urgent first; whose tenant has waited longest, of those equally urgent."""
-
-        def place(one: Candidate) -> tuple[int, int, str, float]:
-            urgency = int(log2(max(1.0, one.deadline - now)))
-            return urgency, self._last_turn.get(one.tenant, 0), one.tenant, one.deadline
-
-        return sorted(candidates, key=place)
 
     async def _leave_index(self, entries: Sequence[str]) -> None:
         async with self._client() as client:
@@ -249,6 +238,11 @@ class BatchStore:
             for key in (self._keys(tenant, batch_id, "batch")[0] for batch_id in ids):
                 pipeline.hgetall(key)
             return await pipeline.execute()
+
+    def _ending(self, lease: Lease) -> tuple[str, ...]:
+        """Kinds of keys that are touched when a batch ends."""
+        kinds = ("batchwork", "batchholders", "batchesopen")
+        return (*kinds, "webhooks") if lease.tenant in self._told else kinds
 
     async def _of(self, lease: Lease, script: str, kinds: Sequence[str], args: Sequence[Argument]) -> Any:
         """A script about one lease."""
@@ -277,20 +271,6 @@ def _answering() -> Iterator[None]:
         raise unavailable(
             Fault.REGISTRY_UNAVAILABLE, f"batches cannot be reached while Redis is away: {error}"
         ) from error
-
-
-def _entry(tenant: str, batch_id: str) -> str:
-    """In the index."""
-    return f"{tenant}/{batch_id}"
-
-
-def _candidate(entry: bytes, deadline: bytes) -> Candidate:
-    tenant, _, batch_id = entry.decode().partition("/")
-    return Candidate(tenant, batch_id, float(deadline))
-
-
-def _is_over(word: bytes, candidate: Candidate, now: float) -> bool:
-    return word == b"over" or (word == b"absent" and now > candidate.deadline + CREATING_SECONDS)
 
 
 def _batch(words: Sequence[bytes]) -> Batch:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ssl
 import time
 from dataclasses import dataclass
 from typing import Any, cast
@@ -20,6 +19,7 @@ import msgspec
 
 from gateway.bench.plan import Item
 from gateway.bench.stream import Chunk, Stream
+from gateway.trust import chosen_trust
 
 LANE_FIELDS: dict[str, dict[str, Any]] = {
     "interactive": {"service_tier": "priority", "priority": 0},
@@ -173,13 +173,14 @@ class Client:
     Raises:
         OSError: on entering, if nobody answers there.
         ValueError: the URL is none.
+        TrustError: it speaks TLS, and the files that `loralane` was given for that cannot be used.
     """
 
     def __init__(self, target: Target, timeout_s: float = 600.0) -> None:
         self._target = target
         self._timeout_s = timeout_s
         self._host, self._port, tls = target.address
-        self._tls = ssl.create_default_context() if tls else None
+        self._tls = chosen_trust().context() if tls else None
         self._address = self._host
 
     async def __aenter__(self) -> Client:

@@ -20,6 +20,7 @@ from gateway.bench.measure import succeeded
 from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
 from gateway.process import run_loop
+from gateway.trust import chosen_trust
 
 REFRESH_SECONDS = 0.5
 """Between two looks at the progress bar: drawing takes a millisecond in which no stream is read."""
@@ -30,9 +31,11 @@ class BenchError(Exception):
 
 
 def served_models(target: Target) -> list[str]:
-    """What the server lists, the base first. Raises BenchError."""
+    """What the server lists, the base first. Raises BenchError and TrustError."""
     try:
-        response = httpx.get(f"{target.base}/v1/models", headers=target.headers, timeout=10)
+        response = httpx.get(
+            f"{target.base}/v1/models", headers=target.headers, timeout=10, verify=chosen_trust().context()
+        )
         return [model["id"] for model in response.raise_for_status().json()["data"]]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise BenchError(f"{target.url} does not list its models: {error}") from error

@@ -20,12 +20,16 @@ class ReflectedClient:
         return list(self.database.get_services())
 
     def call(self, service, method, request):
-        """Yields replies; unary methods yield one."""
+        """Yields replies; unary methods yield one. Where the client streams, `request` is a list of requests."""
         descriptor = self.pool.FindServiceByName(service).FindMethodByName(method)
         request_class, reply_class = GetMessageClass(descriptor.input_type), GetMessageClass(descriptor.output_type)
-        make = self.channel.unary_stream if descriptor.server_streaming else self.channel.unary_unary
+        kinds = ("unary", "stream")
+        make = getattr(self.channel, f"{kinds[descriptor.client_streaming]}_{kinds[descriptor.server_streaming]}")
         stub = make(f"/{service}/{method}", request_class.SerializeToString, reply_class.FromString)
-        reply = stub(ParseDict(request, request_class()), metadata=self.metadata, timeout=60)
+        one_or_many = request if descriptor.client_streaming else [request]
+        messages = [ParseDict(one, request_class()) for one in one_or_many]
+        sent = iter(messages) if descriptor.client_streaming else messages[0]
+        reply = stub(sent, metadata=self.metadata, timeout=60)
         for message in reply if descriptor.server_streaming else [reply]:
             yield MessageToDict(message, preserving_proto_field_name=True)
 

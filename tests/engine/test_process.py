@@ -1,5 +1,6 @@
 """The engine process as the gateway sees it: over a unix socket, supervised, without a model."""
 
+import argparse
 import asyncio
 import contextlib
 import os
@@ -13,6 +14,7 @@ from engine.client import EngineClient, EngineUnavailable
 from engine.config import EngineConfig
 from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token
+from engine.server import local_address
 from gateway.supervisor import EngineSupervisor
 
 LONG = 100_000
@@ -222,3 +224,12 @@ async def test_the_engine_ends_with_its_gateway(supervisor):
     process = supervisor._process
     process.stdin.close()
     assert await asyncio.wait_for(process.wait(), 10) == 0
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", ":1", "10.0.0.5:1", "engine.example:1", "unix-abstract:x"])
+def test_an_engine_listens_where_nobody_else_can_connect(address):
+    """It asks nobody for a key."""
+    with pytest.raises(argparse.ArgumentTypeError, match="unix:PATH"):
+        local_address(address)
+    for own in ("unix:/run/engine.sock", "127.0.0.1:1", "[::1]:1", "localhost:1"):
+        assert local_address(own) == own

@@ -69,7 +69,8 @@ def keys() -> KeyRing:
 
 
 @asynccontextmanager
-async def open_grpc_house(root: Path) -> AsyncIterator[GrpcHouse]:
+async def open_grpc_house(root: Path, **options: Any) -> AsyncIterator[GrpcHouse]:
+    """`options`: of the server."""
     house = await build_house(root)
     await house.limiter.configure([*house.limiter._tenants.values(), NIGHT])
     server = GrpcServer(
@@ -79,6 +80,7 @@ async def open_grpc_house(root: Path) -> AsyncIterator[GrpcHouse]:
         max_message_bytes=MAX_MESSAGE_BYTES,
         grace_seconds=0.0,
         usage=house.usage,
+        **options,
     )
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield GrpcHouse(house, port, GenerationStub(channel), AdapterAdminStub(channel), HealthStub(channel), channel)

@@ -17,6 +17,7 @@ from fakes import House, build_house, key_ring
 
 from gateway.grpc_api import GrpcServer
 from gateway.http_guard import GuardedProtocol, guarded
+from gateway.process import run_loop
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def served(
             await servers[0].serve(sockets=[listener])
 
     servers: list[uvicorn.Server] = []
-    thread = Thread(target=asyncio.run, args=(serve(),))
+    thread = Thread(target=run_loop, args=(serve(),))
     thread.start()
     try:
         yield ready.result(30)

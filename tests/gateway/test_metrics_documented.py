@@ -1,5 +1,6 @@
 """What /metrics exposes, what docs/metrics.md says of it, what dashboards and alerts make of it: one and the same."""
 
+import asyncio
 import json
 import re
 from itertools import combinations
@@ -14,7 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
 from engine.pb import engine_pb2 as pb
 from gateway.batches.metrics import BatchMetrics
+from gateway.batches.webhooks.metrics import WebhookMetrics
 from gateway.core.limits import Scope
+from gateway.loop_metrics import LoopMetrics
 from gateway.metrics import FIRST_TOKEN, TOKEN
 from gateway.usage.metrics import UsageMetrics
 
@@ -44,6 +47,8 @@ async def house(tmp_path) -> House:
     house = await build_house(tmp_path)
     house.metrics.register(UsageMetrics(SimpleNamespace(undelivered_tokens=0, lost_tokens=0)))
     house.metrics.register(BatchMetrics(SimpleNamespace(leases={}, open=0, backlog=0), SimpleNamespace(in_flight=0)))
+    house.metrics.register(LoopMetrics(asyncio.get_running_loop()))
+    house.metrics.register(WebhookMetrics(()))
     house.engine.picture = pb.EngineStats(
         lanes=[pb.LaneStats(lane=pb.LANE_INTERACTIVE), pb.LaneStats(lane=pb.LANE_BATCH)],
         tenants=[pb.TenantStats(tenant="acme", device_seconds=1.0)],

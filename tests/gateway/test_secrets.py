@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import redis
 from fakes import tiny_tokenizer
@@ -96,6 +97,16 @@ def command_lines(pid: int) -> str:
     return "\n".join([found, *(command_lines(int(child)) for child in children)])
 
 
+def environments_of(module: str, pid: int) -> str:
+    """Of what a process has started that runs a module."""
+    [found] = [
+        child
+        for child in psutil.Process(pid).children(recursive=True)
+        if module in child.cmdline()  # the module's own argument, not the text of one
+    ]
+    return str(found.environ())
+
+
 def walk(url: str) -> list[str]:
     """Everything a gateway says to those who know a key, and to those who do not."""
     said = []
@@ -140,6 +151,7 @@ def test_a_walk_leaves_no_secret_anywhere(env, server, tmp_path, model):
         )
         port = int(process.stdout.readline())
         lines = command_lines(process.pid)
+        engine = environments_of("engine.server", process.pid)
         said = walk(f"http://127.0.0.1:{port}")
         server.terminate()
         said += walk(f"http://127.0.0.1:{port}")
@@ -152,6 +164,7 @@ def test_a_walk_leaves_no_secret_anywhere(env, server, tmp_path, model):
     for name, secret in {**SECRETS, "new key": new_key}.items():
         assert secret not in logs, name
         assert secret not in lines, name
+        assert secret not in engine, name
     for text in said:
         shown = text if '"key":"sk-' not in text else text.replace(new_key, "")
         assert not [name for name, secret in {**SECRETS, "new key": new_key}.items() if secret in shown], text

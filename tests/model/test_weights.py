@@ -83,6 +83,17 @@ def test_wrong_shape_is_named(tmp_path, spec, tensors):
         open_weights(tmp_path, spec)
 
 
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/outside.safetensors", "deeper/outside.safetensors"])
+def test_an_index_names_files_of_its_folder_only(tmp_path, spec, tensors, name):
+    folder = tmp_path / "model"
+    (folder / "deeper").mkdir(parents=True)
+    for outside in (tmp_path, folder / "deeper"):
+        save_file(tensors, outside / "outside.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors, name)}))
+    with pytest.raises(WeightsError, match="not in its folder"):
+        open_weights(folder, spec)
+
+
 def test_pickles_are_never_read(tmp_path, spec):
     (tmp_path / "pytorch_model.bin").write_bytes(b"not even looked at")
     with pytest.raises(WeightsError, match="pickle"):

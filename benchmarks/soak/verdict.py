@@ -1,0 +1,83 @@
+"""What readings say: whether a series grows, and whether what has to be nothing at rest is nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+
+from benchmarks.soak.gauges import PAGES, Reading
+
+MEMORY_BOUND = 1.0
+"""MiB a minute."""
+FLAT_SHARE, FLAT_COUNT = 0.02, 2.0
+"""What a count may have grown by when the run ends: so much of it, and so many."""
+NOTHING_AT_REST = ("kv pages", "running", "waiting", "leases", "undelivered tokens")
+FLAT = ("descriptors", "threads", "tasks", "keys", "adapters known")
+MEMORY = ("PSS MiB", "heap MiB", "redis MiB")
+FEWEST = 4
+"""Readings from which a trend can be told."""
+
+Series = Sequence[tuple[float, float]]
+"""(seconds, value)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    what: str
+    at_first: float
+    at_last: float
+    slope: float
+    """A minute."""
+    bound: str
+    is_met: bool
+
+
+def slope(series: Series) -> float:
+    """A minute: the median of the slopes between any two readings, which a few odd ones do not move (Theil and Sen)."""
+    return 60 * median((y - x) / (t - s) for (s, x), (t, y) in combinations(series, 2))
+
+
+def judge(readings: Sequence[tuple[float, Reading]]) -> list[Finding]:
+    """What readings at rest come to, warm-up left out.
+
+    Raises:
+        ValueError: there are too few of them.
+    """
+    if len(readings) < FEWEST:
+        raise ValueError(f"{len(readings)} readings at rest after the warm-up are too few to tell a trend: run longer")
+    named = {name: [(at, reading[name]) for at, reading in readings if name in reading] for name in readings[0][1]}
+    findings = [_memory(name, series) for name, series in named.items() if name.endswith(MEMORY)]
+    findings += [_count(name, series) for name, series in named.items() if name.endswith(FLAT)]
+    findings += [_nothing(name, named[name]) for name in NOTHING_AT_REST]
+    pages = [(at, sum(reading[name] for name in PAGES)) for at, reading in readings]
+    return [*findings, _same("processes", named["processes"]), _same("pages in all", pages)]
+
+
+def _memory(name: str, series: Series) -> Finding:
+    found = slope(series)
+    return Finding(name, series[0][1], series[-1][1], found, f"< {MEMORY_BOUND:g} a minute", found < MEMORY_BOUND)
+
+
+def _count(name: str, series: Series) -> Finding:
+    found = slope(series)
+    growth = found * (series[-1][0] - series[0][0]) / 60
+    bound = FLAT_COUNT + FLAT_SHARE * median(value for _, value in series)
+    return Finding(name, series[0][1], series[-1][1], found, f"+{bound:.0f} in all", growth <= bound)
+
+
+def _nothing(name: str, series: Series) -> Finding:
+    worst = max(value for _, value in series)
+    return Finding(name, series[0][1], series[-1][1], slope(series), "0 at rest", worst == 0)
+
+
+def _same(name: str, series: Series) -> Finding:
+    """Of pages: none is lost, and none is counted twice."""
+    same = len({value for _, value in series}) == 1
+    return Finding(name, series[0][1], series[-1][1], slope(series), "the same", same)
+
+
+def unexpected(outcomes: Mapping[str, int]) -> list[str]:
+    """Ends of acts that no server of ours may bring about."""
+    return sorted(word for word in outcomes if ": unexpected" in word)

@@ -1,0 +1,51 @@
+"""When a batch's last line will have ended, from what else is open and how fast batch work goes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from engine.client import EngineApi, EngineUnavailable
+from engine.pb import engine_pb2 as pb
+from gateway.batches.record import Batch
+from gateway.batches.service import Batches
+from gateway.core.errors import ApiError
+from gateway.core.eta import OpenJob, Pace, eta_seconds
+from gateway.glance import Glance
+
+MOST_OPEN = 256
+"""Batches that are looked at, the earliest deadlines first."""
+
+
+class Outlook:
+    """Looks at the open batches and at the engine at most once a second, however many ask."""
+
+    def __init__(self, batches: Batches, engine: EngineApi) -> None:
+        self._open = Glance(partial(batches.open, MOST_OPEN))
+        self._stats = Glance(engine.stats)
+
+    async def eta(self, batch: Batch) -> float | None:
+        """Seconds. None: it runs no lines, or nobody can say; what cannot be estimated is no reason to refuse."""
+        if batch.status != "in_progress":
+            return None
+        try:
+            now, found = await self._open.get()
+            pace = pace_of(await self._stats.get())
+        except (ApiError, EngineUnavailable):
+            return None
+        others = [_open_job(other, now) for other in found if other.id != batch.id]
+        return None if pace is None else eta_seconds(_open_job(batch, now), others, pace)
+
+
+def pace_of(stats: pb.EngineStats) -> Pace | None:
+    """None: an operator has stopped the batch lane."""
+    lane = next((lane for lane in stats.lanes if lane.lane == pb.LANE_BATCH), None)
+    if lane is None or lane.mode != pb.LANE_MODE_OPEN:
+        return None
+    return Pace(stats.batch_share, lane.running)
+
+
+def _open_job(batch: Batch, now: float) -> OpenJob:
+    tally = batch.tally
+    ended = tally.completed + tally.failed
+    line_seconds = tally.device_us / 1e6 / ended if ended else None
+    return OpenJob(batch.id, batch.tenant, batch.expires_at - now, batch.total - ended, line_seconds)

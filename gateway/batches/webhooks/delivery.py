@@ -1,0 +1,144 @@
+"""Delivers events, at least once each: of several gateways, one at a time has an event, and says so when it is done.
+
+A gateway that dies between the answer of a receiver and saying so leaves the event to another, which delivers it again
+under the same id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import httpcore
+import httpx
+import structlog
+from redis.asyncio import Redis
+
+from gateway.batches.webhooks.event import Event, signed_headers
+from gateway.batches.webhooks.network import post
+from gateway.batches.webhooks.outbox import Claim, Outbox, OutboxAway, outbox_key
+from gateway.batches.webhooks.pace import Pace
+from gateway.config_webhooks import WebhookConfig
+from gateway.core.safe_url import UnsafeUrl
+
+AT_ONCE = 4
+"""Deliveries to one endpoint."""
+GONE = 410
+GONE_REASON = f"http {GONE}"
+
+Count = Callable[[str], None]
+"""Told of every try: delivered, failed (to be tried again) or given_up."""
+
+log = structlog.get_logger("webhooks")
+
+
+class Courier:
+    """Delivers one tenant's events until it is closed. One that waits for a slow receiver keeps nobody waiting."""
+
+    def __init__(
+        self, tenant: str, endpoint: WebhookConfig, outbox: Outbox, count: Count, tls: ssl.SSLContext, pace: Pace
+    ) -> None:
+        self.pending = 0
+        """Events not delivered yet, when last looked."""
+        self._tenant, self._endpoint, self._outbox = tenant, endpoint, outbox
+        self._count, self._tls, self._pace = count, tls, pace
+        self._closing = False
+        self._task = asyncio.create_task(self._run(), name=f"webhooks-{tenant}")
+
+    async def close(self) -> None:
+        """What was on its way is left to others."""
+        self._closing = True  # redis-py may swallow a cancellation that meets it between two reads
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        away = False
+        while not self._closing:
+            worked = False
+            try:
+                worked = await self._turn()
+                away = False
+            except OutboxAway as error:
+                if not away:
+                    log.warning("webhook_outbox_away", tenant=self._tenant, reason=str(error))
+                away = True
+            except Exception:  # a bug: without another try, this tenant would never be told of anything again
+                log.exception("webhooks_not_delivered", tenant=self._tenant)
+            if not worked:
+                await asyncio.sleep(self._pace.poll)
+
+    async def _turn(self) -> bool:
+        """Whether anything was due."""
+        claim = await self._outbox.claim(self._pace.lease, AT_ONCE)
+        self.pending = claim.pending
+        results = await asyncio.gather(*(self._deliver(event, claim) for event in claim.events), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return bool(claim.events)
+
+    async def _deliver(self, event: Event, claim: Claim) -> None:
+        """Raises OutboxAway: what became of it is not noted, so it will be tried again."""
+        if event.type not in self._endpoint.events:
+            await self._outbox.remove(event)
+            return
+        failure = await self._try(event, claim)
+        if failure is None:
+            await self._end(event, "delivered")
+            return
+        age = claim.now() - event.ended_at
+        about = {"tenant": self._tenant, "event_id": event.id, "batch_id": event.batch_id, "reason": failure}
+        if age > self._pace.give_up or failure == GONE_REASON:
+            log.error("webhook_given_up", **about)
+            await self._end(event, "given_up")
+        else:
+            log.warning("webhook_failed", **about)
+            self._count("failed")
+            await self._outbox.put_off(event, claim.now() + self._pace.retry_in(age))
+
+    async def _end(self, event: Event, outcome: str) -> None:
+        self._count(outcome)
+        await self._outbox.remove(event)
+        self.pending = max(0, self.pending - 1)
+
+    async def _try(self, event: Event, claim: Claim) -> str | None:
+        """None if it was received, else why not, without what may be secret in a URL."""
+        body, endpoint = event.body(), self._endpoint
+        headers = signed_headers(event, body, endpoint.key, int(claim.now()))
+        try:
+            async with asyncio.timeout(self._pace.timeout):
+                status = await post(endpoint.place, headers, body, self._tls, inner=endpoint.allow_private)
+        except TimeoutError:
+            return f"no answer within {self._pace.timeout:g} s"
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, UnsafeUrl) as error:
+            return f"{type(error).__name__}: {error}"
+        return None if 200 <= status < 300 else f"http {status}"
+
+
+@asynccontextmanager
+async def delivering(
+    client: Redis,
+    prefix: str,
+    endpoints: Mapping[str, WebhookConfig],
+    count: Count,
+    *,
+    tls: ssl.SSLContext | None = None,
+    pace: Pace | None = None,
+) -> AsyncIterator[list[Courier]]:
+    """Delivers tenants' events to their endpoints until this is left.
+
+    Args:
+        prefix: what keys begin with.
+        tls: whom to trust; None: the authorities everybody does, or SSL_CERT_FILE's.
+    """
+    trusted, timing = tls or httpx.create_ssl_context(), pace or Pace()
+    couriers = [
+        Courier(tenant, endpoint, Outbox(client, outbox_key(prefix, tenant)), count, trusted, timing)
+        for tenant, endpoint in endpoints.items()
+    ]
+    try:
+        yield couriers
+    finally:
+        await asyncio.gather(*(courier.close() for courier in couriers))

@@ -1,0 +1,27 @@
+"""Events that wait for their receivers, as a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class Holding(Protocol):
+    @property
+    def pending(self) -> int: ...
+
+
+class WebhookMetrics(Collector):
+    """Every gateway sees the whole outbox, so of several one is asked, and none are added up."""
+
+    def __init__(self, couriers: Collection[Holding]) -> None:
+        self._couriers = couriers
+
+    def collect(self) -> Iterable[Metric]:
+        pending = sum(courier.pending for courier in self._couriers)
+        yield GaugeMetricFamily(
+            "loralane_webhooks_pending", "Ends of batches that a tenant is yet to be told.", pending
+        )

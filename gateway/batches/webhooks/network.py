@@ -1,0 +1,77 @@
+"""Connections that go where they may: a name is resolved here, and connected to is the very address that was checked.
+
+TLS is held to the name all the same. Nothing else ever resolves the name, so that it cannot become another address
+between the check and the connection (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import httpcore
+
+from gateway.core.safe_url import Address, SafeUrl, check_addresses
+
+
+class CheckedNetwork(httpcore.AsyncNetworkBackend):
+    """Raises UnsafeUrl where a request may not go."""
+
+    def __init__(self, *, inner: bool) -> None:
+        """`inner`: this machine and private networks will do."""
+        self._inner = inner
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the interface is httpcore's
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        *others, last = await self._resolve(host, port)
+        for address in others:
+            try:
+                return await self._network.connect_tcp(str(address), port, timeout, local_address, socket_options)
+            except httpcore.ConnectError:
+                continue
+        return await self._network.connect_tcp(str(last), port, timeout, local_address, socket_options)
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - as above
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        raise httpcore.UnsupportedProtocol("requests go to addresses")
+
+    async def sleep(self, seconds: float) -> None:
+        await self._network.sleep(seconds)
+
+    async def _resolve(self, host: str, port: int) -> list[Address]:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise httpcore.ConnectError(f"{host} cannot be resolved: {error}") from error
+        return check_addresses(host, [str(place[0]) for *_, place in found], inner=self._inner)
+
+
+async def post(url: SafeUrl, headers: Mapping[str, str], body: bytes, tls: ssl.SSLContext, *, inner: bool) -> int:
+    """The status of the answer, of which nothing else is read; a redirection is an answer, too.
+
+    Raises:
+        httpcore exceptions: there was none.
+        UnsafeUrl: a request may not go there. `inner`: this machine and private networks will do.
+    """
+    place = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
+    sent = {"host": url.authority, "content-length": str(len(body)), "connection": "close", **headers}
+    network = CheckedNetwork(inner=inner)
+    async with (
+        httpcore.AsyncConnectionPool(tls, max_connections=1, network_backend=network) as pool,
+        pool.stream("POST", place, headers=list(sent.items()), content=body) as answer,
+    ):
+        return answer.status

@@ -1,0 +1,35 @@
+"""What the section `batches.webhooks` asks for, opened."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from redis.asyncio import Redis
+
+from gateway.batches.webhooks.metrics import WebhookMetrics
+from gateway.config_file import ConfigError
+from gateway.config_webhooks import WebhookConfig
+from gateway.metrics import Metrics
+
+
+@asynccontextmanager
+async def open_webhooks(
+    client: Redis, prefix: str, endpoints: Mapping[str, WebhookConfig], metrics: Metrics
+) -> AsyncIterator[None]:
+    """Delivers until this is left. `prefix`: what keys begin with.
+
+    Raises:
+        ConfigError: endpoints are configured, and the extra `webhooks` is not installed.
+    """
+    if not endpoints:
+        metrics.register(WebhookMetrics(()))
+        yield
+        return
+    try:
+        from gateway.batches.webhooks.delivery import delivering
+    except ImportError as error:
+        raise ConfigError("batches.webhooks: needs pip install 'loralane[webhooks]'") from error
+    async with delivering(client, prefix, endpoints, metrics.count_webhook) as couriers:
+        metrics.register(WebhookMetrics(couriers))
+        yield

@@ -1,0 +1,60 @@
+"""Where a tenant is told that a batch has ended, as the configuration says it."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from dataclasses import dataclass, field
+
+from gateway.core.safe_url import SafeUrl, UnsafeUrl, check_addresses, is_address, parse_url
+
+EVENTS = ("batch.completed", "batch.failed", "batch.expired", "batch.cancelled")
+SECRET_PREFIX = "whsec_"
+SECRET_BYTES = (24, 64)
+"""Least and most, by the Standard Webhooks specification."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookConfig:
+    """One tenant's endpoint."""
+
+    url: str = field(repr=False)
+    secret: str = field(repr=False)
+    """whsec_ and 24 to 64 bytes in base64."""
+    events: tuple[str, ...] = EVENTS
+    allow_http: bool = False
+    """Without TLS, whoever is on the way can read what is sent; it is still signed."""
+    allow_private: bool = False
+    """It may be on this machine or in a private network."""
+
+    def __post_init__(self) -> None:
+        for event in self.events:
+            if event not in EVENTS:
+                raise ValueError(f"events must be some of {', '.join(EVENTS)}, not {event!r}")
+        self._check_place()
+        self.key  # noqa: B018 - raises
+
+    def _check_place(self) -> None:
+        """What can be known without asking where a name is."""
+        try:
+            host = self.place.host
+            if is_address(host):
+                check_addresses(host, [host], inner=self.allow_private)
+        except UnsafeUrl as error:
+            raise ValueError(f"url: {error}") from None
+
+    @property
+    def place(self) -> SafeUrl:
+        return parse_url(self.url, plain=self.allow_http)
+
+    @property
+    def key(self) -> bytes:
+        """What signs."""
+        least, most = SECRET_BYTES
+        try:
+            found = b64decode(self.secret.removeprefix(SECRET_PREFIX), validate=True)
+        except binascii.Error:
+            found = b""
+        if not self.secret.startswith(SECRET_PREFIX) or not least <= len(found) <= most:
+            raise ValueError(f"secret must be {SECRET_PREFIX} and {least} to {most} bytes in base64")
+        return found

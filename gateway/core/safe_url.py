@@ -1,0 +1,154 @@
+"""Where a request of ours may go whose target somebody else has named.
+
+A server that fetches what it is told to can be made to speak to its own network (server-side request forgery): to a
+database on loopback, to a cloud's metadata with the machine's credentials. A look at the URL is not enough, because its
+host may resolve to anything, and to something else the next time. So a URL is checked here, every address its host
+resolves to is checked here, and whoever connects does so to a checked address (`gateway.batches.webhooks.network`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from urllib.parse import SplitResult, urlsplit
+
+Address = IPv4Address | IPv6Address
+
+MAX_URL_CHARS = 2048
+AUTHORITY = re.compile(
+    r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_][a-z0-9_.-]{0,252}))(?::(?P<port>[0-9]{1,5}))?"
+)
+"""Of a URL without a user; no parser's idea of it is relied on."""
+UNFIT = re.compile(r"[^\x21-\x7e]|[\\\"<>^`{|}]")
+"""What no URL has in it, and what parsers disagree on."""
+NO_PLACE = "the URL's host must be a name of letters, digits, '-' and '.', or an address; its port from 1 to 65535"
+MAX_PORT = 65_535
+DEFAULT_PORTS = {"https": 443, "http": 80}
+
+INNER = tuple(
+    ip_network(text)
+    for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "127.0.0.0/8", "::1/128", "fc00::/7")
+)
+"""This machine and networks behind a router."""
+METADATA = frozenset(map(ip_address, ("169.254.169.254", "168.63.129.16", "100.100.100.200", "fd00:ec2::254")))
+"""Where clouds tell a machine its secrets; two of these lie among addresses that are anybody's."""
+UNICAST6 = ip_network("2000::/3")
+TUNNELS6 = (ip_network("2001::/32"), ip_network("2002::/16"))
+"""Teredo and 6to4: obsolete, with an IPv4 address inside that a relay may unpack."""
+RELAYS4 = ip_network("192.88.99.0/24")
+NAT64 = ip_network("64:ff9b::/96")
+"""IPv4 addresses as networks without IPv4 write them."""
+
+
+class UnsafeUrl(ValueError):
+    """The message says why, and names the host at most: the rest of a URL may be a secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class SafeUrl:
+    """An http or https URL in parts, so that nobody has to parse it again, in another way."""
+
+    scheme: str
+    host: str
+    """In lower case, an IPv6 address without brackets."""
+    port: int
+    target: str
+    """Path and query."""
+
+    @property
+    def authority(self) -> str:
+        """As the Host header has it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+def parse_url(text: str, *, plain: bool = False) -> SafeUrl:
+    """`plain`: http:// will do. Raises UnsafeUrl."""
+    if len(text) > MAX_URL_CHARS or UNFIT.search(text):
+        raise UnsafeUrl(f"a URL has at most {MAX_URL_CHARS} characters, and no spaces or backslashes")
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise UnsafeUrl(NO_PLACE) from None
+    if parts.scheme != "https" and not (plain and parts.scheme == "http"):
+        raise UnsafeUrl(f"the URL must begin with https://{' or http://' if plain else ''}")
+    if "@" in parts.netloc or parts.fragment:
+        raise UnsafeUrl("a URL has no user, password or fragment here")
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return SafeUrl(parts.scheme, *_place(parts), target)
+
+
+def check_addresses(host: str, found: Sequence[str], *, inner: bool = False) -> list[Address]:
+    """All addresses a host resolves to, if requests may go to every one of them.
+
+    One that is not fit spoils the others: nobody honest has such a mixture.
+
+    `inner`: this machine and private networks will do.
+
+    Raises:
+        UnsafeUrl: there are none, or one that is not fit.
+    """
+    addresses = []
+    for text in found:
+        address = _parsed(host, text)
+        if not is_fit(address, inner=inner):
+            raise UnsafeUrl(f"{host} is at {address}, where requests may not go")
+        addresses.append(address)
+    if not addresses:
+        raise UnsafeUrl(f"{host} has no address")
+    return addresses
+
+
+def is_fit(address: Address, *, inner: bool = False) -> bool:
+    """Whether requests may go there. `inner`: this machine and private networks will do."""
+    address = _unwrapped(address)
+    if address in METADATA:
+        return False
+    return (inner and any(address in network for network in INNER)) or _is_public(address)
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an address, not a name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_public(address: Address) -> bool:
+    if not address.is_global or address.is_multicast or address.is_reserved or address.is_unspecified:
+        return False
+    if isinstance(address, IPv4Address):
+        return address not in RELAYS4
+    return address in UNICAST6 and not any(address in tunnel for tunnel in TUNNELS6)
+
+
+def _unwrapped(address: Address) -> Address:
+    """The IPv4 address that is meant by some of IPv6."""
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address in NAT64:
+            return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+def _parsed(host: str, text: str) -> Address:
+    if "%" in text:
+        raise UnsafeUrl(f"{host} is at {text}, which only this network knows")
+    try:
+        return ip_address(text)
+    except ValueError:
+        raise UnsafeUrl(f"{host} is at {text!r}, which is no address") from None
+
+
+def _place(parts: SplitResult) -> tuple[str, int]:
+    """Host and port. Raises UnsafeUrl."""
+    found = AUTHORITY.fullmatch(parts.netloc.lower())
+    port = int(found["port"] or DEFAULT_PORTS[parts.scheme]) if found else 0
+    if not found or not 0 < port <= MAX_PORT:
+        raise UnsafeUrl(NO_PLACE)
+    return found["name"] or str(_parsed("the URL", found["address"])), port

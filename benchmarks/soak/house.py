@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -51,17 +50,15 @@ class House:
         return [f"visitor-{i}" for i in range(VISITORS)]
 
     def next_visitor(self) -> tuple[str, Path]:
-        """A name whose turn it is, and a folder with an adapter that nobody has seen before: weights of another, under
-        an alpha of its own. The folder that is six turns old goes."""
+        """A name whose turn it is, and a folder with an adapter that nobody has seen before: another's, but for its last
+        weights. The folder that is six turns old goes."""
         number = next(self._number)
         root = self.folder / "adapters"
         shutil.rmtree(root / f"visit-{number - 6}", ignore_errors=True)
-        folder = root / f"visit-{number}"
-        folder.mkdir()
-        os.link(self._template / "adapter_model.safetensors", folder / "adapter_model.safetensors")
-        config = json.loads((self._template / "adapter_config.json").read_text())
-        config["lora_alpha"] = RANK + number / 1024
-        (folder / "adapter_config.json").write_text(json.dumps(config))
+        folder = shutil.copytree(self._template, root / f"visit-{number}")
+        with (folder / "adapter_model.safetensors").open("r+b") as weights:
+            weights.seek(-8, os.SEEK_END)
+            weights.write(number.to_bytes(8, "little"))
         return next(self._names), folder
 
 

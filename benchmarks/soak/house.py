@@ -50,7 +50,7 @@ class House:
         return [f"visitor-{i}" for i in range(VISITORS)]
 
     def next_visitor(self) -> tuple[str, Path]:
-        """A name whose turn it is, and a folder with an adapter that nobody has seen before: another's, but for its last
+        """A name whose turn it is, and a folder with an adapter that nobody has seen before: another's but for its last
         weights. The folder that is six turns old goes."""
         number = next(self._number)
         root = self.folder / "adapters"

@@ -25,6 +25,7 @@ from engine.core.state import EngineState
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import Executor
 from engine.executor.fake import FakeExecutor
+from engine.lossy_log import lossy_loggers
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.service import EngineService
@@ -206,7 +207,7 @@ def main() -> None:
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.JSONRenderer(),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lossy_loggers(sys.stderr),
     )
     config = EngineConfig.from_json(args.config)
     serve(config, args.address, fake=args.fake, until_stdin_closes=args.until_stdin_closes)

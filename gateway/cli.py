@@ -116,9 +116,10 @@ def _run(config: Config, data_dir: Path) -> None:
     # Imported here: `--help` and `check` should not wait for a tokenizer library.
     from gateway.addresses import check_certificates
     from gateway.launch import Launch, StartError
-    from gateway.process import configure_logging, run_loop
+    from gateway.process import configure_logging, leave_torch_out, run_loop
     from gateway.store import StoreStartError
 
+    leave_torch_out()
     try:
         check_certificates(config)
     except ConfigError as error:

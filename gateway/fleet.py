@@ -42,6 +42,7 @@ class Member:
         """The first had everything but the ports."""
         self.serving = asyncio.Event()
         """Cleared while there is none that listens."""
+        self.may_begin = asyncio.Event()
         self.may_listen = asyncio.Event()
         self.restarts = 0
         self._orders = orders
@@ -101,6 +102,7 @@ class Member:
             self._bury(self._process)
 
     async def _instruct(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.may_begin.wait()
         self._orders.write(writer)
         if await reader.readline() != READY:
             return
@@ -180,11 +182,14 @@ def _reserved(stack: ExitStack, front: Front) -> Ports:
 
 @asynccontextmanager
 async def _afloat(members: Sequence[Member], supervisor: EngineSupervisor) -> AsyncIterator[None]:
-    """The first is ready before the others start: what the configuration seeds, it has seeded by then."""
+    """The first is ready before the others begin: what the configuration seeds, it has seeded by then. Meanwhile they
+    import what they need, which is most of their start."""
     tasks = [asyncio.create_task(_engine_lives(supervisor))]
+    tasks += [asyncio.create_task(member.run(), name="gateway") for member in members]
     try:
         for crew in (members[:1], members[1:]):
-            tasks += [asyncio.create_task(member.run(), name="gateway") for member in crew]
+            for member in crew:
+                member.may_begin.set()
             await _all([member.ready for member in crew], tasks)
         for member in members:
             member.may_listen.set()

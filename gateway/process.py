@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import sys
 from collections.abc import Coroutine
@@ -11,14 +12,23 @@ from typing import Any, TypeVar
 
 import structlog
 
+from engine.lossy_log import lossy_loggers
+
 T = TypeVar("T")
 
 COLLECT_AFTER = 10_000
 """Objects made and not freed; a request makes some hundreds and frees all but a few."""
 
 
+def leave_torch_out() -> None:
+    """To be called before a tokenizer library is imported, which would bring torch along where it is installed: nothing
+    a gateway needs, and two thirds of its memory and of the time it takes to start."""
+    logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in str(record.msg))
+    sys.modules["torch"] = None  # type: ignore[assignment]  # what Python itself means by this: there is none
+
+
 def configure_logging() -> None:
-    """JSON lines on standard error."""
+    """JSON lines on standard error, as long as they can be written."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -27,7 +37,7 @@ def configure_logging() -> None:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lossy_loggers(sys.stderr),
     )
 
 

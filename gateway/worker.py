@@ -19,7 +19,7 @@ from gateway.config_file import ConfigError
 from gateway.doors import opened
 from gateway.launch import StartError
 from gateway.orders import ANNOUNCE, LISTEN, LISTENING, READY, Orders
-from gateway.process import configure_logging, run_loop, settle_memory, told_to_stop
+from gateway.process import configure_logging, leave_torch_out, run_loop, settle_memory, told_to_stop
 
 
 async def work(channel: socket.socket) -> None:
@@ -54,6 +54,7 @@ async def _obey(app: Built, reader: asyncio.StreamReader, writer: asyncio.Stream
 
 
 def main() -> None:
+    leave_torch_out()
     configure_logging()
     try:
         run_loop(work(socket.socket(fileno=int(sys.argv[1]))))

@@ -15,7 +15,7 @@ FLAT_SHARE, FLAT_COUNT = 0.02, 2.0
 """What a count may have grown by when the run ends: so much of it, and so many."""
 NOTHING_AT_REST = ("kv pages", "running", "waiting", "leases", "undelivered tokens")
 FLAT = ("descriptors", "threads", "tasks", "keys", "adapters known")
-MEMORY = ("PSS MiB", "redis MiB")
+MEMORY = ("PSS MiB", "heap MiB", "redis MiB")
 FEWEST = 4
 """Readings from which a trend can be told."""
 

@@ -66,7 +66,11 @@ class Line:
         self._waiting.append(Waiting(reply, self._ticks))
         if self._ticker is None:
             self._ticker = loop.call_later(self._timeout / SLICES, self._tick)
-        await connection.send_packed_command(message, check_health=False)
+        try:
+            await connection.send_packed_command(message, check_health=False)
+        except BaseException:
+            reply.add_done_callback(_unheard)
+            raise
         return await reply
 
     def _tick(self) -> None:
@@ -125,3 +129,9 @@ class Line:
             reply.set_exception(value)
         else:
             reply.set_result(value)
+
+
+def _unheard(reply: asyncio.Future[Any]) -> None:
+    """The call could not be sent, and said so: nobody waits for what else becomes of it."""
+    if not reply.cancelled():
+        reply.exception()

@@ -196,6 +196,39 @@ async def test_all_lines_answered_is_completed_however_late_it_is_noticed(store)
     assert (await claimed(store, "finalize")).batch.outcome == "completed"
 
 
+async def test_who_finalizes_too_slowly_does_not_end_what_another_ends(store):
+    batch = await running(store, 1)
+    await store.cancel("acme", batch.id)
+    slow = await claimed(store, "finalize")
+    await store.wait(16)
+    quick = await claimed(store, "finalize")
+    assert not await store.finished(slow, "file-a", None)
+    assert (await store.get("acme", batch.id)).status == "cancelling"
+    assert await store.finished(quick, None, "file-b")
+    assert not await store.finished(quick, None, "file-c")
+    ended = await store.get("acme", batch.id)
+    assert (ended.output_file_id, ended.error_file_id) == (None, "file-b")
+
+
+async def test_finalizing_again_has_begun_when_it_began_first(store):
+    batch = await running(store, 1, window="10s")
+    await store.wait(20)
+    await claimed(store, "finalize")
+    began = store.now_ms // 1000
+    await store.wait(20)
+    await claimed(store, "finalize")
+    assert (await store.get("acme", batch.id)).finalizing_at == began
+
+
+async def test_a_batch_that_is_being_cancelled_does_not_fail(store):
+    batch = await store.create(wanted(), 1)
+    validating = await claimed(store, "validate")
+    await store.cancel("acme", batch.id)
+    assert await store.invalid(validating, [BatchError("empty_file", "there is nothing")])
+    await store.finished(await claimed(store, "finalize"), None, None)
+    assert (await store.get("acme", batch.id)).status == "cancelled"
+
+
 async def test_fences_grow_even_if_redis_forgets_its_last_second(store, valkey):
     batch = await running(store, 1)
     before = await claimed(store, "shard")

@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import psutil
@@ -108,6 +109,14 @@ async def test_connections_are_dealt_out_and_counted_together(fleet):
         assert await statuses(http, 30, completion(2)) == {200: 30}
         for _ in range(10):
             assert await counted(operator, "loralane_requests_total") == before + 30
+
+
+async def test_gateways_carry_no_tensors(fleet):
+    """A tokenizer library brings torch along unless it is kept out."""
+    libraries = {
+        Path(found.path).name for member in fleet.members for found in psutil.Process(member.pid).memory_maps()
+    }
+    assert not [name for name in libraries if name.startswith("libtorch")]
 
 
 async def all_have_connections(pids, port):

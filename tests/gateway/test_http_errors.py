@@ -120,7 +120,6 @@ async def test_unknown_route(house):
         ("/v1/responses", "/v1/chat/completions"),
         ("/v1/audio/speech", "text"),
         ("/v1/images/generations", "text"),
-        ("/v1/batches", "batch lane"),
     ],
 )
 async def test_what_openai_has_and_we_have_not(house, path, instead):

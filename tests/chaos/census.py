@@ -1,0 +1,98 @@
+"""Whom a plant consists of while nothing happens: processes, their descriptors and their tasks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.chaos.patience import Late, until
+from tests.chaos.plant import Plant, Role
+
+MAX_REDIS_CONNECTIONS = 40
+"""Of one gateway: its pool keeps those it has needed at once, and there are lines beside it."""
+
+SETTLE_SECONDS = 5.0
+
+
+@dataclass
+class Quiet:
+    """One process, as it is when nobody asks anything of it."""
+
+    descriptors: Counter[str]
+    """What they are, but for connections to Redis."""
+    tasks: Counter[str] = field(default_factory=Counter)
+
+
+class Census:
+    """Knows each process from the first quiet moment it was met in."""
+
+    def __init__(self, plant: Plant) -> None:
+        self._plant = plant
+        self._known: dict[int, Quiet] = {}
+
+    async def complaints(self) -> list[str]:
+        """What is more than it was, or than there should be, after a while in which it may still go."""
+        wrong: list[str] = []
+
+        async def is_as_before() -> bool:
+            wrong[:] = await self._look()
+            return not wrong
+
+        with suppress(Late):
+            await until(is_as_before, SETTLE_SECONDS, "everything to be as before")
+        return wrong
+
+    async def _look(self) -> list[str]:
+        found = self._plant.processes()
+        wanted: dict[Role, int] = {"house": 1, "engine": 1, "store": 1, "gateway": 0}
+        if self._plant.kind.gateways > 1:
+            wanted["gateway"] = self._plant.kind.gateways
+        wrong = [f"{len(found[role])} processes of kind {role}" for role in wanted if len(found[role]) != wanted[role]]
+        for role in ("house", "gateway", "engine"):
+            for process in found[role]:
+                wrong += await self._compare(role, process)
+        return wrong
+
+    async def _compare(self, role: Role, process: psutil.Process) -> list[str]:
+        links = process.net_connections("tcp")
+        redis = [link for link in links if link.raddr and link.raddr.port == self._plant.redis_port]
+        now = Quiet(_descriptors(process) - Counter(socket=len(redis)), await self._tasks(process))
+        then = self._known.setdefault(process.pid, now)
+        who = f"{role} {process.pid}"
+        wrong = [f"{who} has {len(redis)} connections to Redis"] if len(redis) > MAX_REDIS_CONNECTIONS else []
+        more = now.descriptors - then.descriptors
+        wrong += [
+            f"{who} has {count} more descriptors of kind {kind} than {then.descriptors[kind]}"
+            for kind, count in more.items()
+        ]
+        # Some tasks are there only once they were wanted.
+        tasks = {name: count for name, count in now.tasks.items() if count > max(1, then.tasks[name])}
+        wrong += [f"{who} has {count} tasks {name}, and had {then.tasks[name]}" for name, count in tasks.items()]
+        return wrong
+
+    async def _tasks(self, process: psutil.Process) -> Counter[str]:
+        told = self._plant.folder / f"tasks-{process.pid}"
+        told.unlink(missing_ok=True)
+        process.send_signal(signal.SIGUSR1)
+
+        async def is_told() -> bool:
+            return told.exists()
+
+        await until(is_told, 5.0, f"process {process.pid} to tell its tasks")
+        return Counter(json.loads(told.read_text()))
+
+
+def _descriptors(process: psutil.Process) -> Counter[str]:
+    """By what they are: socket, pipe, eventpoll, or a file."""
+    kinds: Counter[str] = Counter()
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(OSError):
+            kinds[os.readlink(link).split(":[")[0]] += 1
+    return kinds

@@ -1,0 +1,303 @@
+"""What goes wrong: each fault begins, lasts as long as it is let, and ends. It says what nobody can be blamed for."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from random import Random
+
+import psutil
+
+from tests.chaos.load import Load
+from tests.chaos.plant import Plant, Role
+
+
+class Harm(Flag):
+    """What a fault may cost, whatever the code does."""
+
+    NONE = 0
+    CONNECTIONS = auto()
+    """Of callers: their gateway is gone."""
+    BOOKS = auto()
+    """All that Redis knew."""
+    AWAY = auto()
+    """Redis, so that a gateway that dies takes settlements with it."""
+    LOG = auto()
+    """Lines of the request log: there is nowhere to write them."""
+
+
+@dataclass
+class Scene:
+    """Where a fault strikes."""
+
+    plant: Plant
+    load: Load
+    random: Random
+
+
+class Fault:
+    """Base of all. `end` leaves everything as it was, but for what the system has to mend by itself."""
+
+    harm = Harm.NONE
+    strikes_store = False
+
+    async def begin(self, scene: Scene) -> None:
+        """Some only end."""
+
+    async def end(self, scene: Scene) -> None:
+        """Most have nothing to undo."""
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+
+class Calm(Fault):
+    """Nothing goes wrong."""
+
+
+class KillGateway(Fault):
+    """One of several; with one alone, all that a user has started."""
+
+    harm = Harm.CONNECTIONS
+
+    async def begin(self, scene: Scene) -> None:
+        gateways = scene.plant.gateways()
+        if gateways and scene.plant.kind.gateways > 1:
+            _signal([scene.random.choice(gateways)], signal.SIGKILL)
+        else:
+            scene.plant.kill_house()
+
+
+class KillHouse(Fault):
+    """The process that a user has started; with it ends all that it has started."""
+
+    harm = Harm.CONNECTIONS
+
+    async def begin(self, scene: Scene) -> None:
+        scene.plant.kill_house()
+
+
+class KillEngine(Fault):
+    async def begin(self, scene: Scene) -> None:
+        _signal(scene.plant.processes()["engine"], signal.SIGKILL)
+
+
+class EngineOutOfMemory(Fault):
+    """In the middle of a step. One that is never reached strikes nobody."""
+
+    async def begin(self, scene: Scene) -> None:
+        scene.plant.out_of_memory.touch()
+
+    async def end(self, scene: Scene) -> None:
+        scene.plant.out_of_memory.unlink(missing_ok=True)
+
+
+class KillStore(Fault):
+    """And start it again, with all it had on disk."""
+
+    harm = Harm.AWAY
+    strikes_store = True
+
+    async def begin(self, scene: Scene) -> None:
+        scene.plant.store.kill()
+
+    async def end(self, scene: Scene) -> None:
+        await scene.plant.store.start()
+
+
+class LoseStore(KillStore):
+    """It comes back without its disk."""
+
+    harm = Harm.AWAY | Harm.BOOKS
+
+    async def end(self, scene: Scene) -> None:
+        scene.plant.store.forget()
+        await super().end(scene)
+
+
+class WipeStore(Fault):
+    """FLUSHALL, under the hands of everybody."""
+
+    harm = Harm.BOOKS
+    strikes_store = True
+
+    async def begin(self, scene: Scene) -> None:
+        await scene.plant.store.wipe()
+
+
+class FillStoreDisk(Fault):
+    harm = Harm.AWAY
+    strikes_store = True
+
+    async def begin(self, scene: Scene) -> None:
+        await scene.plant.store.fill_disk()
+
+    async def end(self, scene: Scene) -> None:
+        await scene.plant.store.free_disk()
+
+
+class FillDisk(Fault):
+    """No file of gateways and engine grows any more; nor of those that take their place."""
+
+    harm = Harm.LOG
+
+    async def begin(self, scene: Scene) -> None:
+        _limit_files(scene.plant, 0)
+
+    async def end(self, scene: Scene) -> None:
+        _limit_files(scene.plant, psutil.RLIM_INFINITY)
+
+
+@dataclass
+class Pause(Fault):
+    """A process that stands still, as under a debugger, a full cgroup or a host that moves it."""
+
+    role: Role
+    stopped: list[psutil.Process] = field(default_factory=list)
+
+    @property
+    def strikes_store(self) -> bool:
+        return self.role == "store"
+
+    @property
+    def harm(self) -> Harm:
+        return Harm.AWAY if self.strikes_store else Harm.NONE
+
+    async def begin(self, scene: Scene) -> None:
+        found = scene.plant.gateways() if self.role == "gateway" else scene.plant.processes()[self.role]
+        self.stopped = found[:1]
+        _signal(self.stopped, signal.SIGSTOP)
+
+    async def end(self, scene: Scene) -> None:
+        _signal(self.stopped, signal.SIGCONT)
+
+    def __str__(self) -> str:
+        return f"Pause-{self.role}"
+
+
+@dataclass
+class BadLine(Fault):
+    """What a network does: to the line to Redis, or to that between gateways and engine."""
+
+    line: str
+    manner: str
+    """cut: once. refusing: nobody gets through. silent: nothing arrives, nobody is told. slow."""
+
+    @property
+    def harm(self) -> Harm:
+        return Harm.AWAY if self.line == "redis" else Harm.NONE
+
+    async def begin(self, scene: Scene) -> None:
+        line = scene.plant.lines[self.line]
+        line.refusing, line.delay = self.manner == "refusing", 0.08 if self.manner == "slow" else 0.0
+        if self.manner == "silent":
+            line.hold()
+        elif self.manner in ("cut", "refusing"):
+            line.cut()
+
+    async def end(self, scene: Scene) -> None:
+        line = scene.plant.lines[self.line]
+        line.refusing, line.delay = False, 0.0
+        line.resume()
+
+    def __str__(self) -> str:
+        return f"{self.manner}-{self.line}"
+
+
+@dataclass
+class WrongClock(Fault):
+    """The wall clock of gateways and engine jumps, and back."""
+
+    seconds: float
+
+    async def begin(self, scene: Scene) -> None:
+        scene.plant.clock.write_text(str(self.seconds))
+
+    async def end(self, scene: Scene) -> None:
+        scene.plant.clock.unlink(missing_ok=True)
+
+    def __str__(self) -> str:
+        return f"clock{self.seconds:+g}s"
+
+
+@dataclass
+class Herd(Fault):
+    """Everybody comes at once."""
+
+    size: int
+    coming: asyncio.Task[None] | None = None
+
+    async def begin(self, scene: Scene) -> None:
+        self.coming = asyncio.create_task(scene.load.herd(self.size))
+
+    async def end(self, scene: Scene) -> None:
+        assert self.coming is not None
+        await self.coming
+
+    def __str__(self) -> str:
+        return f"herd-of-{self.size}"
+
+
+@dataclass
+class Together(Fault):
+    """Several, one a moment after the other, with an end in the same order."""
+
+    faults: Sequence[Fault]
+    apart: float = 0.2
+
+    @property
+    def harm(self) -> Harm:
+        harm = Harm.NONE
+        for fault in self.faults:
+            harm |= fault.harm
+        return harm
+
+    async def begin(self, scene: Scene) -> None:
+        for fault in self.faults:
+            await fault.begin(scene)
+            await asyncio.sleep(self.apart * scene.random.random())
+
+    async def end(self, scene: Scene) -> None:
+        for fault in self.faults:
+            await fault.end(scene)
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.faults))
+
+
+def catalogue() -> list[Fault]:
+    """One of each."""
+    return [
+        Calm(),
+        KillGateway(),
+        KillHouse(),
+        KillEngine(),
+        EngineOutOfMemory(),
+        KillStore(),
+        LoseStore(),
+        WipeStore(),
+        FillStoreDisk(),
+        FillDisk(),
+        *(Pause(role) for role in ("gateway", "engine", "store")),
+        *(BadLine(line, manner) for line in ("redis", "engine") for manner in ("cut", "refusing", "silent", "slow")),
+        WrongClock(7200.0),
+        WrongClock(-7200.0),
+        Herd(200),
+    ]
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def _limit_files(plant: Plant, size: int) -> None:
+    found = plant.processes()
+    for process in (*found["house"], *found["gateway"], *found["engine"]):
+        with suppress(psutil.NoSuchProcess):
+            process.rlimit(psutil.RLIMIT_FSIZE, (size, psutil.RLIM_INFINITY))

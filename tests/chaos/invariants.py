@@ -1,0 +1,155 @@
+"""What must be true when the noise is over. Every check says what is wrong, in words; nothing is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from gateway.core.errors import Fault as ApiFault
+from tests.chaos.census import Census
+from tests.chaos.faults import Harm
+from tests.chaos.load import Outcome
+from tests.chaos.patience import Late, until
+from tests.chaos.plant import Plant
+from tests.chaos.records import (
+    Record,
+    RequestLog,
+    open_leases,
+    slots_taken,
+    undelivered_tokens,
+    used_tokens,
+)
+from tests.chaos.settings import CALLERS, LEASE_SECONDS
+
+TABLE = {(fault.row.http_status, fault.row.code) for fault in ApiFault}
+INTERNAL = 500
+SETTLE_SECONDS = 5.0
+QUIET_SECONDS = LEASE_SECONDS + 10.0
+"""For settlements to arrive, and for the leases of the dead to end."""
+
+
+@dataclass
+class Books:
+    """What the ledger should have, carried on from trial to trial."""
+
+    least: dict[str, int] = field(default_factory=lambda: dict.fromkeys((caller.name for caller in CALLERS), 0))
+    most: dict[str, int] = field(default_factory=lambda: dict.fromkeys((caller.name for caller in CALLERS), 0))
+    unsettled: int = 0
+    """Leases that may be left behind by gateways that died."""
+
+    def begin_anew(self, used: dict[str, int], leases: int) -> None:
+        self.least, self.most, self.unsettled = dict(used), dict(used), leases
+
+
+class Auditor:
+    """Follows one plant through its trials."""
+
+    def __init__(self, plant: Plant) -> None:
+        self._plant = plant
+        self._log = RequestLog(plant)
+        self._census = Census(plant)
+        self._books = Books()
+
+    async def complaints(self, outcomes: Sequence[Outcome], harm: Harm) -> list[str]:
+        """After all callers have gone. Waits for what may take a moment."""
+        wrong = await self._quiet()
+        self._log.read_on()
+        wrong += [f"{self._log.torn} torn lines in the request log"] if self._log.torn and Harm.LOG not in harm else []
+        for outcome in outcomes:
+            records = self._log.records.pop(outcome.ask.id, [])
+            wrong += [f"{outcome.ask.id}: {text}" for text in self._judge(outcome, records, harm)]
+            self._enter(outcome, records, harm)
+        wrong += [f"a record of nobody's request: {record}" for record in self._log.records.values()]
+        self._log.records.clear()
+        self._log.torn = 0
+        wrong += await self._ledger(harm)
+        return wrong + await self._engine() + await self._census.complaints()
+
+    async def _quiet(self) -> list[str]:
+        async def is_quiet() -> bool:
+            stats = await self._plant.engine_stats()
+            if any(lane.running or lane.waiting for lane in stats.lanes):
+                return False
+            return not await slots_taken(self._plant) and not await undelivered_tokens(self._plant)
+
+        try:
+            await until(is_quiet, QUIET_SECONDS, "requests, slots and settlements to end")
+        except Late as late:
+            stats = await self._plant.engine_stats()
+            lanes = [(lane.running, lane.waiting) for lane in stats.lanes]
+            owed = await undelivered_tokens(self._plant)
+            return [f"{late}: lanes {lanes}, slots {await slots_taken(self._plant)}, undelivered {owed}"]
+        return []
+
+    def _judge(self, outcome: Outcome, records: Sequence[Record], harm: Harm) -> list[str]:
+        wrong = list(outcome.oddities)
+        may_break = Harm.CONNECTIONS in harm
+        if outcome.ending == "forsaken" or (outcome.ending == "broken" and not may_break):
+            wrong.append(f"{outcome.ending} after {outcome.ended - outcome.began:.1f} s, {len(outcome.tokens)} tokens")
+        if outcome.ending == "refused" and (outcome.status, outcome.code) not in TABLE:
+            wrong.append(f"refused with {outcome.status} {outcome.code}, which no table has")
+        if outcome.status == INTERNAL or outcome.code == "internal_error":
+            wrong.append("an internal error")
+        if self._plant.kind.fake and outcome.ending == "answered" and outcome.tokens != outcome.ask.expected():
+            wrong.append("another answer than the one it has")
+        return wrong + _judge_records(outcome, records, harm)
+
+    def _enter(self, outcome: Outcome, records: Sequence[Record], harm: Harm) -> None:
+        """What of this request may be in the ledger, and what must be."""
+        name, books = outcome.ask.caller.name, self._books
+        if not records:
+            books.most[name] += len(outcome.ask.prompt) + outcome.ask.max_tokens
+            books.unsettled += Harm.CONNECTIONS in harm
+            return
+        tokens = sum(record["actual_tokens"] for record in records)
+        books.most[name] += tokens
+        books.least[name] += 0 if Harm.CONNECTIONS | Harm.AWAY in harm else tokens
+
+    async def _ledger(self, harm: Harm) -> list[str]:
+        """What is wrong with it still, when settlements have had their time: one that failed is sent again."""
+        wrong: list[str] = []
+
+        async def is_right() -> bool:
+            wrong[:] = await self._misbooked(harm)
+            return not wrong
+
+        with suppress(Late):
+            await until(is_right, SETTLE_SECONDS, "settlements to arrive")
+        self._books.begin_anew(await used_tokens(self._plant), await open_leases(self._plant))
+        return wrong
+
+    async def _misbooked(self, harm: Harm) -> list[str]:
+        used, leases, books = await used_tokens(self._plant), await open_leases(self._plant), self._books
+        wrong = [f"{leases} leases are open, {books.unsettled} may be"] if leases > books.unsettled else []
+        if Harm.BOOKS not in harm:
+            wrong += [
+                f"{name} has {tokens} tokens in the ledger, not {books.least[name]} to {books.most[name]}"
+                for name, tokens in used.items()
+                if not books.least[name] <= tokens <= books.most[name]
+            ]
+        return wrong
+
+    async def _engine(self) -> list[str]:
+        stats = await self._plant.engine_stats()
+        wrong = [f"the engine: {text}" for text in stats.violations]
+        wrong += [f"{stats.kv_pages} pages of nobody's"] if stats.kv_pages else []
+        return wrong + [f"adapter {each.adapter} is pinned" for each in stats.adapters if each.pinned]
+
+
+def _judge_records(outcome: Outcome, records: Sequence[Record], harm: Harm) -> list[str]:
+    """Exactly one, which says what the caller was told."""
+    if len(records) > 1:
+        return [f"{len(records)} records"]
+    if not records:
+        excused = harm & (Harm.CONNECTIONS | Harm.LOG) or outcome.ending == "left"
+        return [] if excused else [f"no record of a request that was {outcome.ending}"]
+    [record] = records
+    told = (record["status"], record["error"])
+    if outcome.ending == "answered" and (record["status"], record["actual_tokens"]) != (200, outcome.used or None):
+        return [f"answered with {outcome.used} tokens, recorded as {told}, {record['actual_tokens']} tokens"]
+    if outcome.ending == "refused" and outcome.status != record["status"]:
+        return [f"refused with {outcome.status} {outcome.code}, recorded as {told}"]
+    if outcome.ending == "failed" and outcome.code != record["error"]:
+        return [f"failed with {outcome.code}, recorded as {told}"]
+    return []

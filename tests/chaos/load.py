@@ -1,0 +1,229 @@
+"""Callers: seeded traffic of every kind, and what became of each request as its caller saw it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from random import Random
+from typing import Any, Literal
+
+import httpx
+
+from engine.executor.fake import fake_token
+from tests.chaos.settings import ADAPTERS, CALLERS, MODEL, Caller
+
+PATIENCE_SECONDS = 60.0
+"""After which a caller has waited in vain; longer than a gateway lets any request run."""
+SMALL_BUFFER = 4096
+"""Bytes that a slow reader's kernel takes for it."""
+VOCABULARY = range(1, 1000)
+
+Manner = Literal["reads", "reads slowly", "leaves"]
+Ending = Literal["answered", "refused", "failed", "broken", "left", "forsaken"]
+"""failed: told so in the middle of a stream. broken: the connection ended before the answer did. forsaken: nothing came
+in PATIENCE_SECONDS."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request as its caller means it."""
+
+    id: str
+    caller: Caller
+    adapter: str | None
+    tier: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    stream: bool
+    manner: Manner
+
+    def body(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"model": self.adapter or MODEL, "prompt": list(self.prompt), "seed": self.seed}
+        fields |= {"max_tokens": self.max_tokens, "service_tier": self.tier, "return_token_ids": True}
+        return fields | ({"stream": True, "stream_options": {"include_usage": True}} if self.stream else {})
+
+    def expected(self) -> list[int]:
+        """What the fake executor answers, whatever happens around it."""
+        adapter = blake2b(self.adapter.encode(), digest_size=16).hexdigest() if self.adapter else None
+        tokens = list(self.prompt)
+        for _ in range(self.max_tokens):
+            tokens.append(fake_token(adapter, self.seed, tokens, 1000))
+        return tokens[len(self.prompt) :]
+
+
+@dataclass
+class Outcome:
+    """What a caller saw. Times are the event loop's."""
+
+    ask: Ask
+    began: float
+    ended: float = 0.0
+    ending: Ending = "broken"
+    status: int = 0
+    code: str | None = None
+    tokens: list[int] = field(default_factory=list)
+    used: int = 0
+    """Prompt and completion tokens as the answer tells."""
+    oddities: list[str] = field(default_factory=list)
+    """What no answer may look like."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What traffic is made of."""
+
+    callers: int = 12
+    """That ask at once, each again and again."""
+    pause: float = 0.05
+    """Seconds between two requests of a caller, on average."""
+    longest: int = 60
+    """Tokens of most answers; one in ten is ten times as long."""
+    leaving: float = 0.1
+    slow: float = 0.1
+
+
+class Load:
+    """Traffic in the background. The same seed asks the same; when, and what comes of it, is the machine's."""
+
+    def __init__(self, url: str, seed: int, mix: Mix | None = None) -> None:
+        self.outcomes: list[Outcome] = []
+        self._url = url
+        self._seed = seed
+        self._mix = mix or Mix()
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._call(number)) for number in range(self._mix.callers)]
+
+    async def stop(self) -> None:
+        """Lets what is under way end."""
+        self._stopping = True
+        await asyncio.gather(*self._tasks)
+
+    async def herd(self, size: int) -> None:
+        """So many more callers, all at the same moment, each once."""
+        asks = [self._ask(Random(f"{self._seed}/herd/{number}"), f"h{number}") for number in range(size)]
+        async with client(self._url) as http:
+            self.outcomes += await asyncio.gather(*(perform(http, ask) for ask in asks))
+
+    async def _call(self, number: int) -> None:
+        random = Random(f"{self._seed}/{number}")
+        async with client(self._url) as http, client(self._url, slow=True) as slow:
+            count = 0
+            while not self._stopping:
+                ask = self._ask(random, f"c{number}-{count}")
+                self.outcomes.append(await perform(slow if ask.manner == "reads slowly" else http, ask))
+                await asyncio.sleep(random.expovariate(1 / self._mix.pause))
+                count += 1
+
+    def _ask(self, random: Random, name: str) -> Ask:
+        mix, luck = self._mix, random.random()
+        stream = random.random() < 0.6
+        manner: Manner = "leaves" if luck < mix.leaving else "reads"
+        if stream and luck > 1 - mix.slow:
+            manner = "reads slowly"
+        length = random.randint(1, mix.longest) * (10 if random.random() < 0.1 else 1)
+        return Ask(
+            id=f"chaos-{self._seed}-{name}",
+            caller=random.choice(CALLERS),
+            adapter=random.choice((None, *ADAPTERS)),
+            tier=random.choice(("priority", "flex", "auto")),
+            prompt=tuple(random.choices(VOCABULARY, k=random.randint(1, 80))),
+            max_tokens=length,
+            seed=random.randrange(1000),
+            stream=stream,
+            manner=manner,
+        )
+
+
+def client(url: str, *, slow: bool = False) -> httpx.AsyncClient:
+    """Every request on a connection of its own: a kept one may be closed from the other end just as it is used."""
+    options = [(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)] if slow else []
+    limits = httpx.Limits(max_keepalive_connections=0, max_connections=None)
+    transport = httpx.AsyncHTTPTransport(limits=limits, socket_options=options)
+    return httpx.AsyncClient(base_url=url, transport=transport, timeout=PATIENCE_SECONDS)
+
+
+async def perform(http: httpx.AsyncClient, ask: Ask) -> Outcome:
+    now = asyncio.get_running_loop().time
+    outcome = Outcome(ask, now())
+    headers = {"authorization": f"Bearer {ask.caller.key}", "x-request-id": ask.id, "connection": "close"}
+    try:
+        async with (
+            asyncio.timeout(PATIENCE_SECONDS),
+            http.stream("POST", "/v1/completions", json=ask.body(), headers=headers) as answer,
+        ):
+            outcome.status = answer.status_code
+            await _read(answer, outcome)
+    except httpx.TransportError:
+        pass  # broken, unless the end had come already
+    except TimeoutError:
+        outcome.ending = "forsaken"
+    outcome.ended = now()
+    return outcome
+
+
+async def _read(answer: httpx.Response, outcome: Outcome) -> None:
+    if answer.headers.get("x-request-id") != outcome.ask.id:
+        outcome.oddities.append(f"x-request-id is {answer.headers.get('x-request-id')}")
+    if answer.status_code != 200:
+        error = json.loads(await answer.aread())["error"]
+        outcome.ending, outcome.code = "refused", error["code"]
+    elif outcome.ask.manner == "leaves":
+        await anext(answer.aiter_raw(), b"")
+        outcome.ending = "left"
+    elif outcome.ask.stream:
+        await _read_stream(answer, outcome)
+    else:
+        _take_whole(json.loads(await answer.aread()), outcome)
+
+
+async def _read_stream(answer: httpx.Response, outcome: Outcome) -> None:
+    finishes, ended = 0, False
+    async for event in _events(answer, slowly=outcome.ask.manner == "reads slowly"):
+        if ended:
+            outcome.oddities.append(f"after the end came {event[:80]}")
+        if event == "[DONE]":
+            ended, outcome.ending = True, "answered"
+            continue
+        body = json.loads(event)
+        if "error" in body:
+            ended, outcome.ending, outcome.code = True, "failed", body["error"]["code"]
+            continue
+        finishes += sum(choice["finish_reason"] is not None for choice in body["choices"])
+        outcome.tokens += [token for choice in body["choices"] for token in choice.get("token_ids") or ()]
+        _note_usage(body, outcome)
+    if outcome.ending == "answered" and finishes != 1:
+        outcome.oddities.append(f"{finishes} finish reasons")
+
+
+async def _events(answer: httpx.Response, *, slowly: bool) -> AsyncIterator[str]:
+    """What every event says, without the pings between them."""
+    left = ""
+    async for piece in answer.aiter_text():
+        *whole, left = (left + piece).split("\n\n")
+        for frame in whole:
+            if frame.startswith("data: "):
+                yield frame.removeprefix("data: ")
+        if slowly:
+            await asyncio.sleep(0.02)
+
+
+def _take_whole(body: dict[str, Any], outcome: Outcome) -> None:
+    [choice] = body["choices"]
+    outcome.ending, outcome.tokens = "answered", choice["token_ids"]
+    _note_usage(body, outcome)
+
+
+def _note_usage(body: dict[str, Any], outcome: Outcome) -> None:
+    usage = body.get("usage")
+    if usage:
+        outcome.used = usage["prompt_tokens"] + usage["completion_tokens"]
+        if usage["completion_tokens"] != len(outcome.tokens) or usage["prompt_tokens"] != len(outcome.ask.prompt):
+            outcome.oddities.append(f"usage is {usage} of {len(outcome.tokens)} tokens")

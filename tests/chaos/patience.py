@@ -1,0 +1,23 @@
+"""Waiting for what is bound to come true."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+LOOK_SECONDS = 0.05
+
+
+class Late(AssertionError):
+    """It did not come true in time."""
+
+
+async def until(condition: Callable[[], Awaitable[object]], seconds: float, what: str) -> float:
+    """Returns how many seconds it took. Raises Late."""
+    now = asyncio.get_running_loop().time
+    began = now()
+    while not await condition():
+        if now() - began > seconds:
+            raise Late(f"waited {seconds:g} s for {what}")
+        await asyncio.sleep(LOOK_SECONDS)
+    return now() - began

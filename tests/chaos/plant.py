@@ -1,0 +1,245 @@
+"""The whole system as real processes: Valkey, the engine and the gateways, started as users start them.
+
+    callers -> gateways -> proxy -> engine
+                        -> proxy -> Valkey
+
+Every process of a plant carries its folder in the environment, by which it is found, and ended, whatever has become of
+the process that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import grpc
+import httpx
+import psutil
+
+from engine.pb import engine_pb2 as pb
+from engine.pb import engine_pb2_grpc as pb_grpc
+from tests.chaos.patience import until
+from tests.chaos.proxy import Proxy
+from tests.chaos.settings import ADAPTERS, ADMIN_KEY, free_port, write_config
+from tests.chaos.store import Store
+
+ROOT = Path(__file__).parents[2]
+INSIDE = Path(__file__).parent / "inside"
+MARK = "CHAOS_FOLDER"
+START_SECONDS = 60.0
+READY_SECONDS = 10.0
+"""From a fault's end until everything is as before."""
+WATCH_SECONDS = 0.2
+LOOKS = 4
+"""For each gateway: the kernel deals connections out as it likes."""
+
+Role = Literal["house", "gateway", "engine", "store"]
+PROGRAMS: dict[str, Role] = {
+    "tests.chaos.serve_process": "house",
+    "gateway.worker": "gateway",
+    "tests.chaos.engine_process": "engine",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a plant is made of."""
+
+    model_dir: Path
+    gateways: int = 2
+    fake: bool = True
+    """The engine's executor answers with digests; else it computes the model of `model_dir`, with random weights."""
+    ready_seconds: float = READY_SECONDS
+
+
+class Plant:
+    """Made by `planted`. `house` is the process that a user starts: a gateway, or the one that starts several."""
+
+    def __init__(self, folder: Path, kind: Kind) -> None:
+        self.folder = folder
+        self.kind = kind
+        self.environment = {
+            **os.environ,
+            MARK: str(folder),
+            "PYTHONPATH": f"{INSIDE}{os.pathsep}{ROOT}",
+            "OMP_NUM_THREADS": "1",
+        }
+        self.store = Store(folder, self.environment)
+        self.redis_line = Proxy(self.store.socket)
+        self.engine_line = Proxy(folder / "engine.sock")
+        self.lines = {"redis": self.redis_line, "engine": self.engine_line}
+        self.clock = folder / "clock"
+        """Has the seconds by which the wall clock is wrong."""
+        self.out_of_memory = folder / "out_of_memory"
+        """While it is there, the engine's next step fails."""
+        self.http_port = free_port()
+        self.redis_port = 0
+        self.request_log = folder / "requests.log"
+        self._house: subprocess.Popen[bytes] | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    async def start(self) -> None:
+        for name in ADAPTERS:
+            (self.folder / "adapters" / name).mkdir(parents=True)
+        await self.store.start()
+        await self.engine_line.listen_unix(self.folder / "engine-front.sock")
+        self.redis_port = await self.redis_line.listen_tcp()
+        write_config(
+            self.folder,
+            http_port=self.http_port,
+            redis_port=self.redis_port,
+            gateways=self.kind.gateways,
+            load_format="auto" if self.kind.fake else "dummy",
+        )
+        self._open_house()
+        await until(self._has_started, START_SECONDS, "the plant to start")
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Starts the house again that has died, as whatever watches over a server does."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if self._house_is_dead:
+                self._open_house()
+
+    def _open_house(self) -> None:
+        engine = ["tests.chaos.engine_process", "--hooks", str(self.folder), *(["--fake"] if self.kind.fake else [])]
+        program = [sys.executable, "-m", "tests.chaos.serve_process", str(self.folder / "config.yaml")]
+        program += [str(self.folder / "data"), str(self.kind.model_dir)]
+        with self.request_log.open("ab") as out, (self.folder / "errors.log").open("ab") as err:
+            self._house = subprocess.Popen(
+                [*program, *engine],
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def kill_house(self) -> None:
+        assert self._house is not None
+        self._house.kill()
+        self._house.wait()
+
+    def _watch_no_more(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+
+    @property
+    def _house_is_dead(self) -> bool:
+        return self._house is None or self._house.poll() is not None
+
+    def processes(self) -> dict[Role, list[psutil.Process]]:
+        """All that carry this plant's mark and are not dead. Valkey writes its title over its environment."""
+        found: dict[Role, list[psutil.Process]] = {"house": [], "gateway": [], "engine": []}
+        found["store"] = self.store.processes()
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                if process.environ().get(MARK) == str(self.folder) and (role := _role(process)):
+                    found[role].append(process)
+        return found
+
+    def gateways(self) -> list[psutil.Process]:
+        """Those that answer requests."""
+        found = self.processes()
+        return found["gateway"] if self.kind.gateways > 1 else found["house"]
+
+    async def until_ready(self) -> float:
+        """Returns the seconds it took. Raises Late."""
+        return await until(self._is_ready, self.kind.ready_seconds, "the plant to be ready")
+
+    def admin(self) -> httpx.AsyncClient:
+        """Whose requests may meet any gateway."""
+        headers = {"authorization": f"Bearer {ADMIN_KEY}", "connection": "close"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=5.0)
+
+    async def engine_stats(self) -> pb.EngineStats:
+        """With the integrity check, which an engine answers between two steps. Behind the proxy's back."""
+        async with grpc.aio.insecure_channel(f"unix:{self.folder / 'engine.sock'}") as channel:
+            return await pb_grpc.EngineStub(channel).Stats(pb.StatsRequest(check=True), timeout=5.0)
+
+    async def stop(self) -> None:
+        """In order, as a user does; raises what a stop must not leave behind."""
+        self._watch_no_more()
+        if not self._house_is_dead:
+            assert self._house is not None
+            self._house.terminate()
+            await asyncio.to_thread(self._house.wait, 60)
+        left = {role: found for role, found in self.processes().items() if found and role != "store"}
+        assert not left, f"processes outlive the one that was stopped: {left}"
+
+    async def raze(self) -> None:
+        """Ends whatever is there, in whatever state."""
+        self._watch_no_more()
+        for found in self.processes().values():
+            for process in found:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGCONT)
+                    process.kill()
+        if self._house is not None:
+            self._house.wait()
+        self.store.kill()
+        await self.redis_line.close()
+        await self.engine_line.close()
+
+    async def _has_started(self) -> bool:
+        assert not self._house_is_dead, "it ended at once"
+        return await self._is_ready()
+
+    async def _is_ready(self) -> bool:
+        serving = [process for process in self.gateways() if _listens(process, self.http_port)]
+        if len(serving) != self.kind.gateways:
+            return False
+        with suppress(httpx.TransportError, grpc.aio.AioRpcError):
+            await self.engine_stats()
+            async with self.admin() as http:
+                answers = [await http.get("/ready") for _ in range(LOOKS * self.kind.gateways)]
+            states = [answer.json() for answer in answers]
+            return all(state["status"] == "ready" and state["limiter_modes"] == ["redis"] for state in states)
+        return False
+
+
+@asynccontextmanager
+async def planted(kind: Kind) -> AsyncIterator[Plant]:
+    """A plant that is ready. Nothing of it is left afterwards."""
+    with TemporaryDirectory(prefix="chaos-") as folder:
+        plant = Plant(Path(folder), kind)
+        try:
+            await plant.start()
+            yield plant
+            await plant.stop()
+        except BaseException:
+            print(tail(plant.folder / "errors.log"), file=sys.stderr)
+            raise
+        finally:
+            await plant.raze()
+
+
+def tail(path: Path, size: int = 4000) -> str:
+    return path.read_text(errors="replace")[-size:] if path.exists() else ""
+
+
+def _role(process: psutil.Process) -> Role | None:
+    words = process.cmdline()
+    return next((role for program, role in PROGRAMS.items() if program in words[:3]), None)
+
+
+def _listens(process: psutil.Process, port: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        links = process.net_connections("tcp")
+        return any(link.status == psutil.CONN_LISTEN and link.laddr.port == port for link in links)
+    return False

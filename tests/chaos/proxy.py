@@ -1,0 +1,102 @@
+"""A proxy between two processes that passes bytes on until it is told to cut, refuse, hold or delay them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from pathlib import Path
+
+PIECE = 1 << 16
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: closing tells the peer that the connection is gone, instead of that everything has been said."""
+
+
+class Proxy:
+    """Listens for clients of a server behind a unix socket, which may come and go."""
+
+    def __init__(self, target: Path) -> None:
+        self.refusing = False
+        """Whoever connects is hung up on."""
+        self.delay = 0.0
+        """Seconds that every piece is kept, each way."""
+        self._target = target
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen_tcp(self) -> int:
+        """Returns the port."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self._server.sockets[0].getsockname()[1]
+
+    async def listen_unix(self, path: Path) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, path)
+
+    def hold(self) -> None:
+        """From now on nothing arrives, and nobody is told: a cable is out."""
+        self._flowing.clear()
+
+    def resume(self) -> None:
+        self._flowing.set()
+
+    def cut(self) -> None:
+        """Ends every connection there is, without a goodbye."""
+        for writer in tuple(self._writers):
+            _reset(writer)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.resume()
+        self.cut()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with _Kept(self._writers, writer):
+            if self.refusing:
+                return
+            try:
+                behind = await asyncio.open_unix_connection(self._target)
+            except OSError:
+                return
+            with _Kept(self._writers, behind[1]):
+                ways = [(reader, behind[1]), (behind[0], writer)]
+                tasks = [asyncio.create_task(self._pump(*way)) for way in ways]
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until either end is gone."""
+        try:
+            while piece := await reader.read(PIECE):
+                if self.delay:
+                    await asyncio.sleep(self.delay)
+                await self._flowing.wait()
+                writer.write(piece)
+                await writer.drain()
+        except OSError:
+            pass  # that is what it is for
+
+
+class _Kept:
+    """A connection in the set of those that can be cut, for as long as it is served."""
+
+    def __init__(self, writers: set[asyncio.StreamWriter], writer: asyncio.StreamWriter) -> None:
+        self._writers, self._writer = writers, writer
+
+    def __enter__(self) -> None:
+        self._writers.add(self._writer)
+
+    def __exit__(self, *exc: object) -> None:
+        self._writers.discard(self._writer)
+        self._writer.close()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    if connection is not None and connection.family == socket.AF_INET and not writer.is_closing():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    writer.transport.abort()

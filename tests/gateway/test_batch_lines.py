@@ -187,3 +187,9 @@ def test_a_spent_day_is_waited_for_if_the_window_reaches_into_the_next():
     assert pause(error, 1, NOON, 43_201.0) == QUOTA_PAUSE_S
     assert pause(error, 1, NOON, 43_199.0) is None
     assert pause(ApiError(Fault.INSUFFICIENT_QUOTA, ""), 1, NOON, 86_400.0) is None
+
+
+def test_an_answer_is_one_line_to_whoever_splits_a_text_into_lines():
+    body = {"content": "a\u2028b\u2029c\x85d\x1ee\x0cf"}
+    [line] = answered(NAME, body, Usage(1, 1, 0)).text.decode().splitlines()
+    assert json.loads(line)["response"]["body"] == body

@@ -21,7 +21,7 @@ NEVER_RUN: Mapping[Outcome, tuple[str, str]] = {
 """By what became of the batch: code and message for lines without an answer."""
 
 ESCAPED = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\x85\u2028\u2029"}
-"""JSON need not escape them, but to Python's splitlines, which many a script reads such a file with, they end a line."""
+"""JSON need not escape them, but they end a line to Python's splitlines, which many a script reads such a file with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,9 +116,9 @@ class Auditor:
         for record in (record for name in lines for record in self._log.records.pop(name)):
             books.most[record["tenant"]] += record["actual_tokens"]
             books.least[record["tenant"]] += 0 if Harm.CONNECTIONS | Harm.AWAY in harm else record["actual_tokens"]
-        if lines and Harm.CONNECTIONS in harm:
+        if lines and harm & (Harm.CONNECTIONS | Harm.LOG):
             books.most = dict.fromkeys(books.most, math.inf)
-            books.unsettled = math.inf
+            books.unsettled = math.inf if Harm.CONNECTIONS in harm else books.unsettled
 
     async def _ledger(self, harm: Harm) -> list[str]:
         """What is wrong with it still, when settlements have had their time: one that failed is sent again."""

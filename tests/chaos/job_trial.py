@@ -31,8 +31,8 @@ Ending = Literal["completed", "cancelled", "expired"]
 class JobPlan:
     """A job, and what happens to it: faults evenly over its lines, the cancelling in the middle of them."""
 
-    lines: int
     faults: Sequence[Fault]
+    lines: int = 200
     ending: Ending = "completed"
     window: str = "24h"
     longest: int = 150
@@ -55,6 +55,10 @@ class JobVerdict:
     struck: int
     """Faults that came before the job's end."""
     complaints: list[str]
+
+    @property
+    def told(self) -> str:
+        return f"{self.counts}, {self.output} lines of output, {self.errors} of errors"
 
 
 class JobTrial:

@@ -98,5 +98,5 @@ def _descriptors(process: psutil.Process) -> Counter[str]:
 
 
 def _wanted_late(task: str) -> int:
-    """Some tasks are there only once there was a use for them: of lines to Redis, one for each that keeps books there."""
+    """Some tasks are there only once they were of use: of lines to Redis, one for each that keeps books there."""
     return 4 if "Line._read" in task else 1

@@ -37,6 +37,8 @@ class JobPlan:
     window: str = "24h"
     longest: int = 150
     """Tokens of an answer."""
+    spread: float = 1.0
+    """Share of its lines over which the faults come."""
     seed: int = 0
 
     @property
@@ -88,7 +90,7 @@ class JobTrial:
         faults = self._plan.faults
         scene = Scene(self._plant, Load(self._plant.url, self._plan.seed), self._random)
         for number, fault in enumerate(faults):
-            if not await self._has_come_to((number + 1) / (len(faults) + 1), batch_id):
+            if not await self._has_come_to(self._plan.spread * (number + 1) / (len(faults) + 1), batch_id):
                 return
             if self._plan.ending == "cancelled" and number == len(faults) // 2:
                 await self._customer.cancel(batch_id)

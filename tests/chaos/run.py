@@ -101,7 +101,7 @@ class Session:
         plans = [
             JobPlan(list(kills_of(random, options.kills)), options.lines, seed=options.seed),
             JobPlan(list(kills_of(random, some)), options.lines, "cancelled", seed=options.seed + 1),
-            JobPlan(list(kills_of(random, some)), options.lines, "expired", "30s", seed=options.seed + 2),
+            JobPlan(list(kills_of(random, some)), options.lines, "expired", "30s", seed=options.seed + 2, spread=0.2),
             JobPlan(list(lasting_faults_of(random, some)), options.lines, seed=options.seed + 3),
         ]
         for plan in plans if options.kills else ():

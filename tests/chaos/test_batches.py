@@ -24,7 +24,7 @@ async def audited(smollm2):
 PLANS = {
     "completed": JobPlan((KillEngine(), KillGateway(), KillStore(), EVERYTHING)),
     "cancelled": JobPlan((KillStore(), KillGateway()), ending="cancelled", seed=1),
-    "expired": JobPlan((KillGateway(), KillStore()), lines=400, ending="expired", window="4s", seed=2),
+    "expired": JobPlan((KillGateway(), KillStore()), lines=400, ending="expired", window="6s", seed=2, spread=0.1),
 }
 
 

@@ -9,7 +9,9 @@ from batch_house import COMPLETION, LEASE_SECONDS, Town, chat_line, completion_l
 from fakes import BASE
 
 from engine.core.types import Lane
-from gateway.batches import dispatcher, shard
+from gateway.batches import dispatcher, shard, verdict
+from gateway.batches.lines import Lines
+from gateway.core.errors import Fault, internal, unavailable
 from gateway.core.feed import LEAST
 from gateway.core.limits import Scope
 from gateway.core.tenants import Lapse
@@ -187,6 +189,23 @@ async def test_lines_go_on_when_an_engine_that_died_is_back(town):
     assert (ended.status, len(output), errors) == ("completed", 60, {})
     assert "failed" in engine.ends.values()
     await town.assert_clean(office)
+
+
+async def test_an_engine_that_was_long_away_does_not_use_up_the_tries_of_what_comes_after(town, monkeypatch):
+    office, run = await town.office(), Lines.run
+    failures = [internal("a bug"), *(unavailable(Fault.ENGINE_UNAVAILABLE, "away", 0.001) for _ in range(5))]
+
+    async def failing(lines, *args):
+        if failures:
+            raise failures.pop()
+        return await run(lines, *args)
+
+    monkeypatch.setattr(Lines, "run", failing)
+    monkeypatch.setattr(verdict, "FIRST_PAUSE_S", 0.001)
+    batch = await town.submit([chat_line("the one")])
+    async with working(office):
+        ended = await town.ended(batch)
+    assert (failures, ended.tally.completed, ended.tally.failed) == ([], 1, 0)
 
 
 async def test_while_redis_is_away_nothing_runs_without_a_lease_and_nothing_is_lost(town):

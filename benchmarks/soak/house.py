@@ -50,8 +50,8 @@ class House:
         return [f"visitor-{i}" for i in range(VISITORS)]
 
     def next_visitor(self) -> tuple[str, Path]:
-        """A name whose turn it is, and a folder with an adapter that nobody has seen before: it differs from others in
-        its last weights. The folder that is six turns old goes."""
+        """A name whose turn it is, and a folder with an adapter that nobody has seen before: another's but for its last
+        weights. The folder that is six turns old goes."""
         number = next(self._number)
         root = self.folder / "adapters"
         shutil.rmtree(root / f"visit-{number - 6}", ignore_errors=True)

@@ -20,6 +20,9 @@ NEVER_RUN: Mapping[Outcome, tuple[str, str]] = {
 }
 """By what became of the batch: code and message for lines without an answer."""
 
+ESCAPED = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\x85\u2028\u2029"}
+"""JSON need not escape them, but they end a line to Python's splitlines, which many a script reads such a file with."""
+
 
 @dataclass(frozen=True, slots=True)
 class LineName:
@@ -81,6 +84,7 @@ def _response(name: LineName, status: int, body: Any) -> dict[str, Any]:
 
 
 def _line(name: LineName, response: Any = None, error: Any = None) -> bytes:
-    return (
-        encode_json({"id": name.answer_id, "custom_id": name.custom_id, "response": response, "error": error}) + b"\n"
-    )
+    text = encode_json({"id": name.answer_id, "custom_id": name.custom_id, "response": response, "error": error})
+    for character, escaped in ESCAPED.items():
+        text = text.replace(character, escaped)
+    return text + b"\n"

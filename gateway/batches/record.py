@@ -104,6 +104,8 @@ class Batch(NewBatch):
     """What it ends as; known from when it is being finalized."""
     shard_size: int = 0
     """Positions of a shard, the last one's excepted."""
+    index_fence: int = 0
+    """Of the lease under which its lines were found good; 0: not yet."""
 
     @property
     def ended(self) -> bool:
@@ -114,10 +116,11 @@ class Batch(NewBatch):
         """What the names of its objects in the storage begin with, with the slash at the end."""
         return f"{FOLDERS}{self.id}/"
 
-    @property
-    def index_name(self) -> str:
-        """Of the object that leads from positions to lines."""
-        return f"{self.folder}index"
+    def index_name(self, fence: int) -> str:
+        """Of the object that leads from positions to lines. Who comes too late writes another: models may have changed
+        meanwhile, and lines with them their places.
+        """
+        return f"{self.folder}index-{fence}"
 
 
 TIMES = tuple(item.name for item in fields(Batch) if item.name.endswith("_at"))
@@ -203,7 +206,7 @@ def read_fields(words: Mapping[bytes, bytes]) -> Batch:
     """The inverse, with whatever has been written down since."""
     texts = {key.decode(): value.decode() for key, value in words.items()}
     values: dict[str, Any] = {item.name: texts[item.name] for item in fields(Batch) if item.name in texts}
-    for name in (*TIMES, "output_expires_after", "total", "shard_size"):
+    for name in (*TIMES, "output_expires_after", "total", "shard_size", "index_fence"):
         if name in values:
             values[name] = int(values[name])
     if "metadata" in values:

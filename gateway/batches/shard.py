@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -122,17 +123,16 @@ class Shard:
             self.lose()
 
     async def _line(self, texts: Texts, entry: IndexEntry) -> None:
-        tries, answer = 0, None
+        answer, tries = None, Counter[Fault]()
         while answer is None and not self._is_draining:
-            tries += 1
             answer = await self._attempt(texts, entry, tries)
         if answer is not None:
             self._left -= 1
             self._parts.add(entry.position, answer)
             self._shop.count("failed" if answer.usage is None else "completed")
 
-    async def _attempt(self, texts: Texts, entry: IndexEntry, tries: int) -> Answer | None:
-        """None: there is none yet, and it is time for the next attempt."""
+    async def _attempt(self, texts: Texts, entry: IndexEntry, tries: Counter[Fault]) -> Answer | None:
+        """None: there is none yet, and it is time for the next attempt. `tries`: that came to nothing, by why."""
         name = LineName(self.lease.batch_id, entry.line, "")
         await self._parts.room()
         try:
@@ -145,7 +145,8 @@ class Shard:
         except Exception:  # as at HTTP's edge: a bug of ours is one line's misfortune
             log.exception("batch_line_failed", request_id=name.request_id)
             failure = internal(name.request_id)
-        wait = pause(failure, tries, time.time(), self._lines.left)
+        tries[failure.fault] += 1
+        wait = pause(failure, tries[failure.fault], time.time(), self._lines.left)
         if wait is None:
             return refused(name, failure)
         await self._wait(failure, wait)

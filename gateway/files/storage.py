@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import structlog
 
@@ -50,7 +50,7 @@ class Storage:
         """
         partial, written = f"{PARTIAL}{uuid.uuid4().hex}", 0
         try:
-            file = await self._run(self._place.create, partial)
+            file = await self._opened(self._place.create, partial)
             try:
                 async for chunk in chunks:
                     await self._run(file.write, chunk)
@@ -65,7 +65,7 @@ class Storage:
 
     async def read(self, name: str, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         """Pieces of at most 256 KiB, `length` bytes together; None: to the end."""
-        file = await self._run(self._place.open, name)
+        file = await self._opened(self._place.open, name)
         try:
             await self._run(file.seek, start)
             left = length
@@ -100,6 +100,17 @@ class Storage:
     def _delete(self, names: Sequence[str]) -> None:
         for name in names:
             self._place.delete(name)
+
+    async def _opened(self, opener: Callable[[str], BinaryIO], name: str) -> BinaryIO:
+        """Who is cancelled meanwhile leaves nothing open."""
+        opened: list[BinaryIO] = []
+        try:
+            await self._run(lambda: opened.append(opener(name)))
+        except asyncio.CancelledError:
+            for file in opened:
+                await self._run(file.close)
+            raise
+        return opened[0]
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
         """In a thread. Who is cancelled waits for it: a file may be closed only when nobody is writing to it."""

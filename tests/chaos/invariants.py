@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from tests.chaos.settings import CALLERS, LEASE_SECONDS
 
 TABLE = {(fault.row.http_status, fault.row.code) for fault in ApiFault}
 INTERNAL = 500
+LINE = "batch_"
+"""With which the ids of a batch's requests begin."""
 SETTLE_SECONDS = 5.0
 QUIET_SECONDS = LEASE_SECONDS + 10.0
 """For settlements to arrive, and for the leases of the dead to end."""
@@ -33,9 +36,9 @@ QUIET_SECONDS = LEASE_SECONDS + 10.0
 class Books:
     """What the ledger should have, carried on from trial to trial."""
 
-    least: dict[str, int] = field(default_factory=lambda: dict.fromkeys((caller.name for caller in CALLERS), 0))
-    most: dict[str, int] = field(default_factory=lambda: dict.fromkeys((caller.name for caller in CALLERS), 0))
-    unsettled: int = 0
+    least: dict[str, float] = field(default_factory=lambda: dict.fromkeys((caller.name for caller in CALLERS), 0))
+    most: dict[str, float] = field(default_factory=lambda: dict.fromkeys((caller.name for caller in CALLERS), 0))
+    unsettled: float = 0
     """Leases that may be left behind by gateways that died."""
 
     def begin_anew(self, used: dict[str, int], leases: int) -> None:
@@ -60,6 +63,7 @@ class Auditor:
             records = self._log.records.pop(outcome.ask.id, [])
             wrong += [f"{outcome.ask.id}: {text}" for text in self._judge(outcome, records, harm)]
             self._enter(outcome, records, harm)
+        self._enter_lines(harm)
         wrong += [f"a record of nobody's request: {record}" for record in self._log.records.values()]
         self._log.records.clear()
         self._log.torn = 0
@@ -105,6 +109,16 @@ class Auditor:
         tokens = sum(record["actual_tokens"] for record in records)
         books.most[name] += tokens
         books.least[name] += 0 if Harm.CONNECTIONS | Harm.AWAY in harm else tokens
+
+    def _enter_lines(self, harm: Harm) -> None:
+        """Of batches: a line may run twice, and leaves no record where its gateway was killed."""
+        books, lines = self._books, [name for name in self._log.records if name.startswith(LINE)]
+        for record in (record for name in lines for record in self._log.records.pop(name)):
+            books.most[record["tenant"]] += record["actual_tokens"]
+            books.least[record["tenant"]] += 0 if Harm.CONNECTIONS | Harm.AWAY in harm else record["actual_tokens"]
+        if lines and harm & (Harm.CONNECTIONS | Harm.LOG):
+            books.most = dict.fromkeys(books.most, math.inf)
+            books.unsettled = math.inf if Harm.CONNECTIONS in harm else books.unsettled
 
     async def _ledger(self, harm: Harm) -> list[str]:
         """What is wrong with it still, when settlements have had their time: one that failed is sent again."""

@@ -24,15 +24,16 @@ class Proxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def listen_tcp(self) -> int:
         """Returns the port."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._begin, "127.0.0.1", 0)
         return self._server.sockets[0].getsockname()[1]
 
     async def listen_unix(self, path: Path) -> None:
-        self._server = await asyncio.start_unix_server(self._serve, path)
+        self._server = await asyncio.start_unix_server(self._begin, path)
 
     def hold(self) -> None:
         """From now on nothing arrives, and nobody is told: a cable is out."""
@@ -51,6 +52,13 @@ class Proxy:
             self._server.close()
         self.resume()
         self.cut()
+        if self._serving:
+            await asyncio.wait(self._serving)
+
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with _Kept(self._writers, writer):

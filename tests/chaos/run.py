@@ -1,7 +1,8 @@
 """The long version, by hand: `make chaos ARGS="--rounds 500 --seed 1"`.
 
 Every plant lives through a number of rounds, each with one to three faults at once, drawn by the seed; then it is
-stopped, and another one, with another number of gateways, takes its place. The first complaint ends the run.
+stopped, and another one, with another number of gateways, takes its place. Then come batch jobs: one among a hundred
+kills, one that is cancelled and one that expires meanwhile, and one among all faults. The first complaint ends the run.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
 from rich.console import Console
 
 from engine.model.prepare import prepare_model
-from tests.chaos.faults import Calm, Fault, Together, catalogue
+from tests.chaos.draw import faults_of, kills_of, lasting_faults_of
+from tests.chaos.faults import Calm, Fault
 from tests.chaos.invariants import Auditor
+from tests.chaos.job_trial import JobPlan, JobTrial
 from tests.chaos.load import Mix
-from tests.chaos.plant import Kind, Plant, planted
+from tests.chaos.plant import READY_SECONDS, Kind, Plant, planted
 from tests.chaos.trial import attempt
 
 ROUNDS_OF_A_PLANT = 20
@@ -57,74 +61,93 @@ def tiny_model(folder: Path, tokenizer: Path) -> Path:
     return folder
 
 
-def drawn(random: Random, only: str) -> Fault:
-    """One to three faults of different kinds."""
-    kinds: dict[type[Fault], list[Fault]] = {}
-    for fault in [fault for fault in catalogue() if only in str(fault)]:
-        kinds.setdefault(type(fault), []).append(fault)
-    number = min(len(kinds), random.choice((1, 1, 2, 3)))
-    chosen = random.sample(sorted(kinds, key=lambda kind: kind.__name__), number)
-    faults = [random.choice(kinds[kind]) for kind in chosen]
-    return faults[0] if len(faults) == 1 else Together(faults)
+class Session:
+    """One call of the command."""
 
+    def __init__(self, options: argparse.Namespace, model_dir: Path) -> None:
+        self._options = options
+        self._model_dir = model_dir
+        self._random = Random(options.seed)
 
-def compatible(fault: Fault) -> bool:
-    """Two faults of the store undo each other."""
-    of_the_store = [each for each in getattr(fault, "faults", ()) if each.strikes_store]
-    return len(of_the_store) < 2
+    async def run(self) -> bool:
+        """Whether all went well."""
+        return await self._online() and await self._jobs()
 
+    async def _online(self) -> bool:
+        options = self._options
+        faults = list(faults_of(self._random, options.rounds, options.only))
+        for number, first in enumerate(range(0, len(faults), ROUNDS_OF_A_PLANT)):
+            gateways = options.gateways or GATEWAYS[number % len(GATEWAYS)]
+            async with self._planted(gateways) as plant:
+                if not await self._live(plant, faults[first : first + ROUNDS_OF_A_PLANT], first):
+                    return self._kept(plant)
+        return True
 
-def plan(random: Random, rounds: int, only: str) -> Iterator[Fault]:
-    while rounds:
-        fault = drawn(random, only)
-        if compatible(fault):
-            rounds -= 1
-            yield fault
-
-
-async def live(plant: Plant, faults: list[Fault], seed: int, done: int) -> bool:
-    """Whether all went well."""
-    auditor, random = Auditor(plant), Random(seed)
-    for number, fault in enumerate([Calm(), *faults], done):
-        verdict = await attempt(plant, auditor, fault, seed + number, random.uniform(0.1, LONGEST_FAULT), Mix())
-        print(f"{number:5} {verdict.fault:50} ready in {verdict.ready_seconds:4.1f} s  {verdict.requests}", flush=True)
-        for complaint in verdict.complaints:
-            print(f"      {complaint}", flush=True)
-        if verdict.complaints:
-            return False
-    return True
-
-
-async def run(arguments: argparse.Namespace, model_dir: Path) -> bool:
-    faults = list(plan(Random(arguments.seed), arguments.rounds, arguments.only))
-    for number, first in enumerate(range(0, len(faults), ROUNDS_OF_A_PLANT)):
-        gateways = arguments.gateways or GATEWAYS[number % len(GATEWAYS)]
-        kind = Kind(model_dir, gateways, fake=not arguments.model)
-        print(f"a plant with {gateways} gateways", flush=True)
-        async with planted(kind) as plant:
-            if not await live(plant, faults[first : first + ROUNDS_OF_A_PLANT], arguments.seed, first):
-                shutil.copytree(
-                    plant.folder, arguments.keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock")
-                )
-                print(f"what the plant has written is in {arguments.keep}", flush=True)
+    async def _live(self, plant: Plant, faults: Sequence[Fault], done: int) -> bool:
+        auditor = Auditor(plant)
+        for number, fault in enumerate([Calm(), *faults], done):
+            lasting = self._random.uniform(0.1, LONGEST_FAULT)
+            verdict = await attempt(plant, auditor, fault, self._options.seed + number, lasting, Mix())
+            ready = f"ready in {verdict.ready_seconds:4.1f} s"
+            say(f"{number:5} {verdict.fault:50} {ready}  {verdict.requests}", verdict.complaints)
+            if verdict.complaints:
                 return False
-    return True
+        return True
+
+    async def _jobs(self) -> bool:
+        """Kills, then the same with an end before the end, then everything that can be survived."""
+        options, random = self._options, self._random
+        some = max(1, options.kills // 5)
+        plans = [
+            JobPlan(list(kills_of(random, options.kills)), options.lines, seed=options.seed),
+            JobPlan(list(kills_of(random, some)), options.lines, "cancelled", seed=options.seed + 1),
+            JobPlan(list(kills_of(random, some)), options.lines, "expired", "30s", seed=options.seed + 2, spread=0.2),
+            JobPlan(list(lasting_faults_of(random, some)), options.lines, seed=options.seed + 3),
+        ]
+        for plan in plans if options.kills else ():
+            async with self._planted(options.gateways or GATEWAYS[0]) as plant:
+                verdict = await JobTrial(plant, Auditor(plant), plan).run()
+                say(f"{plan.ending} after {verdict.struck} faults: {verdict.told}", verdict.complaints)
+                if verdict.complaints:
+                    return self._kept(plant)
+        return True
+
+    @asynccontextmanager
+    async def _planted(self, gateways: int) -> AsyncIterator[Plant]:
+        print(f"a plant with {gateways} gateways", flush=True)
+        kind = Kind(self._model_dir, gateways, not self._options.model, self._options.ready_seconds)
+        async with planted(kind) as plant:
+            yield plant
+
+    def _kept(self, plant: Plant) -> bool:
+        """What a plant has written, for whoever wants to know why it failed."""
+        ignore = shutil.ignore_patterns("*.sock")
+        shutil.copytree(plant.folder, self._options.keep, dirs_exist_ok=True, ignore=ignore)
+        print(f"what the plant has written is in {self._options.keep}", flush=True)
+        return False
+
+
+def say(line: str, complaints: Sequence[str]) -> None:
+    print("\n      ".join([line, *complaints]), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="draws the faults and the traffic")
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--only", default="", help="a part of the names of faults to choose from")
+    parser.add_argument("--rounds", type=int, default=100, help="of online traffic; 0: only jobs")
+    parser.add_argument("--only", default="", help="a part of the names of the faults of these rounds")
+    parser.add_argument("--kills", type=int, default=100, help="over a batch job; 0: no jobs")
+    parser.add_argument("--lines", type=int, default=2000, help="of a batch job")
     parser.add_argument("--gateways", type=int, default=0, help="of every plant; 0: two, one and three in turn")
     parser.add_argument("--model", action="store_true", help="a real model of two layers, in place of digests")
+    parser.add_argument("--ready-seconds", type=float, default=READY_SECONDS, help="bound on coming back after a fault")
     parser.add_argument("--keep", type=Path, default=Path("chaos-failed"), help="folder for the logs of a failed plant")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     data_dir = Path(os.environ.get("LORALANE_TEST_DATA", Path.home() / ".cache" / "loralane-test"))
     tokenizer = prepare_model("embedded", data_dir, Console(stderr=True))
     with tempfile.TemporaryDirectory(prefix="chaos-model-") as folder:
-        model_dir = tiny_model(Path(folder), tokenizer) if arguments.model else tokenizer
-        if not asyncio.run(run(arguments, model_dir)):
+        model_dir = tiny_model(Path(folder), tokenizer) if options.model else tokenizer
+        if not asyncio.run(Session(options, model_dir).run()):
             sys.exit(1)
 
 

@@ -57,6 +57,7 @@ def write_config(folder: Path, *, http_port: int, redis_port: int, gateways: int
         "redis": {"url": f"redis://127.0.0.1:{redis_port}"},
         "http": {"port": http_port, "request_timeout_s": 30},
         "grpc": {"port": 0},
+        "batches": {"lease_s": LEASE_SECONDS},
         "admin": {"keys": [hashed(ADMIN_KEY)]},
         "gateways": gateways,
     }

@@ -128,7 +128,7 @@ class Town:
         )
         found, index = InputCheck(asked).run(BytesIO(text))
         assert not found.errors
-        await self.files.storage.write(batch.index_name, pieces(index))
+        await self.files.storage.write(batch.index_name(lease.fence), pieces(index))
         await store.validated(lease, found.total, found.model)
 
     async def submit(

@@ -1,15 +1,19 @@
 """What one gateway, or two, make of batches while all goes well, and while something does not."""
 
 import asyncio
+import json
 from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
 
 import pytest
-from batch_house import COMPLETION, LEASE_SECONDS, Town, chat_line, completion_line, until
+from batch_house import COMPLETION, LEASE_SECONDS, Town, chat_line, completion_line, pieces, until
 from fakes import BASE
 
 from engine.core.types import Lane
-from gateway.batches import dispatcher, shard
+from gateway.batches import dispatcher, shard, verdict
+from gateway.batches.index import packed
+from gateway.batches.lines import Lines
+from gateway.core.errors import Fault, internal, unavailable
 from gateway.core.feed import LEAST
 from gateway.core.limits import Scope
 from gateway.core.tenants import Lapse
@@ -186,6 +190,43 @@ async def test_lines_go_on_when_an_engine_that_died_is_back(town):
     output, errors = await town.results(ended)
     assert (ended.status, len(output), errors) == ("completed", 60, {})
     assert "failed" in engine.ends.values()
+    await town.assert_clean(office)
+
+
+async def test_an_engine_that_was_long_away_does_not_use_up_the_tries_of_what_comes_after(town, monkeypatch):
+    office, run = await town.office(), Lines.run
+    failures = [internal("a bug"), *(unavailable(Fault.ENGINE_UNAVAILABLE, "away", 0.001) for _ in range(5))]
+
+    async def failing(lines, *args):
+        if failures:
+            raise failures.pop()
+        return await run(lines, *args)
+
+    monkeypatch.setattr(Lines, "run", failing)
+    monkeypatch.setattr(verdict, "FIRST_PAUSE_S", 0.001)
+    batch = await town.submit([chat_line("the one")])
+    async with working(office):
+        ended = await town.ended(batch)
+    assert (failures, ended.tally.completed, ended.tally.failed) == ([], 1, 0)
+
+
+async def test_a_validation_that_comes_too_late_moves_no_lines(town, monkeypatch):
+    """Its catalog is older, so that the same lines have other places in its index."""
+    office = await town.office()
+    batch = await town.submit([chat_line(f"{number}", f"{number}") for number in range(300)])
+    late = await town.store.claim("asleep", {"validate"})
+    async with working(office):
+        engine = office.house.engine
+        engine.admit = asyncio.Event()
+        await until(lambda: engine.open >= LEAST)
+        lines = list(range(300, 0, -1))
+        size = len(json.dumps(chat_line("0", "0"))) + 1
+        await town.files.storage.write(late.batch.index_name(late.fence), pieces(packed((n, 0, size) for n in lines)))
+        assert not await town.store.validated(late, 300)
+        engine.admit.set()
+        ended = await town.ended(batch)
+    output, _ = await town.results(ended)
+    assert output.keys() == {f"{number}" for number in range(300)}
     await town.assert_clean(office)
 
 

@@ -209,3 +209,9 @@ async def test_lines_that_lie_together_are_read_together(tmp_path, valkey, seed)
     large = sum(entry.length > SMALL_BYTES for entry in entries)
     assert [length > SMALL_BYTES for length in reads[-large:]] == [True] * large
     assert len(found._kept) == 128 - large
+
+
+def test_an_answer_is_one_line_to_whoever_splits_a_text_into_lines():
+    body = {"content": "a\u2028b\u2029c\x85d\x1ee\x0cf"}
+    [line] = answered(NAME, body, Usage(1, 1, 0)).text.decode().splitlines()
+    assert json.loads(line)["response"]["body"] == body

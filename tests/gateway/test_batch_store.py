@@ -91,6 +91,13 @@ async def test_what_is_forgotten_leaves_the_list(store, valkey):
     assert await valkey.zcard("loralane:batches:{acme}") == 1
 
 
+async def test_a_list_may_have_forgotten_more_than_it_remembers(store, valkey):
+    kept = await store.create(wanted(), 10)
+    await valkey.zadd("loralane:batches:{acme}", {f"batch_{number:024x}": number for number in range(2500)})
+    found, more = await store.list("acme", after=kept.id, limit=1)
+    assert (found, more) == ([], False)
+
+
 async def test_a_batch_is_remembered_for_so_long_after_its_end(store, valkey):
     batch = await running(store, 1)
     await store.cancel("acme", batch.id)
@@ -161,6 +168,26 @@ async def test_a_bug_in_a_commit_changes_nothing(store, valkey):
             await store.commit(shard, ["two"], positions, Tally(completed=3))
     assert await valkey.bitcount(f"loralane:batchbits:{{acme}}:{batch.id}") == 2
     assert (await store.get("acme", batch.id)).tally == Tally(completed=2)
+
+
+async def test_what_counts_is_never_called_lost(store):
+    await running(store, 8)
+    shard = await claimed(store, "shard")
+    assert await store.commit(shard, ["part"], [0], Tally(completed=1)), "but the answer does not arrive"
+    await store.wait(15)
+    await claimed(store, "shard")
+    assert await store.commit(shard, ["part"], [0], Tally(completed=1)), "or the objects would be deleted"
+    assert not await store.commit(shard, ["late"], [1], Tally(completed=1))
+
+
+async def test_a_shard_that_rests_does_not_hold_up_the_end(store):
+    batch = await running(store, SHARD_SIZE + 8)
+    first, second = await claimed(store, "shard"), await claimed(store, "shard")
+    await store.release(first, 60)
+    await store.cancel(batch.tenant, batch.id)
+    assert await store.claim("me", {"finalize"}) is None, "the other may still commit"
+    await store.release(second, 60)
+    await claimed(store, "finalize")
 
 
 async def test_cancelling_before_validation_leaves_no_lines(store):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
+from typing import BinaryIO
 
 import pytest
 from file_fakes import LIMITS, MIB, FullFolder, build_files, filler, objects, pieces, stuck, whole
 
 from gateway.core.errors import ApiError, Fault
+from gateway.files.places import Folder
 from gateway.files.record import new_file_id
 from gateway.files.registry import Reservation
 from gateway.files.service import Files
@@ -216,6 +219,34 @@ async def test_who_is_cancelled_at_any_point_leaves_a_whole_file_or_nothing(file
     kept = (await files.list("acme")).data
     assert objects(folder) == sorted(record.object for record in kept)
     assert await charged(files) == (sum(record.bytes for record in kept), len(kept))
+
+
+class SlowFolder(Folder):
+    """Takes its time to open a file."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.opened: list[BinaryIO] = []
+        self.go_on = Event()
+
+    def open(self, name: str) -> BinaryIO:
+        self.opened.append(super().open(name))
+        self.go_on.wait(10)
+        return self.opened[-1]
+
+
+async def test_who_is_cancelled_while_a_file_is_opened_leaves_none_open(valkey, folder):
+    place = SlowFolder(folder)
+    files = build_files(valkey, place)
+    record = await bring(files)
+    reading = asyncio.create_task(whole(files.content(record)))
+    while not place.opened:
+        await asyncio.sleep(0.001)
+    reading.cancel()
+    place.go_on.set()
+    await asyncio.wait([reading])
+    assert reading.cancelled()
+    assert [file.closed for file in place.opened] == [True]
 
 
 async def test_an_upload_whose_gateway_died_is_given_back(valkey, folder):

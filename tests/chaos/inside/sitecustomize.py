@@ -1,10 +1,13 @@
 """Found by every Python process of a plant as it begins: lets a test move its clock, and look at its tasks.
 
-The folder CHAOS_FOLDER holds `clock`, the seconds by which the wall clock is wrong, while it is wrong. A process that
-gets SIGUSR1 writes what its tasks are doing to `tasks-PID` there.
+The folder CHAOS_FOLDER holds `clock`, the seconds by which the wall clock is wrong, while it is. A process that gets
+SIGUSR1 writes what its tasks are doing to `tasks-PID` there; one that gets SIGUSR2 says on standard error where its
+threads are, for whoever looks for what hangs.
 """
 
 import asyncio
+import builtins
+import faulthandler
 import json
 import os
 import signal
@@ -13,13 +16,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 FOLDER = Path(os.environ["CHAOS_FOLDER"])
+OURS = ("gateway.", "engine.")
 STALE_SECONDS = 0.05
 
 
 class WrongClock:
-    """The wall clock, and how far off it is."""
+    """The wall clock, and how far off it is.
+
+    It is wrong for our own code alone. gRPC would compare it with the machine's, which no process can move for itself,
+    and wait for hours.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -34,11 +44,24 @@ class WrongClock:
             self._offset = float(self._file.read_text()) if self._file.exists() else 0.0
         return self._offset
 
-    def seconds(self, real: Callable[[], float]) -> Callable[[], float]:
-        return lambda: real() + self.offset
+    def module(self) -> ModuleType:
+        """The module `time`, by this clock."""
+        wrong = ModuleType("time")
+        wrong.__dict__.update(vars(time))
+        wrong.__dict__["time"] = lambda: time.time() + self.offset
+        wrong.__dict__["time_ns"] = lambda: time.time_ns() + int(self.offset * 1e9)
+        return wrong
 
-    def nanoseconds(self, real: Callable[[], int]) -> Callable[[], int]:
-        return lambda: real() + int(self.offset * 1e9)
+
+def importing(real: Callable[..., Any], wrong_time: ModuleType) -> Callable[..., Any]:
+    """`import`, which gives our own modules another `time` than all others."""
+
+    def imported(name: str, globals: Any = None, *rest: Any, **more: Any) -> Any:
+        if name == "time" and (globals or {}).get("__name__", "").startswith(OURS):
+            return wrong_time
+        return real(name, globals, *rest, **more)
+
+    return imported
 
 
 def all_tasks() -> list[asyncio.Task]:
@@ -60,7 +83,7 @@ def tell_tasks() -> None:
         told.rename(told.with_suffix(""))
 
 
-clock = WrongClock(FOLDER / "clock")
-time.time, time.time_ns = clock.seconds(time.time), clock.nanoseconds(time.time_ns)
+builtins.__import__ = importing(builtins.__import__, WrongClock(FOLDER / "clock").module())
+faulthandler.register(signal.SIGUSR2)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 threading.Thread(target=tell_tasks, name="chaos-tasks", daemon=True).start()

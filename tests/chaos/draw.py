@@ -1,0 +1,56 @@
+"""Which faults strike, drawn by a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from tests.chaos.faults import (
+    Fault,
+    Harm,
+    KillEngine,
+    KillGateway,
+    KillHouse,
+    KillStore,
+    Together,
+    catalogue,
+)
+
+
+def faults_of(random: Random, number: int, only: str = "") -> Iterator[Fault]:
+    """Each of one to three kinds at once. `only`: a part of their names."""
+    while number:
+        fault = _drawn(random, only)
+        if _is_possible(fault):
+            number -= 1
+            yield fault
+
+
+def kills_of(random: Random, number: int) -> Iterator[Fault]:
+    """Of a gateway, all gateways, the engine, Valkey: in turn, and every fifth time together."""
+    for count in range(number):
+        victims: list[Fault] = [KillGateway(), KillEngine(), KillStore(), KillHouse()]
+        random.shuffle(victims)
+        yield Together(victims[: random.randint(2, 4)]) if count % 5 == 4 else victims[0]
+
+
+def lasting_faults_of(random: Random, number: int) -> Iterator[Fault]:
+    """Of every kind but those after which Redis knows nothing of a job."""
+    known = [fault for fault in catalogue() if Harm.BOOKS not in fault.harm]
+    for _ in range(number):
+        yield random.choice(known)
+
+
+def _drawn(random: Random, only: str) -> Fault:
+    kinds: dict[type[Fault], list[Fault]] = {}
+    for fault in [fault for fault in catalogue() if only in str(fault)]:
+        kinds.setdefault(type(fault), []).append(fault)
+    number = min(len(kinds), random.choice((1, 1, 2, 3)))
+    chosen = random.sample(sorted(kinds, key=lambda kind: kind.__name__), number)
+    faults = [random.choice(kinds[kind]) for kind in chosen]
+    return faults[0] if len(faults) == 1 else Together(faults)
+
+
+def _is_possible(fault: Fault) -> bool:
+    """Two faults of the store undo each other."""
+    return sum(each.strikes_store for each in getattr(fault, "faults", ())) < 2

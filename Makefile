@@ -16,12 +16,13 @@ REACHABLE = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU
 CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
-.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-batches bench-gateway bench-lanes bench-many-adapters bench-gpu bench-planning chaos soak audit proto clean
+.PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-many-adapters bench-lanes bench-batches
+.PHONY: bench-batch-job bench-gateway bench-gpu bench-planning chaos soak proto audit clean
 help:  ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 setup: $(VENV)/.setup  ## Install loralane into .venv
-setup-dev: $(VENV)/.setup-dev
+setup-dev: $(VENV)/.setup-dev  ## Install what tests and linters need, too
 
 $(VENV)/.venv:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
@@ -72,11 +73,14 @@ bench-adapters: setup-dev  ## What 1, 8 and 64 adapters cost, resident and not, 
 bench-many-adapters: setup-dev  ## 2,000 adapters of ranks 4 to 64 behind one engine (13 GB of scratch space)
 	$(BIN)/python -m benchmarks.many_adapters $(ARGS)
 
-bench-batches: setup-dev  ## A batch job of 10,000 lines over 50 adapters beside chats, and the largest file
-	$(BIN)/python -m benchmarks.batches $(ARGS)
+bench-batch-job: setup-dev  ## A batch job of 10,000 lines over 50 adapters beside chats, and the largest file
+	$(BIN)/python -m benchmarks.batch_job $(ARGS)
 
-bench-gateway: setup-dev  ## What the gateway costs a request and a token, beside LiteLLM where LORALANE_LITELLM_PYTHON names one
+bench-gateway: setup-dev  ## What the gateway costs, beside LiteLLM where LORALANE_LITELLM_PYTHON names one
 	$(BIN)/python -m benchmarks.gateway $(ARGS)
+
+bench-batches: setup-dev  ## How many lines of a batch one gateway process runs in a second
+	$(BIN)/python -m benchmarks.batches $(ARGS)
 
 bench-gpu: setup-dev  ## Kernels and engine on an NVIDIA GPU, against their byte limits (ARGS="--tiny" on the CPU)
 	$(BIN)/python -m benchmarks.gpu.run $(ARGS)

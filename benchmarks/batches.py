@@ -1,281 +1,94 @@
-"""`make bench-batches`: a batch job beside people who chat, and the largest file there may be.
+"""`make bench-batches`: how many lines of a batch one gateway process runs in a second.
 
-    python -m benchmarks.batches [--lines 10000] [--adapters 50] [--cores 0,1] [--json FILE]
+    python -m benchmarks.batches [--lines 20000] [--tokens 16] [--cores 0,1,2,3] [--rounds 3]
 
-Done with the official `openai` client, as its documentation does it: upload, create, poll, download. Answered:
-
-    volume      50,000 lines in nearly 200 MB: seconds to take them in and to check them, memory meanwhile, and whether
-                a bad line 49,999 is reported with its number
-    workflow    a job over many adapters: every line answered once, lines and tokens a second
-    beside      TTFT of interactive requests alone and beside that job, against the lane's goal
+One gateway process on one core, with limits and batches in a Valkey and files in a folder, over an engine that takes no
+time; the engine, Valkey and client have a core each.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import random
-import threading
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
 
+import httpx
 import msgspec
-import psutil
-from openai import OpenAI
-from openai.types import Batch
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
-from benchmarks.command import client_cores, make_parser, run
-from benchmarks.peers import loralane
-from benchmarks.server import launched, pinned
-from benchmarks.workload import answered, write_adapters
-from engine.core.config import INTERACTIVE_GOALS
+from benchmarks.command import run
+from benchmarks.gateway import MESSAGES
+from benchmarks.gateway_peers import Cores, Station, loralane
+from benchmarks.peers import MODEL
+from benchmarks.server import pinned
 from engine.model.prepare import prepare_model
-from gateway.bench.client import Target
-from gateway.bench.measure import report
-from gateway.bench.plan import Item
-from gateway.outputs import print_wide
+from engine.paths import default_data_dir
 
-RANK = 8
-MIB = 2**20
-VOLUME_LINES, VOLUME_BYTES = 50_000, 200 * 10**6
-BAD_LINE = 49_999
-POLL_S, SAMPLE_S, GAP_S = 0.25, 0.05, 1.0
-TOPICS = ("rivers", "mountains", "planets", "birds", "bridges", "trees", "poems", "trains", "spices", "lakes")
+ENDPOINT = "/v1/chat/completions"
+POLL_SECONDS = 0.1
+FIRST, LAST = 0.1, 0.9
+"""Shares of the lines between which time is taken: what comes before and after is not the dispatcher's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    what: str
-    value: float
-    goal: str = ""
-    is_met: bool = True
+def requests(lines: int, tokens: int) -> bytes:
+    """An input file."""
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": tokens}
+    texts = ({"custom_id": f"{number}", "method": "POST", "url": ENDPOINT, "body": body} for number in range(lines))
+    return b"\n".join(map(msgspec.json.encode, texts))
 
 
-class Memory:
-    """The most that a server's processes but its engine held, in MiB above what they held at first."""
-
-    def __init__(self, pid: int) -> None:
-        self._server = psutil.Process(pid)
-        self._idle = self._held()
-        self.most = 0.0
-
-    def watch(self, stopped: threading.Event) -> None:
-        while not stopped.wait(SAMPLE_S):
-            self.most = max(self.most, self._held() - self._idle)
-
-    def _held(self) -> float:
-        """Of what each holds alone: pages of libraries that all share count once at idle, and do not grow."""
-        total = 0
-        for process in (self._server, *self._server.children(recursive=True)):
-            try:
-                words = " ".join(process.cmdline())
-                if "engine.server" not in words and "valkey" not in words:
-                    total += process.memory_full_info().uss
-            except psutil.NoSuchProcess:
-                continue
-        return total / MIB
+def lines_per_second(client: httpx.Client, text: bytes, lines: int) -> float:
+    """Of one batch. Raises RuntimeError: it did not complete."""
+    file = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", text)}).raise_for_status()
+    wish = {"input_file_id": file.json()["id"], "endpoint": ENDPOINT, "completion_window": "1h"}
+    batch = client.post("/v1/batches", json=wish).raise_for_status().json()
+    seen: list[tuple[float, int]] = []
+    while batch["status"] in ("validating", "in_progress", "finalizing"):
+        time.sleep(POLL_SECONDS)
+        batch = client.get(f"/v1/batches/{batch['id']}").raise_for_status().json()
+        seen.append((time.perf_counter(), batch["request_counts"]["completed"]))
+    if batch["status"] != "completed" or batch["request_counts"]["completed"] != lines:
+        raise RuntimeError(f"the batch is {batch['status']} with {batch['request_counts']}")
+    measured = [(when, done) for when, done in seen if FIRST * lines <= done <= LAST * lines]
+    (began, before), (ended, after) = measured[0], measured[-1]
+    return (after - before) / (ended - began)
 
 
-@contextmanager
-def watched(pid: int) -> Iterator[Memory]:
-    memory, stopped = Memory(pid), threading.Event()
-    thread = threading.Thread(target=memory.watch, args=(stopped,))
-    thread.start()
-    try:
-        yield memory
-    finally:
-        stopped.set()
-        thread.join()
-
-
-def chat_line(index: int, model: str, content: str, max_tokens: int) -> dict[str, Any]:
-    body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens}
-    return {"custom_id": f"line-{index}", "method": "POST", "url": "/v1/chat/completions", "body": body}
-
-
-def write_lines(path: Path, lines: Iterator[dict[str, Any]]) -> Path:
-    with path.open("wb") as file:
-        for line in lines:
-            file.write(msgspec.json.encode(line) + b"\n")
-    return path
-
-
-def volume_lines(model: str, bad: int | None) -> Iterator[dict[str, Any]]:
-    """Nearly as large, all together, as a file may be; line `bad`, from 1, has no messages."""
-    filler = "x" * (VOLUME_BYTES // VOLUME_LINES - 220)
-    for number in range(1, VOLUME_LINES + 1):
-        line = chat_line(number, model, f"{number} {filler}", 1)
-        yield line | {"body": {"model": model}} if number == bad else line
-
-
-def submit(client: OpenAI, path: Path) -> tuple[Batch, float]:
-    """The job, and seconds of the upload."""
-    began = time.perf_counter()
-    with path.open("rb") as file:
-        uploaded = client.files.create(file=file, purpose="batch")
-    took = time.perf_counter() - began
-    return client.batches.create(
-        input_file_id=uploaded.id, endpoint="/v1/chat/completions", completion_window="24h"
-    ), took
-
-
-def wait(client: OpenAI, batch: Batch, until: Callable[[Batch], bool]) -> Batch:
-    while not until(batch):
-        time.sleep(POLL_S)
-        batch = client.batches.retrieve(batch.id)
-    return batch
-
-
-def is_over(batch: Batch) -> bool:
-    return batch.status in ("completed", "failed", "expired", "cancelled")
-
-
-def volume(client: OpenAI, model: str, pid: int, scratch: Path) -> list[Figure]:
-    """Raises RuntimeError: the job was not taken, or the bad line not found."""
-    good = write_lines(scratch / "good.jsonl", volume_lines(model, None))
-    bad = write_lines(scratch / "bad.jsonl", volume_lines(model, BAD_LINE))
-    with watched(pid) as memory:
-        batch, upload = submit(client, good)
-        began = time.perf_counter()
-        batch = wait(client, batch, lambda batch: batch.status != "validating")
-        checked = time.perf_counter() - began
-    if batch.status != "in_progress":
-        raise RuntimeError(f"{VOLUME_LINES} good lines came to {batch.status}: {batch.errors}")
-    wait(client, client.batches.cancel(batch.id), is_over)
-    refused = wait(client, submit(client, bad)[0], is_over)
-    errors = refused.errors.data if refused.errors and refused.errors.data else []
-    found = [error.line for error in errors] == [BAD_LINE]
-    size = good.stat().st_size / 10**6
-    return [
-        Figure(f"upload of {size:.0f} MB (s)", upload),
-        Figure(f"check of {VOLUME_LINES:,} lines (s)", checked, "<= 10", checked <= 10),
-        Figure("memory meanwhile, above idle (MiB)", memory.most, "< 100", memory.most < 100),
-        Figure(f"bad line {BAD_LINE:,} reported", float(found), "1", found),
-    ]
-
-
-def job_lines(models: Sequence[str], count: int, max_tokens: int) -> Iterator[dict[str, Any]]:
-    """Adapters go round, as callers mix them; what a customer asks begins alike."""
-    rng = random.Random(0)
-    for index in range(count):
-        content = f"Say one short thing about {rng.choice(TOPICS)} number {rng.randrange(1000)}."
-        yield chat_line(index, models[index % len(models)], content, max_tokens)
-
-
-def chats(count: int) -> list[Item]:
-    """One after the other from a steady stream of people, so that no two runs share a prefix."""
-    rng = random.Random(time.time_ns())
-    prompts = [tuple(rng.randrange(1000, 40_000) for _ in range(rng.randrange(24, 96))) for _ in range(count)]
-    return [Item("base", prompt, 8, "interactive", index * GAP_S) for index, prompt in enumerate(prompts)]
-
-
-def people(target: Target, count: int) -> Any:
-    """TTFT percentiles in seconds."""
-    found = report("chats", answered(target, chats(count))).ttft
-    if found is None:
-        raise RuntimeError("no chat was answered")
-    return found
-
-
-def workflow(
-    client: OpenAI,
-    target: Target,
-    models: Sequence[str],
-    arguments: argparse.Namespace,
-    scratch: Path,
-    progress: Progress,
-) -> list[Figure]:
-    path = write_lines(scratch / "job.jsonl", job_lines(models, arguments.lines, arguments.max_tokens))
-    alone = people(target, arguments.chats)
-    began = time.perf_counter()
-    batch, _ = submit(client, path)
-    batch = wait(client, batch, lambda batch: batch.status != "validating")
-    with ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(people, target, arguments.chats)
-        batch = followed(client, batch, progress)
-        seconds = time.perf_counter() - began
-        ttft = during(beside)
-    answers = [json.loads(line) for line in client.files.content(str(batch.output_file_id)).iter_lines()]
-    ids = [answer["custom_id"] for answer in answers]
-    exact = sorted(ids) == sorted(f"line-{index}" for index in range(arguments.lines))
-    tokens = sum(answer["response"]["body"]["usage"]["total_tokens"] for answer in answers)
-    goal = INTERACTIVE_GOALS.ttft_s
-    return [
-        Figure(f"{arguments.lines:,} lines over {len(models)} adapters (s)", seconds),
-        Figure("lines/s", arguments.lines / seconds),
-        Figure("prompt and output tokens/s", tokens / seconds),
-        Figure("every line answered, once", float(exact), "1", exact and batch.status == "completed"),
-        Figure("chats: TTFT p50 alone (ms)", alone.p50 * 1e3),
-        Figure("chats: TTFT p99 alone (ms)", alone.p99 * 1e3),
-        Figure("chats: TTFT p50 beside the job (ms)", ttft.p50 * 1e3),
-        Figure("chats: TTFT p99 beside the job (ms)", ttft.p99 * 1e3, f"<= {goal * 1e3:.0f}", ttft.p99 <= goal),
-    ]
-
-
-def followed(client: OpenAI, batch: Batch, progress: Progress) -> Batch:
-    total = batch.request_counts.total if batch.request_counts else 0
-    task = progress.add_task("lines", total=total)
-    while not is_over(batch):
-        time.sleep(POLL_S)
-        batch = client.batches.retrieve(batch.id)
-        counts = batch.request_counts
-        progress.update(task, completed=counts.completed + counts.failed if counts else 0)
-    return batch
-
-
-def during(beside: Future[Any]) -> Any:
-    """Raises RuntimeError: the job was over first, so that chats were alone for a part of the time."""
-    if beside.done():
-        return beside.result()
-    raise RuntimeError("the job was over before the chats were: more --lines, or fewer --chats")
+def measure(station: Station, lines: int, tokens: int, rounds: int) -> list[float]:
+    text, headers = requests(lines, tokens), {"authorization": f"Bearer {station.key}"}
+    with httpx.Client(base_url=station.url, headers=headers, timeout=60) as client:
+        return [lines_per_second(client, text, lines) for _ in range(rounds)]
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
     model = prepare_model("embedded", arguments.data_dir, console)
-    folders = write_adapters(model, scratch / "adapters", [RANK] * arguments.adapters)
-    preload = {name: str(path) for name, path in folders.items()}
-    extra = {"adapters": {"preload": preload}, "engine": {"prefix_caching": True}}
-    peer = loralane(model, scratch, arguments.cores, extra)
-    with (
-        Progress(console=console) as progress,
-        pinned(client_cores(arguments.cores)),
-        launched(peer.command, scratch / "log") as process,
-    ):
-        client = OpenAI(base_url=f"{peer.command.url}/v1", api_key=peer.key, timeout=600)
-        figures = [] if arguments.skip_volume else volume(client, next(iter(folders)), process.pid, scratch)
-        figures += workflow(client, Target(peer.command.url, peer.key), list(folders), arguments, scratch, progress)
-    if arguments.json:
-        arguments.json.write_bytes(msgspec.json.encode(figures))
-    print_wide(table(figures))
-
-
-def table(figures: Sequence[Figure]) -> Table:
-    result = Table(title="Batches")
-    for column in ("", "measured", "goal", "met"):
-        result.add_column(column, justify="left" if not column else "right")
-    for figure in figures:
-        met = "yes" if figure.is_met else "no"
-        result.add_row(figure.what, f"{figure.value:.4g}", figure.goal, met if figure.goal else "")
-    return result
+    with ExitStack() as stack:
+        station = stack.enter_context(loralane(model, scratch, arguments.cores))
+        stack.enter_context(pinned(frozenset((arguments.cores.client,))))
+        found = measure(station, arguments.lines, arguments.tokens, arguments.rounds)
+        memory = station.memory_mib
+    told = ", ".join(f"{each:,.0f}" for each in found)
+    console.print(f"lines/s of one gateway process: {median(found):,.0f} ({told}); {memory:,.0f} MiB at the end")
 
 
 def main() -> None:
-    parser = make_parser("batches", __doc__, peer=False)
-    parser.add_argument("--lines", type=int, default=10_000)
-    parser.add_argument("--adapters", type=int, default=50)
-    parser.add_argument("--max-tokens", type=int, default=4, help="of each line")
-    parser.add_argument("--chats", type=int, default=100, help="interactive requests, one a second")
-    parser.add_argument("--skip-volume", action="store_true", help="leave the largest file out")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.batches", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lines", type=int, default=20_000)
+    parser.add_argument("--tokens", type=int, default=16, help="of each answer")
+    parser.add_argument("--cores", type=_cores, default="0,1,2,3", help="gateway, engine, Valkey, client")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
     run(partial(bench, parser.parse_args()))
+
+
+def _cores(text: str) -> Cores:
+    return Cores(*map(int, text.split(",")))
 
 
 if __name__ == "__main__":

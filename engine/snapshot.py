@@ -141,8 +141,6 @@ def _step_model(state: EngineState) -> Figures:
         "step_actual_seconds_total": ledger.actual_seconds,
         "step_error_median": ledger.model.median_error,
         "step_margin": ledger.model.margin,
-        "prefill_token_seconds": ledger.prefill_price,
-        "decode_token_seconds": ledger.decode_price,
     }
 
 

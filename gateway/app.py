@@ -19,7 +19,7 @@ from gateway.accounts.store import account_store
 from gateway.adapters.mirror import CONCURRENT_LOADS
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
-from gateway.adapters.store import RedisAdapterStore
+from gateway.adapters.store import adapter_store
 from gateway.addresses import Ports
 from gateway.banner import Banner
 from gateway.batches.opened import open_batches
@@ -170,7 +170,7 @@ async def _connect(
     base = model_name(config)
     adapters = AdapterRegistry(
         engine,
-        RedisAdapterStore(redis, base, config.redis.key_prefix),
+        adapter_store(redis, base, config.redis.key_prefix),
         sources,
         reserved=(base,),
         drain_seconds=config.adapters.drain_seconds,

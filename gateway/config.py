@@ -29,7 +29,7 @@ from gateway.config_sections import (
 )
 from gateway.core.billing import BillingConfig
 from gateway.core.limits import Limits
-from gateway.core.tenants import ADMIN_TENANT, KeyRing, Principal, Tenant, hash_key, key_id
+from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
 
 DEMO_KEYS = ("sk-demo-acme", "sk-demo-globex", "sk-demo-admin")
 """Known to everybody, so good on loopback only."""
@@ -107,13 +107,6 @@ class Config:
     def admins(self) -> dict[str, Principal]:
         """By SHA-256 of their keys."""
         return {key: Principal(ADMIN_TENANT, key_id(key), is_admin=True) for key in self.admin.keys}
-
-    def key_ring(self) -> KeyRing:
-        """Everybody the configuration knows, as it is; a gateway follows the registry instead, which it seeds."""
-        principals = {
-            key: Principal(entry.tenant, key_id(key)) for entry in self.tenants.values() for key in entry.keys
-        }
-        return KeyRing(principals | self.admins())
 
 
 def load_config(path: Path | None, env: Mapping[str, str]) -> Config:

@@ -83,6 +83,8 @@ class Usage:
     completion: int
     cached: int
     """Of the prompt, found in the prefix cache."""
+    device_us: int = 0
+    """Microseconds of the device's time that the answers have taken."""
 
 
 @dataclass(frozen=True, slots=True)

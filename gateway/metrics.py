@@ -184,11 +184,12 @@ class Promises(Collector):
     """What does not change while a gateway runs: its version, and what its lanes promise."""
 
     def __init__(self, goals: Mapping[Lane, LaneGoals]) -> None:
+        self._version = version("loralane")
         self._goals = {lane_name(lane): promised for lane, promised in goals.items()}
 
     def collect(self) -> Iterator[Metric]:
         build = GaugeMetricFamily("loralane_build_info", "1; the version is in the label.", labels=["version"])
-        build.add_metric([version("loralane")], 1)
+        build.add_metric([self._version], 1)
         share = GaugeMetricFamily("loralane_slo_target", "Share of tokens to be in time, as promised.", labels=["lane"])
         seconds = GaugeMetricFamily("loralane_slo_goal_seconds", "The time that a lane promises.", labels=GOAL)
         for lane, promised in self._goals.items():

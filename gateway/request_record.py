@@ -59,7 +59,8 @@ class RequestRecord:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self.prompt_tokens, self.completion_tokens, sum(self.cached.values()))
+        device_us = round(self.device_seconds * 1e6)
+        return Usage(self.prompt_tokens, self.completion_tokens, sum(self.cached.values()), device_us)
 
     @property
     def used_tokens(self) -> int:
@@ -78,8 +79,8 @@ class RequestRecord:
         """What to count of it, so far: the same tokens as are charged, and the same of nothing."""
         if self.submitted is None or self.refund:
             return NOTHING
-        used, device_us = self.usage, round(self.device_seconds * 1e6)
-        return Counts(1, used.prompt, used.cached, used.completion, device_us)
+        used = self.usage
+        return Counts(1, used.prompt, used.cached, used.completion, used.device_us)
 
     @property
     def queue_seconds(self) -> float | None:

@@ -1,6 +1,6 @@
 """`make soak MINUTES=30`: a server is used in every way for a while, and must be as it was afterwards.
 
-    python -m benchmarks.soak [--minutes 30] [--round-s 20] [--gateways 1] [--out build/soak] [--seed 0]
+    python -m benchmarks.soak [--minutes 30] [--round-s 20] [--gateways 1] [--threads 1] [--out build/soak] [--seed 0]
 
 Rounds of chats and batch work in both lanes over HTTP and gRPC, adapters that come, change and go while they are used,
 clients that leave, read slowly, send nonsense or more than they may, and administrators who look. After each round
@@ -107,7 +107,7 @@ def soak(arguments: argparse.Namespace, console: Console, scratch: Path) -> None
     round_seconds = arguments.round_s or min(max(seconds / ROUNDS, low), high)
     arguments.out.mkdir(parents=True, exist_ok=True)
     model = prepare_model("embedded", arguments.data_dir, console)
-    house, command = prepare(scratch, model, arguments.gateways)
+    house, command = prepare(scratch, model, gateways=arguments.gateways, threads=arguments.threads)
     log = arguments.out / "server.log"
     with launched(command, log) as process, Progress(console=console) as progress:
         gauges = Gauges(process.pid, house.url, house.data_dir, ADMIN_KEY)
@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--round-s", type=float, help="seconds of a round; default: a fortieth of the run, 8 to 30")
     parser.add_argument("--gateways", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of the engine; more than are free make it crawl")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build/soak"), help="folder of what is written")
     parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))

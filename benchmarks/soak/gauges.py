@@ -91,9 +91,16 @@ def _role(process: psutil.Process) -> str:
     return next((role for part, role in ROLES if part in words), "gateway")
 
 
+def _heap(pid: int) -> int:
+    """Bytes that are in no file, swapped out or not: a machine that is short of memory takes none of them away."""
+    rows = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    return sum(int(row[1]) for row in rows if row[0] in ("Anonymous:", "Swap:")) * 1024
+
+
 def _process(process: psutil.Process) -> Iterator[tuple[str, float]]:
     memory = process.memory_full_info()
     yield "PSS MiB", memory.pss / MIB
     yield "RSS MiB", memory.rss / MIB
+    yield "heap MiB", _heap(process.pid) / MIB
     yield "descriptors", float(process.num_fds())
     yield "threads", float(process.num_threads())

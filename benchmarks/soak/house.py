@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -23,6 +22,8 @@ RESIDENTS = 6
 VISITORS = 4
 """Names that are loaded, replaced and unloaded while they are used."""
 RANK = 4
+SMALL = {"memory_gb": 0.125, "max_seqs": 12, "max_model_len": 1024, "host_adapter_gb": 0.02, "swap_gb": 0.03}
+"""So that pages, adapters and swapped KV are short at any moment."""
 REQUESTS_PER_MINUTE = 60
 """That the tenant `small` may send; it wants more."""
 
@@ -49,21 +50,19 @@ class House:
         return [f"visitor-{i}" for i in range(VISITORS)]
 
     def next_visitor(self) -> tuple[str, Path]:
-        """A name whose turn it is, and a folder with an adapter that nobody has seen before: weights of another, under
-        an alpha of its own. The folder that is six turns old goes."""
+        """A name whose turn it is, and a folder with an adapter that nobody has seen before: another's but for its last
+        weights. The folder that is six turns old goes."""
         number = next(self._number)
         root = self.folder / "adapters"
         shutil.rmtree(root / f"visit-{number - 6}", ignore_errors=True)
-        folder = root / f"visit-{number}"
-        folder.mkdir()
-        os.link(self._template / "adapter_model.safetensors", folder / "adapter_model.safetensors")
-        config = json.loads((self._template / "adapter_config.json").read_text())
-        config["lora_alpha"] = RANK + number / 1024
-        (folder / "adapter_config.json").write_text(json.dumps(config))
+        folder = shutil.copytree(self._template, root / f"visit-{number}")
+        with (folder / "adapter_model.safetensors").open("r+b") as weights:
+            weights.seek(-8, os.SEEK_END)
+            weights.write(number.to_bytes(8, "little"))
         return next(self._names), folder
 
 
-def prepare(folder: Path, model: Path, gateways: int) -> tuple[House, Command]:
+def prepare(folder: Path, model: Path, *, gateways: int, threads: int) -> tuple[House, Command]:
     """Writes what the server needs, and says how it is started."""
     port, grpc = free_port(), free_port()
     adapters = write_adapters(model, folder / "adapters", [RANK] * (RESIDENTS + 1))
@@ -72,23 +71,22 @@ def prepare(folder: Path, model: Path, gateways: int) -> tuple[House, Command]:
     house = House(
         f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc}", folder, tuple(residents), _template=adapters[template]
     )
+    ports = {"http": {"port": port}, "grpc": {"port": grpc}, "gateways": gateways}
     path = folder / "loralane.yaml"
-    path.write_text(yaml.safe_dump(_config(model, folder / "adapters", preload, port, grpc) | {"gateways": gateways}))
+    path.write_text(yaml.safe_dump(_config(model, folder / "adapters", preload, threads) | ports))
     words = [sys.executable, "-m", "gateway", "serve", "--config", str(path), "--data-dir", str(house.data_dir)]
     env = {f"SOAK_{name.upper()}": key for name, key in KEYS.items()} | {"SOAK_ADMIN": ADMIN_KEY}
     return house, Command(words, house.url, "/ready", env)
 
 
-def _config(model: Path, root: Path, preload: dict[str, str], port: int, grpc: int) -> dict[str, object]:
+def _config(model: Path, root: Path, preload: dict[str, str], threads: int) -> dict[str, object]:
     return {
         "model": {"source": str(model), "name": MODEL},
-        "engine": {"memory_gb": 0.125, "max_seqs": 12, "max_model_len": 1024, "host_adapter_gb": 0.02, "swap_gb": 0.03},
+        "engine": {**SMALL, "threads": threads},
         "adapters": {"roots": [str(root)], "preload": preload, "drain_seconds": 1},
         "tenants": {
             "acme": {"keys": ["${SOAK_ACME}"], "limits": {"requests_per_minute": 1_000_000}},
             "small": {"keys": ["${SOAK_SMALL}"], "limits": {"requests_per_minute": REQUESTS_PER_MINUTE}},
         },
         "admin": {"keys": ["${SOAK_ADMIN}"]},
-        "http": {"port": port},
-        "grpc": {"port": grpc},
     }

@@ -14,7 +14,7 @@ from benchmarks.soak.verdict import Finding
 from gateway.bench.document import versions
 
 PANELS = (
-    ("memory, MiB", ("PSS MiB", "redis MiB")),
+    ("memory, MiB", ("PSS MiB", "heap MiB", "redis MiB")),
     ("descriptors, threads and tasks", ("descriptors", "threads", "tasks")),
     ("keys in Redis and adapters", ("keys", "keys that expire", "leases", "adapters known")),
     ("pages", ("kv pages", "adapter pages", "cached pages", "free pages")),

@@ -73,7 +73,8 @@ class StepBudget:
 
     @property
     def is_open(self) -> bool:
-        return self.tokens_left > 0 and (self._lane is Lane.INTERACTIVE or self._limit > 0)
+        """An empty step takes something in, whatever it is believed to cost: nothing else would ever correct that."""
+        return self.tokens_left > 0 and (self._lane is Lane.INTERACTIVE or self._limit > 0 or self._is_empty)
 
     def grant(self, seq: Sequence, start: int, wanted: int) -> int:
         """Tokens of `wanted`, from position `start` on, that the sequence may compute in this step; takes them."""
@@ -190,8 +191,9 @@ class StepBudget:
 
     @property
     def _one_decode(self) -> float:
-        """Seconds of a step that does next to nothing."""
-        return self._model.predict(StepFeatures(decode_tokens=1.0))
+        """Seconds of a step that does next to nothing: with an adapter, for where every step had one, which share of a
+        step is the adapter's and which is the step's own nobody can tell, and the model may put all of it on either."""
+        return self._model.predict(StepFeatures(decode_tokens=1.0, adapters=1.0))
 
     @property
     def _is_empty(self) -> bool:

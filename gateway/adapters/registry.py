@@ -21,12 +21,11 @@ from engine.core.types import AdapterId
 from gateway.adapters.mirror import AdapterMirror, Sources
 from gateway.adapters.record import AdapterRecord, conflict, new_record
 from gateway.adapters.status import AdapterStatus, statuses_of
-from gateway.adapters.store import AdapterStore
 from gateway.adapters.versions import AdapterVersions
 from gateway.core.adapter_names import check_name, tenant_list, with_alias, without_alias
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found, unavailable
 from gateway.registry.log import RegistryLog
-from gateway.registry.store import StoreAway
+from gateway.registry.store import RecordStore, StoreAway
 
 log = structlog.get_logger("adapters")
 
@@ -37,7 +36,7 @@ class AdapterRegistry:
     def __init__(
         self,
         engine: EngineApi,
-        store: AdapterStore,
+        store: RecordStore[AdapterRecord],
         sources: Sources,
         *,
         reserved: Collection[str] = (),

@@ -5,14 +5,9 @@ from __future__ import annotations
 from redis.asyncio import Redis
 
 from gateway.adapters.record import ADAPTERS, AdapterRecord
-from gateway.registry.store import RecordStore, RedisRecordStore
-
-AdapterStore = RecordStore[AdapterRecord]
+from gateway.registry.store import RedisRecordStore
 
 
-class RedisAdapterStore(RedisRecordStore[AdapterRecord]):
-    """An `AdapterStore` shared by every gateway of one base model."""
-
-    def __init__(self, client: Redis, base: str, prefix: str = "loralane:") -> None:
-        """`base`: the model all these adapters are made for."""
-        super().__init__(client, f"{prefix}adapters:{{{base}}}:", ADAPTERS)
+def adapter_store(client: Redis, base: str, prefix: str = "loralane:") -> RedisRecordStore[AdapterRecord]:
+    """Under `{prefix}adapters:{base}:`; `base` is the model all these adapters are made for."""
+    return RedisRecordStore(client, f"{prefix}adapters:{{{base}}}:", ADAPTERS)

@@ -62,7 +62,8 @@ class Answer:
     def tally(self) -> Tally:
         if self.usage is None:
             return Tally(failed=1)
-        return Tally(1, 0, self.usage.prompt, self.usage.cached, self.usage.completion)
+        used = self.usage
+        return Tally(1, 0, used.prompt, used.cached, used.completion, used.device_us)
 
 
 def answered(name: LineName, body: Any, usage: Usage) -> Answer:

@@ -26,10 +26,20 @@ local function settle_outcome(job)
   end
 end
 
+-- Whether somebody has a task; one that was handed back to rest for a while is nobody's.
+local function is_worked_on(work, holders)
+  for _, task in ipairs(redis.call('ZRANGEBYSCORE', work, '(' .. ms(now), '+inf')) do
+    if redis.call('HEXISTS', holders, task) == 1 then
+      return true
+    end
+  end
+  return false
+end
+
 -- Of a batch that is ending, whoever still works on lines has until the end of the lease to commit them.
-local function next_task(job, work)
+local function next_task(job, work, holders)
   if is_ending(job, now) then
-    return redis.call('ZCOUNT', work, '(' .. ms(now), '+inf') == 0 and 'finalize' or nil
+    return not is_worked_on(work, holders) and 'finalize' or nil
   end
   return redis.call('ZRANGEBYSCORE', work, '-inf', ms(now), 'LIMIT', 0, 1)[1]
 end
@@ -51,7 +61,7 @@ for i = 1, #KEYS, 4 do
   elseif redis.call('EXISTS', work) == 0 then
     word = 'over'
   else
-    local task = next_task(job, work)
+    local task = next_task(job, work, holders)
     if task and string.find(wanted, kind_of(task), 1, true) then
       if task == 'finalize' then
         turn_to('finalize', work, holders)

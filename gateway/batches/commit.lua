@@ -2,17 +2,17 @@
 -- KEYS: batch, holders, bits, parts. ARGV: task, fence, number of parts, those, number of positions, those, then names
 -- of counts, each followed by what is added.
 -- Returns 1; 0: the lease is lost; -1: a position is done, or is none of the shard; in both nothing has happened.
--- Repeating it does no harm.
+-- Repeating it does no harm: who asks again, having lost the lease since, hears of a part that counts, and keeps it.
 
 local job, holders, bits, parts = unpack(KEYS)
 local task, num_parts = ARGV[1], tonumber(ARGV[3])
 local first_position = 5 + num_parts
 local first_count = first_position + tonumber(ARGV[first_position - 1])
-if not holds(holders, task, ARGV[2]) then
-  return 0
-end
 if redis.call('SISMEMBER', parts, ARGV[4]) == 1 then
   return 1
+end
+if not holds(holders, task, ARGV[2]) then
+  return 0
 end
 local first, last = range_of(job, task)
 for i = first_position, first_count - 1 do

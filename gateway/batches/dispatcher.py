@@ -31,6 +31,7 @@ MAX_SHARDS = 32
 MAX_LIMITED = 8
 """Of them, those that a tenant's limits hold up: of more, those that wait longest are handed back."""
 MAX_ERRANDS = 2
+CANCEL_SECONDS = 1.0
 STOP_SECONDS = 5.0
 """For which lines may go on when the gateway stops; then for what they have come to, to be committed."""
 
@@ -73,14 +74,14 @@ class Dispatcher:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         claims, *others = self._background
-        await _cancelled(claims)
+        await cancelled(claims)
         for work in self._works.values():
             work.drain()
         await self._wait_for_works()
         for work in self._works.values():
             work.end()
         await self._wait_for_works()
-        await _cancelled(*self._works, *others)
+        await cancelled(*self._works, *others)
 
     async def _wait_for_works(self) -> None:
         if self._works:
@@ -186,8 +187,9 @@ async def _for_good(loop: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(AWAY_SECONDS)
 
 
-async def _cancelled(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
+async def cancelled(*tasks: asyncio.Task[None]) -> None:
+    """Until they have ended: a cancellation that comes together with Redis's answer may be swallowed by its client."""
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=CANCEL_SECONDS)

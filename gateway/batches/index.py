@@ -37,7 +37,8 @@ async def read_index(storage: Storage, lease: Lease) -> list[IndexEntry]:
     size = lease.last - lease.first
     if not size:
         return []
-    pieces = storage.read(lease.batch.index_name, lease.first * RECORD.size, size * RECORD.size)
+    name = lease.batch.index_name(lease.batch.index_fence)
+    pieces = storage.read(name, lease.first * RECORD.size, size * RECORD.size)
     records = RECORD.iter_unpack(b"".join([piece async for piece in pieces]))
     entries = (IndexEntry(position, *record) for position, record in enumerate(records, lease.first))
     return [entry for entry in entries if not lease.is_done(entry.position)]

@@ -26,6 +26,10 @@ MAX_ERRORS = 100
 """That are told; nobody repairs a file by more of them."""
 PREFIX_BYTES = 192
 """Of a prompt, by which lines that begin alike come to run one after the other."""
+SPARE_LEVELS = 200
+"""Of nesting: whoever reads a line later is deeper in calls than this process, and must get as far."""
+MANY_BRACKETS = 200
+"""Fewer of them are never too deep."""
 BOM = b"\xef\xbb\xbf"
 """With which some editors begin a file."""
 
@@ -137,7 +141,10 @@ class InputCheck:
 
     def _decoded(self, line: bytes) -> BatchLine:
         try:
-            return self._decoder.decode(line)
+            decoded = self._decoder.decode(line)
+            if line.count(b"[") + line.count(b"{") > MANY_BRACKETS:
+                msgspec.json.decode(b"[" * SPARE_LEVELS + line + b"]" * SPARE_LEVELS, type=Raw)
+            return decoded
         except msgspec.ValidationError as error:
             refusal = invalid_field(str(error))
             code = "missing_required_parameter" if refusal.message.endswith("is required") else "invalid_request"

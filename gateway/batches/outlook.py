@@ -9,7 +9,7 @@ from engine.pb import engine_pb2 as pb
 from gateway.batches.record import Batch
 from gateway.batches.service import Batches
 from gateway.core.errors import ApiError
-from gateway.core.eta import OpenJob, Pace, Tokens, eta_seconds
+from gateway.core.eta import OpenJob, Pace, eta_seconds
 from gateway.glance import Glance
 
 MOST_OPEN = 256
@@ -37,16 +37,15 @@ class Outlook:
 
 
 def pace_of(stats: pb.EngineStats) -> Pace | None:
-    """None: nothing was generated yet, or an operator has stopped the batch lane."""
+    """None: an operator has stopped the batch lane."""
     lane = next((lane for lane in stats.lanes if lane.lane == pb.LANE_BATCH), None)
-    if lane is None or lane.mode != pb.LANE_MODE_OPEN or not stats.decode_token_seconds:
+    if lane is None or lane.mode != pb.LANE_MODE_OPEN:
         return None
-    return Pace(stats.prefill_token_seconds, stats.decode_token_seconds, stats.batch_share, lane.running)
+    return Pace(stats.batch_share, lane.running)
 
 
 def _open_job(batch: Batch, now: float) -> OpenJob:
     tally = batch.tally
     ended = tally.completed + tally.failed
-    prompts = tally.input_tokens - tally.cached_tokens
-    line = Tokens(prompts / ended, tally.output_tokens / ended) if ended else None
-    return OpenJob(batch.id, batch.tenant, batch.expires_at - now, batch.total - ended, line)
+    line_seconds = tally.device_us / 1e6 / ended if ended else None
+    return OpenJob(batch.id, batch.tenant, batch.expires_at - now, batch.total - ended, line_seconds)

@@ -45,7 +45,7 @@ class BatchError:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What lines have come to: how many, and their tokens."""
+    """What lines have come to: how many, their tokens, and what they took."""
 
     completed: int = 0
     failed: int = 0
@@ -53,6 +53,8 @@ class Tally:
     cached_tokens: int = 0
     """Of the input, found in the prefix cache."""
     output_tokens: int = 0
+    device_us: int = 0
+    """Microseconds of the device's time, of the completed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class Batch(NewBatch):
     """What it ends as; known from when it is being finalized."""
     shard_size: int = 0
     """Positions of a shard, the last one's excepted."""
+    index_fence: int = 0
+    """Of the lease under which its lines were found good; 0: not yet."""
 
     @property
     def ended(self) -> bool:
@@ -112,10 +116,11 @@ class Batch(NewBatch):
         """What the names of its objects in the storage begin with, with the slash at the end."""
         return f"{FOLDERS}{self.id}/"
 
-    @property
-    def index_name(self) -> str:
-        """Of the object that leads from positions to lines."""
-        return f"{self.folder}index"
+    def index_name(self, fence: int) -> str:
+        """Of the object that leads from positions to lines. Who comes too late writes another: models may have changed
+        meanwhile, and lines with them their places.
+        """
+        return f"{self.folder}index-{fence}"
 
 
 TIMES = tuple(item.name for item in fields(Batch) if item.name.endswith("_at"))
@@ -201,7 +206,7 @@ def read_fields(words: Mapping[bytes, bytes]) -> Batch:
     """The inverse, with whatever has been written down since."""
     texts = {key.decode(): value.decode() for key, value in words.items()}
     values: dict[str, Any] = {item.name: texts[item.name] for item in fields(Batch) if item.name in texts}
-    for name in (*TIMES, "output_expires_after", "total", "shard_size"):
+    for name in (*TIMES, "output_expires_after", "total", "shard_size", "index_fence"):
         if name in values:
             values[name] = int(values[name])
     if "metadata" in values:

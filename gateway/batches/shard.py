@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,10 +21,10 @@ from gateway.batches.lines import Lines
 from gateway.batches.pace import Pace
 from gateway.batches.parts import Parts
 from gateway.batches.store import BatchStore
+from gateway.batches.texts import Texts
 from gateway.batches.verdict import is_limit, pause
 from gateway.core.errors import ApiError, Fault, internal
 from gateway.core.tenants import KeyHolders
-from gateway.files.record import FileRecord
 from gateway.files.service import Files
 from gateway.service import Gateway
 
@@ -79,10 +80,12 @@ class Shard:
         self._running = asyncio.current_task()
         source = await self._shop.files.get(self.lease.tenant, self.lease.batch.input_file_id)
         entries = await read_index(self._shop.files.storage, self.lease)
+        texts = Texts(self._shop.files, source)
+        await texts.read_ahead(entries)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._commit())
             if not self._is_draining:
-                self._tasks = {group.create_task(self._line(source, entry)) for entry in entries}
+                self._tasks = {group.create_task(self._line(texts, entry)) for entry in entries}
             if self._tasks:
                 await asyncio.wait(self._tasks)
             self._parts.close()
@@ -94,6 +97,8 @@ class Shard:
         return 0 if self._is_draining or self.pace.is_limited else self._left - len(self._inside)
 
     def lose(self) -> None:
+        self._is_draining = True
+        self._parts.close()
         if self._running is not None:
             self._running.cancel()
 
@@ -117,23 +122,22 @@ class Shard:
         if not await self._parts.commit():
             self.lose()
 
-    async def _line(self, source: FileRecord, entry: IndexEntry) -> None:
-        tries, answer = 0, None
+    async def _line(self, texts: Texts, entry: IndexEntry) -> None:
+        answer, tries = None, Counter[Fault]()
         while answer is None and not self._is_draining:
-            tries += 1
-            answer = await self._attempt(source, entry, tries)
+            answer = await self._attempt(texts, entry, tries)
         if answer is not None:
             self._left -= 1
             self._parts.add(entry.position, answer)
             self._shop.count("failed" if answer.usage is None else "completed")
 
-    async def _attempt(self, source: FileRecord, entry: IndexEntry, tries: int) -> Answer | None:
-        """None: there is none yet, and it is time for the next attempt."""
+    async def _attempt(self, texts: Texts, entry: IndexEntry, tries: Counter[Fault]) -> Answer | None:
+        """None: there is none yet, and it is time for the next attempt. `tries`: that came to nothing, by why."""
         name = LineName(self.lease.batch_id, entry.line, "")
         await self._parts.room()
         try:
             async with self._place(entry.position) as begun:
-                line = await self._read(source, entry)
+                line = msgspec.json.decode(await texts.get(entry), type=BatchLine)
                 name = replace(name, custom_id=line.custom_id)
                 return await self._lines.run(name, bytes(line.body), begun)
         except ApiError as error:
@@ -141,7 +145,8 @@ class Shard:
         except Exception:  # as at HTTP's edge: a bug of ours is one line's misfortune
             log.exception("batch_line_failed", request_id=name.request_id)
             failure = internal(name.request_id)
-        wait = pause(failure, tries, time.time(), self._lines.left)
+        tries[failure.fault] += 1
+        wait = pause(failure, tries[failure.fault], time.time(), self._lines.left)
         if wait is None:
             return refused(name, failure)
         await self._wait(failure, wait)
@@ -164,10 +169,6 @@ class Shard:
                 yield begun
             finally:
                 self._inside.discard(task)
-
-    async def _read(self, source: FileRecord, entry: IndexEntry) -> BatchLine:
-        pieces = [piece async for piece in self._shop.files.content(source, entry.offset, entry.length)]
-        return msgspec.json.decode(b"".join(pieces), type=BatchLine)
 
     async def _wait(self, failure: ApiError, seconds: float) -> None:
         """Until another attempt may do better; outside of any place that others could use."""

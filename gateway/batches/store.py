@@ -93,19 +93,19 @@ class BatchStore:
     async def list(self, tenant: str, after: str | None = None, limit: int = 20) -> tuple[Sequence[Batch], bool]:
         """The newest first, and whether there are more. Raises ApiError: INVALID_REQUEST, `after` is no batch."""
         [everything] = self._keys(tenant, "", "batches")
-        async with self._client() as client:
-            rank = -1 if after is None else await client.zrevrank(everything, after)
-            if rank is None:
-                raise invalid_request("after is no batch of yours", "after")
-            found = await client.zrevrange(everything, rank + 1, rank + 1 + limit)
-        ids = [batch_id.decode() for batch_id in found]
-        pages = await self._read(tenant, ids)
-        forgotten = [batch_id for batch_id, words in zip(ids, pages, strict=True) if not words]
-        if forgotten:
+        while True:
+            async with self._client() as client:
+                rank = -1 if after is None else await client.zrevrank(everything, after)
+                if rank is None:
+                    raise invalid_request("after is no batch of yours", "after")
+                found = await client.zrevrange(everything, rank + 1, rank + 1 + limit)
+            ids = [batch_id.decode() for batch_id in found]
+            pages = await self._read(tenant, ids)
+            forgotten = [batch_id for batch_id, words in zip(ids, pages, strict=True) if not words]
+            if not forgotten:
+                return [read_fields(words) for words in pages[:limit]], len(ids) > limit
             async with self._client() as client:
                 await client.zrem(everything, *forgotten)
-            return await self.list(tenant, after, limit)
-        return [read_fields(words) for words in pages[:limit]], len(ids) > limit
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
         """Doing it twice is the same. Raises ApiError: BATCH_NOT_FOUND; BATCH_CONFLICT, no line is left to cancel."""

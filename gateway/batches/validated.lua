@@ -12,7 +12,8 @@ if is_ending(job, now) then
   turn_to('validate', work, holders)
   return 1
 end
-redis.call('HSET', job, 'status', 'in_progress', 'in_progress_at', seconds(now), 'total', total, 'shard_size', size)
+redis.call('HSET', job, 'status', 'in_progress', 'in_progress_at', seconds(now), 'total', total, 'shard_size', size,
+  'index_fence', ARGV[2])
 if ARGV[5] ~= '' then
   redis.call('HSET', job, 'model', ARGV[5])
 end

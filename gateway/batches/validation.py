@@ -49,7 +49,7 @@ class Validator:
             elif found.errors:
                 await self.store.invalid(lease, found.errors)
             else:
-                await self.files.storage.write(lease.batch.index_name, _once(index))
+                await self.files.storage.write(lease.batch.index_name(lease.fence), _once(index))
                 await self.store.validated(lease, found.total, found.model)
         except ApiError as error:
             log.warning("batch_not_validated", batch=lease.batch_id, reason=error.message)

@@ -25,7 +25,7 @@ def pause(error: ApiError, tries: int, now: float, left: float) -> float | None:
     """Seconds until a line is worth another try; None: this is its answer.
 
     Args:
-        tries: how many it has had.
+        tries: how many have ended with this fault.
         now: Unix time.
         left: seconds of the batch's window.
     """

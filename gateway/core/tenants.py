@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -13,7 +11,7 @@ from math import inf
 from typing import Protocol
 
 from engine.core.types import Lane
-from gateway.core.errors import forbidden, invalid_api_key
+from gateway.core.errors import forbidden
 from gateway.core.limits import NO_LIMITS, Limits
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -115,28 +113,3 @@ class Authenticator(Protocol):
 
     def authenticate(self, token: str | None) -> Principal:
         """Raises ApiError: INVALID_API_KEY. Its message does not repeat the key."""
-
-
-class KeyRing:
-    """Every key that opens a door here, as hashes."""
-
-    def __init__(self, principals: Mapping[str, Principal]) -> None:
-        """`principals`: by SHA-256 of the key, in lower-case hex."""
-        self._principals = dict(principals)
-
-    def authenticate(self, token: str | None) -> Principal:
-        """The owner of a key.
-
-        Compares with every hash in constant time each, so the time taken tells nothing about the hashes held.
-
-        Raises:
-            ApiError: INVALID_API_KEY. Its message does not repeat the key.
-        """
-        wanted = hash_key(token or "")
-        found = None
-        for known, principal in self._principals.items():
-            if hmac.compare_digest(wanted, known):
-                found = principal
-        if found is None:
-            raise invalid_api_key()
-        return found

@@ -55,7 +55,7 @@ class Folder:
 
     @property
     def url(self) -> str:
-        return self._root.as_uri()
+        return url_of(self._root)
 
     def create(self, name: str) -> BinaryIO:
         path = self._root / name
@@ -142,6 +142,11 @@ class ObjectStore:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+def url_of(folder: Path) -> str:
+    """As fsspec reads it: nothing is quoted, whatever a path is made of."""
+    return f"file://{folder}"
 
 
 def place_of(url: str) -> Place:

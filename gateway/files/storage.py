@@ -13,7 +13,7 @@ import structlog
 
 from gateway.config_file import ConfigError
 from gateway.core.errors import ApiError, Fault, unavailable
-from gateway.files.places import Place, place_of
+from gateway.files.places import Place, place_of, url_of
 
 log = structlog.get_logger("files")
 
@@ -130,7 +130,7 @@ class Storage:
 def open_storage(url: str, data_dir: Path) -> Storage:
     """`url`: empty for a folder in `data_dir`. Raises ConfigError."""
     try:
-        return Storage(place_of(url or (data_dir / "files").resolve().as_uri()))
+        return Storage(place_of(url or url_of((data_dir / "files").resolve())))
     except ImportError as error:
         raise ConfigError(f"batches.storage: {error}; {INSTALL}") from error
     except (ValueError, OSError) as error:

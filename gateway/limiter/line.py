@@ -60,7 +60,7 @@ class Line:
         return await self._exchange(message)
 
     async def _exchange(self, message: bytes) -> Any:
-        connection = self._connection or await self._open()
+        connection = await self._connected()
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Any] = loop.create_future()
         self._waiting.append(Waiting(reply, self._ticks))
@@ -88,6 +88,14 @@ class Line:
     def _hang_up(self) -> None:
         if self._reading is not None:
             self._reading.cancel()
+
+    async def _connected(self) -> Any:
+        """One that broke is left to its reader, who is about to notice: redis-py would open it again under the reader,
+        and the two would wait for one answer, for good."""
+        if self._connection is not None and self._reading is not None and not self._connection.is_connected:
+            async with asyncio.timeout(self._timeout):
+                await asyncio.wait((self._reading,))
+        return self._connection or await self._open()
 
     async def _open(self) -> Any:
         async with asyncio.timeout(self._timeout), self._opening:

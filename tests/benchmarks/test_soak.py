@@ -7,7 +7,8 @@ import pytest
 from benchmarks.soak.verdict import FEWEST, judge, slope, unexpected
 
 CALM = {
-    "gateway PSS MiB": 300.0,
+    "gateway heap MiB": 300.0,
+    "engine heap MiB": 700.0,
     "engine PSS MiB": 900.0,
     "redis MiB": 3.0,
     "gateway descriptors": 40.0,
@@ -49,7 +50,7 @@ def test_what_stays_is_fine():
 @pytest.mark.parametrize(
     ("name", "gain"),
     [
-        *(("gateway_PSS_MiB", 0.6), ("engine_PSS_MiB", 0.6), ("redis_MiB", 0.6)),
+        *(("gateway_heap_MiB", 0.6), ("engine_heap_MiB", 0.6), ("redis_MiB", 0.6)),
         *(("gateway_descriptors", 0.1), ("engine_threads", 0.1), ("tasks", 0.1), ("keys", 0.1)),
         ("adapters_known", 0.1),
     ],
@@ -67,7 +68,7 @@ def test_what_was_left_behind_a_single_time_is_found(name):
 
 def test_a_page_that_is_lost_is_found_and_one_that_changes_hands_is_not():
     found = readings()
-    found[17][1] |= {"free pages": 80.0, "cached pages": 220.0}
+    found[17][1].update({"free pages": 80.0, "cached pages": 220.0})
     assert failed(found) == set()
     found[30][1]["free pages"] -= 1
     assert failed(found) == {"pages in all"}
@@ -76,15 +77,25 @@ def test_a_page_that_is_lost_is_found_and_one_that_changes_hands_is_not():
 def test_noise_and_odd_readings_are_no_trend():
     dice, found = random.Random(1), readings()
     for _, reading in found:
-        reading["gateway PSS MiB"] += dice.gauss(0, 3)
+        reading["gateway heap MiB"] += dice.gauss(0, 3)
         reading["gateway descriptors"] += dice.choice((0, 0, 0, 1, 9))
     for number in (55, 58):
-        found[number][1]["engine PSS MiB"] += 80
+        found[number][1]["engine heap MiB"] += 80
     assert failed(found) == set()
 
 
 def test_a_slope_is_per_minute():
-    assert slope([(0.0, 5.0), (30.0, 6.0), (60.0, 7.0), (90.0, 100.0)]) == pytest.approx(2.0)
+    assert slope([(0.0, 5.0), (30.0, 6.0), (60.0, 7.0), (90.0, 8.0), (120.0, 100.0)]) == pytest.approx(2.0)
+
+
+def test_a_short_run_does_not_take_noise_for_a_leak_and_sees_a_leak_through_noise():
+    dice = random.Random(2)
+    for growth, expected in ((0.0, 0), (20.0, 100)):
+        runs = [readings(8, 10.0, engine_heap_MiB=growth) for _ in range(100)]
+        for run in runs:
+            for _, reading in run:
+                reading["engine heap MiB"] += dice.gauss(0, 8)
+        assert abs(sum(map(bool, map(failed, runs))) - expected) <= 8
 
 
 def test_too_short_a_run_is_told_so():

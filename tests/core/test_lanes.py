@@ -1,5 +1,7 @@
 """What the lanes promise, on a virtual clock: bounded steps, bounded stretch, a floor for batch, deadlines."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.core.config import LaneGoals, Scheduling
@@ -339,3 +341,13 @@ def test_everything_ends_and_nothing_is_left():
     house.finish()
     assert {house.reason(name) for name in house.ends} == {"length"}
     assert len(house.ends) == 60 + 15 + 26
+
+
+def test_batch_work_begins_where_a_step_is_believed_to_take_no_time():
+    """So it came to be on a starved machine: all steps had been decodes with one adapter, whose price was the whole."""
+    house = House(adapters={"only": 2})
+    house.learn()
+    model = house.ledger.model
+    model.prices = replace(model.prices, step=0.0, prefill=0.0, decode=0.0, adapter=0.02, beyond=(0.0, 0.0, 0.0))
+    house.batch("b", adapter="only")
+    house.run_until(lambda: "b" in house.ends, most=2000)

@@ -20,7 +20,7 @@ def client(server):
 
 def line(custom_id, model, **body):
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    whole = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 12, **body}
+    whole = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 8, **body}
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": whole}
 
 
@@ -49,14 +49,14 @@ async def lines_of(client, file_id):
 
 
 async def test_a_batch_answers_as_single_requests_do(client, server, models):
-    wanted = [line(f"{number}", models[number % len(models)]) for number in range(40)]
+    wanted = [line(f"{number}", models[number % len(models)]) for number in range(16)]
     wanted.append(line("too long", models[0], max_tokens=1_000_000))
     batch = await ended(client, await submitted(client, wanted))
     assert (batch.status, batch.metadata) == ("completed", {"of": "a test"})
     counts = batch.request_counts
-    assert (counts.total, counts.completed, counts.failed) == (41, 40, 1)
+    assert (counts.total, counts.completed, counts.failed) == (17, 16, 1)
     output, errors = [await lines_of(client, file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
-    assert output.keys() == {f"{number}" for number in range(40)}
+    assert output.keys() == {f"{number}" for number in range(16)}
     assert errors["too long"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
     for number, model in enumerate(models):
         alone = await client.chat.completions.create(**wanted[number]["body"], service_tier="flex")
@@ -67,7 +67,7 @@ async def test_a_batch_answers_as_single_requests_do(client, server, models):
 
 
 async def test_a_batch_that_is_cancelled_keeps_what_is_done(client, server, models):
-    wanted = [line(f"{number}", models[0], max_tokens=200, ignore_eos=True) for number in range(300)]
+    wanted = [line(f"{number}", models[0], max_tokens=8, ignore_eos=True) for number in range(1000)]
     batch = await submitted(client, wanted)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not (await client.batches.retrieve(batch.id)).request_counts.completed:
@@ -76,7 +76,7 @@ async def test_a_batch_that_is_cancelled_keeps_what_is_done(client, server, mode
     batch = await ended(client, batch)
     assert batch.status == "cancelled"
     output, errors = [await lines_of(client, file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
-    assert 0 < len(output) == batch.request_counts.completed < 300
+    assert 0 < len(output) == batch.request_counts.completed < 1000
     assert output.keys() | errors.keys() == {one["custom_id"] for one in wanted}
     assert {one["error"]["code"] for one in errors.values()} == {"batch_cancelled"}
     await settled(server)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from fakes import ACME, BASE, GLOBEX, House, build_house
 from redis.asyncio import Redis
 
-from gateway.batches.dispatcher import Dispatcher
+from gateway.batches.dispatcher import Dispatcher, cancelled
 from gateway.batches.gate import Gate
 from gateway.batches.input import Asked, InputCheck
 from gateway.batches.lease import Lease
@@ -80,11 +80,8 @@ class Office:
 
     async def kill(self) -> None:
         """As if the process had died: nothing is cleaned up but what would keep the loop from ending."""
-        tasks = [*self.dispatcher._background, *self.dispatcher._works]
         works = [task for work in self.dispatcher._works.values() for task in getattr(work, "_tasks", ())]
-        for task in [*tasks, *works]:
-            task.cancel()
-        await asyncio.gather(*tasks, *works, return_exceptions=True)
+        await cancelled(*self.dispatcher._background, *self.dispatcher._works, *works)
 
 
 class Town:
@@ -131,7 +128,7 @@ class Town:
         )
         found, index = InputCheck(asked).run(BytesIO(text))
         assert not found.errors
-        await self.files.storage.write(batch.index_name, pieces(index))
+        await self.files.storage.write(batch.index_name(lease.fence), pieces(index))
         await store.validated(lease, found.total, found.model)
 
     async def submit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
@@ -23,12 +23,13 @@ from engine.client import AdapterRejected, EngineUnavailable, LaneRejected
 from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, Request, TokenEvent, TokenLogprobs
 from engine.pb import engine_pb2 as pb
 from engine.wire import LANE_MODES, LANES, origin_to_pb
+from gateway.accounts.mirror import AccountMirror
 from gateway.adapters.record import AdapterRecord, conflict
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
 from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits
-from gateway.core.tenants import ADMIN_TENANT, KeyRing, Principal, Tenant, hash_key, key_id
+from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
 from gateway.core.usage import Row, day_of
 from gateway.http_api import create_app
 from gateway.latency import LatencyWindow
@@ -273,7 +274,7 @@ class FakeEngine:
 
 
 class MemoryStore:
-    """An `AdapterStore` of one process, for tests of what is around a registry; the real one has its own."""
+    """A `RecordStore` of adapters in one process, for tests of what is around a registry; the real one has its own."""
 
     def __init__(self) -> None:
         self.content = Snapshot()
@@ -416,11 +417,11 @@ class House:
         assert await self.limiter.outstanding() == 0
 
 
-def key_ring() -> KeyRing:
-    hashes = {hash_key(key): tenant for key, tenant in KEYS.items()}
-    return KeyRing(
-        {digest: Principal(tenant, key_id(digest), tenant is ADMIN_TENANT) for digest, tenant in hashes.items()}
-    )
+def key_ring(owners: Mapping[str, Tenant] = KEYS) -> AccountMirror:
+    """Who is whose, without a registry to follow. `owners`: by their keys."""
+    hashes = {hash_key(key): tenant for key, tenant in owners.items()}
+    principals = {known: Principal(tenant, key_id(known), tenant is ADMIN_TENANT) for known, tenant in hashes.items()}
+    return AccountMirror(principals, lambda tenants: None)
 
 
 def principal(key: str = "sk-acme") -> Principal:

@@ -11,13 +11,14 @@ from typing import Any
 
 import grpc
 import pytest
-from fakes import ADMIN_TENANT, BASE, KEYS, House, build_house
+from fakes import BASE, KEYS, House, build_house, key_ring
 from google.rpc import error_details_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_status import rpc_status
 
 from engine.core.types import Lane
-from gateway.core.tenants import KeyRing, Principal, Tenant, hash_key, key_id
+from gateway.accounts.mirror import AccountMirror
+from gateway.core.tenants import Tenant
 from gateway.grpc_api import GrpcServer
 from gateway.pb import generation_pb2 as pb
 from gateway.pb.adapters_pb2_grpc import AdapterAdminStub
@@ -63,9 +64,8 @@ class Refusal:
         return [violation.field for violation in self.details["BadRequest"].field_violations]
 
 
-def keys() -> KeyRing:
-    owners = {hash_key(key): tenant for key, tenant in (KEYS | {"sk-night": NIGHT}).items()}
-    return KeyRing({key: Principal(tenant, key_id(key), tenant is ADMIN_TENANT) for key, tenant in owners.items()})
+def keys() -> AccountMirror:
+    return key_ring(KEYS | {"sk-night": NIGHT})
 
 
 @asynccontextmanager

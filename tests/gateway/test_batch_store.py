@@ -91,6 +91,13 @@ async def test_what_is_forgotten_leaves_the_list(store, valkey):
     assert await valkey.zcard("loralane:batches:{acme}") == 1
 
 
+async def test_a_list_may_have_forgotten_more_than_it_remembers(store, valkey):
+    kept = await store.create(wanted(), 10)
+    await valkey.zadd("loralane:batches:{acme}", {f"batch_{number:024x}": number for number in range(2500)})
+    found, more = await store.list("acme", after=kept.id, limit=1)
+    assert (found, more) == ([], False)
+
+
 async def test_a_batch_is_remembered_for_so_long_after_its_end(store, valkey):
     batch = await running(store, 1)
     await store.cancel("acme", batch.id)
@@ -163,6 +170,26 @@ async def test_a_bug_in_a_commit_changes_nothing(store, valkey):
     assert (await store.get("acme", batch.id)).tally == Tally(completed=2)
 
 
+async def test_what_counts_is_never_called_lost(store):
+    await running(store, 8)
+    shard = await claimed(store, "shard")
+    assert await store.commit(shard, ["part"], [0], Tally(completed=1)), "but the answer does not arrive"
+    await store.wait(15)
+    await claimed(store, "shard")
+    assert await store.commit(shard, ["part"], [0], Tally(completed=1)), "or the objects would be deleted"
+    assert not await store.commit(shard, ["late"], [1], Tally(completed=1))
+
+
+async def test_a_shard_that_rests_does_not_hold_up_the_end(store):
+    batch = await running(store, SHARD_SIZE + 8)
+    first, second = await claimed(store, "shard"), await claimed(store, "shard")
+    await store.release(first, 60)
+    await store.cancel(batch.tenant, batch.id)
+    assert await store.claim("me", {"finalize"}) is None, "the other may still commit"
+    await store.release(second, 60)
+    await claimed(store, "finalize")
+
+
 async def test_cancelling_before_validation_leaves_no_lines(store):
     batch = await store.create(wanted(), 1)
     validating = await claimed(store, "validate")
@@ -194,6 +221,39 @@ async def test_all_lines_answered_is_completed_however_late_it_is_noticed(store)
     await store.commit(shard, ["part"], [0], Tally(completed=1))
     await store.wait(100)
     assert (await claimed(store, "finalize")).batch.outcome == "completed"
+
+
+async def test_who_finalizes_too_slowly_does_not_end_what_another_ends(store):
+    batch = await running(store, 1)
+    await store.cancel("acme", batch.id)
+    slow = await claimed(store, "finalize")
+    await store.wait(16)
+    quick = await claimed(store, "finalize")
+    assert not await store.finished(slow, "file-a", None)
+    assert (await store.get("acme", batch.id)).status == "cancelling"
+    assert await store.finished(quick, None, "file-b")
+    assert not await store.finished(quick, None, "file-c")
+    ended = await store.get("acme", batch.id)
+    assert (ended.output_file_id, ended.error_file_id) == (None, "file-b")
+
+
+async def test_finalizing_again_has_begun_when_it_began_first(store):
+    batch = await running(store, 1, window="10s")
+    await store.wait(20)
+    await claimed(store, "finalize")
+    began = store.now_ms // 1000
+    await store.wait(20)
+    await claimed(store, "finalize")
+    assert (await store.get("acme", batch.id)).finalizing_at == began
+
+
+async def test_a_batch_that_is_being_cancelled_does_not_fail(store):
+    batch = await store.create(wanted(), 1)
+    validating = await claimed(store, "validate")
+    await store.cancel("acme", batch.id)
+    assert await store.invalid(validating, [BatchError("empty_file", "there is nothing")])
+    await store.finished(await claimed(store, "finalize"), None, None)
+    assert (await store.get("acme", batch.id)).status == "cancelled"
 
 
 async def test_fences_grow_even_if_redis_forgets_its_last_second(store, valkey):

@@ -163,16 +163,14 @@ async def test_batches_are_listed_in_pages(api):
 
 
 async def test_how_long_it_will_take(api):
-    """A line costs 20 x 1 ms and 7 x 10 ms, and batch work gets half of the device."""
+    """A line takes 90 ms of the device, of which batch work gets half."""
     batch = await api.create()
     await api.store.validated(await claimed(api.store, "validate"), 11)
     lane = engine_pb2.LaneStats(lane=engine_pb2.LANE_BATCH)
-    api.house.engine.picture = engine_pb2.EngineStats(
-        lanes=[lane], prefill_token_seconds=0.001, decode_token_seconds=0.01, batch_share=0.5
-    )
+    api.house.engine.picture = engine_pb2.EngineStats(lanes=[lane], batch_share=0.5)
     assert not (await api.get(batch.id)).HasField("eta_seconds"), "nobody knows yet what a line is like"
     shard = await claimed(api.store, "shard")
-    assert await api.store.commit(shard, ["a"], [0], Tally(1, 0, 30, 10, 7))
+    assert await api.store.commit(shard, ["a"], [0], Tally(1, 0, 30, 10, 7, 90_000))
     assert (await api.get(batch.id)).eta_seconds == pytest.approx(10 * 0.09 / 0.5)
 
 

@@ -62,7 +62,7 @@ class World:
 
 @pytest.fixture
 async def world(valkey: Redis, tmp_path) -> AsyncIterator[World]:
-    folder = tmp_path / "stored"
+    folder = tmp_path / "störed 100%25"
     options = batch_options(valkey, folder, MAX_OPEN)
     house = await build_house(tmp_path, **options)
     yield World(house, BatchStore(valkey, timeout=30.0), options["files"], options["batches"], folder)

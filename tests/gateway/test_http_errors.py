@@ -3,11 +3,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import ACME, BASE, CONTEXT, House, build_house, key_ring, principal, write_adapter
+from fakes import ACME, BASE, CONTEXT, KEYS, House, build_house, key_ring, write_adapter
 
 from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
 from gateway.core.errors import ApiError, Fault
-from gateway.core.tenants import KeyRing
 from gateway.http_api import create_app
 from gateway.settings import ServiceSettings
 
@@ -120,7 +119,6 @@ async def test_unknown_route(house):
         ("/v1/responses", "/v1/chat/completions"),
         ("/v1/audio/speech", "text"),
         ("/v1/images/generations", "text"),
-        ("/v1/batches", "batch lane"),
     ],
 )
 async def test_what_openai_has_and_we_have_not(house, path, instead):
@@ -283,8 +281,7 @@ async def test_request_ids_that_are_not_sane_are_replaced(house, asked):
 
 async def test_a_tenant_of_the_batch_lane_is_served_there(house):
     slow = replace(ACME, name="slow", default_lane=Lane.BATCH, highest_lane=Lane.BATCH)
-    who = replace(principal(), tenant=slow)
-    keys = KeyRing({**key_ring()._principals, **dict.fromkeys(key_ring()._principals, who)})
+    keys = key_ring(dict.fromkeys(KEYS, slow))
     house.app = create_app(house.gateway, keys, metrics=house.metrics)
     response = await ask(house, {**CHAT, "service_tier": "priority"})
     assert (response.headers["x-loralane-lane"], response.json()["service_tier"]) == ("batch", "flex")

@@ -42,6 +42,16 @@ async def test_it_is_opened_again_when_the_server_hangs_up(line, valkey):
     assert await line.call("CLIENT", "ID") != name
 
 
+async def test_what_broke_while_it_was_sent_on_is_not_opened_again_under_its_reader(line):
+    """redis-py would: a sender who fails hangs up, and the next one opens the very same connection."""
+    for number in range(20):
+        assert await line.call("ECHO", "before") == b"before"
+        await line._connection.disconnect(nowait=True)
+        async with asyncio.timeout(10):
+            replies = await asyncio.gather(*(line.call("ECHO", f"{number} {index}") for index in range(10)))
+        assert replies == [f"{number} {index}".encode() for index in range(10)]
+
+
 async def test_giving_up_on_one_does_not_lose_those_behind_it(line):
     line_id = await line.call("CLIENT", "ID")
     blocked = asyncio.create_task(line.call("BLPOP", "nothing", 0))

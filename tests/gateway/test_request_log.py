@@ -118,13 +118,13 @@ async def test_a_fault_of_ours(logged, stream):
 
 
 async def test_a_fault_while_an_answer_is_put_together(logged, monkeypatch):
-    monkeypatch.setattr("gateway.http_stream.GenerationResponse._envelope", None)
+    monkeypatch.setattr("gateway.openai_calls.Call.envelope", None)
     assert (await logged.post()).status_code == 500
     assert (logged.only()["status"], logged.only()["error"]) == (500, "internal_error")
 
 
 async def test_a_fault_before_the_gateway_knows_the_request(logged, monkeypatch):
-    monkeypatch.setattr("gateway.http_api.chat_request", None)
+    monkeypatch.setattr("gateway.openai_calls.chat_request", None)
     assert (await logged.post()).status_code == 500
     assert (logged.only()["status"], logged.only()["tenant"]) == (500, "acme")
 

@@ -16,6 +16,7 @@ from batch_fakes import batch_options
 from fakes import BASE, KEYS, House, MemoryStore, build_house, key_ring
 from google.protobuf import descriptor_pool
 from grpc_house import as_key, refused
+from redis.asyncio import Redis
 
 from gateway.accounts.registry import AccountRegistry
 from gateway.core.tenants import hash_key
@@ -249,17 +250,25 @@ def methods(admin: bool) -> list[Method]:
 
 
 @asynccontextmanager
-async def grpc_channel(root: Path) -> AsyncIterator[tuple[House, grpc.aio.Channel]]:
+async def grpc_channel(root: Path, redis: Redis) -> AsyncIterator[tuple[House, grpc.aio.Channel]]:
     accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
     house = await build_house(root)
     await house.adapters.allow("poet", ["acme"])
-    server = GrpcServer(house.gateway, key_ring(), accounts, house.operations, grace_seconds=0.0, usage=house.usage)
+    server = GrpcServer(
+        house.gateway,
+        key_ring(),
+        accounts,
+        house.operations,
+        grace_seconds=0.0,
+        usage=house.usage,
+        **batch_options(redis, root / "stored"),
+    )
     async with server as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield house, channel
 
 
-async def test_the_same_over_grpc(tmp_path):
-    async with grpc_channel(tmp_path) as (house, channel):
+async def test_the_same_over_grpc(tmp_path, valkey):
+    async with grpc_channel(tmp_path, valkey) as (house, channel):
         assert len(methods(admin=True)) > 20
         for method in methods(admin=True):
             assert (await refused(method.call(channel, as_key("globex")))).code == "PERMISSION_DENIED", method.path

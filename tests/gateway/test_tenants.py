@@ -8,16 +8,17 @@ from dataclasses import replace
 import pytest
 
 from engine.core.types import Lane
+from gateway.accounts.mirror import AccountMirror
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits
-from gateway.core.tenants import ADMIN_TENANT, KeyRing, Principal, Tenant, hash_key, key_id
+from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
 
 KEY = "sk-a-long-random-string"
 ACME = Tenant("acme", adapters=("support-*", "legal"))
 
 
-def ring() -> KeyRing:
-    return KeyRing({hash_key(KEY): Principal(ACME, key_id(hash_key(KEY)))})
+def ring() -> AccountMirror:
+    return AccountMirror({hash_key(KEY): Principal(ACME, key_id(hash_key(KEY)))}, lambda tenants: None)
 
 
 def test_a_known_key_authenticates_its_owner():
@@ -37,7 +38,7 @@ def test_any_other_key_is_refused_without_being_repeated(token, caplog):
 
 def test_no_key_is_known_to_an_empty_ring():
     with pytest.raises(ApiError):
-        KeyRing({}).authenticate("anything")
+        AccountMirror({}, lambda tenants: None).authenticate("anything")
 
 
 def test_the_ring_shows_no_hash_in_its_repr():

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from tests.chaos.faults import (
-    Fault,
-    Harm,
-    KillEngine,
-    KillGateway,
-    KillHouse,
-    KillStore,
-    Together,
-    catalogue,
-)
+from tests.chaos.faults import Fault, Harm, KillEngine, KillGateway, KillHouse, KillStore, Together, catalogue
 
 
 def faults_of(random: Random, number: int, only: str = "") -> Iterator[Fault]:

@@ -272,7 +272,6 @@ class Together(Fault):
 def catalogue() -> list[Fault]:
     """One of each."""
     return [
-        Calm(),
         KillGateway(),
         KillHouse(),
         KillEngine(),

@@ -30,7 +30,7 @@ from engine.pb import engine_pb2_grpc as pb_grpc
 from tests.chaos.patience import until
 from tests.chaos.proxy import Proxy
 from tests.chaos.settings import ADAPTERS, ADMIN_KEY, free_port, write_config
-from tests.chaos.store import Store
+from tests.chaos.store import Store, die_with_parent
 
 ROOT = Path(__file__).parents[2]
 INSIDE = Path(__file__).parent / "inside"
@@ -128,6 +128,7 @@ class Plant:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
 
     def kill_house(self) -> None:

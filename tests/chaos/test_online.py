@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import pytest_asyncio
 
-from tests.chaos.faults import catalogue
+from tests.chaos.faults import Calm, catalogue
 from tests.chaos.invariants import Auditor
 from tests.chaos.load import Mix
 from tests.chaos.plant import Kind, planted
@@ -22,7 +22,7 @@ async def audited(smollm2):
         yield plant, Auditor(plant)
 
 
-@pytest.mark.parametrize("fault", catalogue(), ids=str)
+@pytest.mark.parametrize("fault", [Calm(), *catalogue()], ids=str)
 async def test_a_fault_leaves_no_trace(audited, fault):
     verdict = await attempt(*audited, fault, seed=7, lasting=LASTING, mix=Mix(callers=8))
     assert not verdict.complaints, verdict

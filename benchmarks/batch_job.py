@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,9 @@ from openai import OpenAI
 from openai.types import Batch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.command import client_cores, make_parser, run
+from benchmarks.figures import Figure, figures_table
 from benchmarks.peers import loralane
 from benchmarks.server import launched, pinned
 from benchmarks.workload import answered, write_adapters
@@ -50,14 +49,6 @@ VOLUME_LINES, VOLUME_BYTES = 50_000, 200 * 10**6
 BAD_LINE = 49_999
 POLL_S, SAMPLE_S, GAP_S = 0.25, 0.05, 1.0
 TOPICS = ("rivers", "mountains", "planets", "birds", "bridges", "trees", "poems", "trains", "spices", "lakes")
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    what: str
-    value: float
-    goal: str = ""
-    is_met: bool = True
 
 
 class Memory:
@@ -255,17 +246,7 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> Non
         figures += workflow(client, Target(peer.command.url, peer.key), list(folders), arguments, scratch, progress)
     if arguments.json:
         arguments.json.write_bytes(msgspec.json.encode(figures))
-    print_wide(table(figures))
-
-
-def table(figures: Sequence[Figure]) -> Table:
-    result = Table(title="Batches")
-    for column in ("", "measured", "goal", "met"):
-        result.add_column(column, justify="left" if not column else "right")
-    for figure in figures:
-        met = "yes" if figure.is_met else "no"
-        result.add_row(figure.what, f"{figure.value:.4g}", figure.goal, met if figure.goal else "")
-    return result
+    print_wide(figures_table("Batches", figures))
 
 
 def main() -> None:

@@ -32,9 +32,9 @@ import httpx
 import msgspec
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.command import client_cores, make_parser, run
+from benchmarks.figures import Figure, figures_table
 from benchmarks.peers import loralane
 from benchmarks.server import pinned, running
 from benchmarks.workload import answered, requests, write_adapters
@@ -76,14 +76,6 @@ class Server:
     def run(self, items: Sequence[Item], concurrency: int | None = CONCURRENCY) -> list[Stream]:
         """Raises RuntimeError if a request fails."""
         return answered(self.target, items, concurrency)
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    what: str
-    value: float
-    goal: str = ""
-    is_met: bool = True
 
 
 def draw_ranks(count: int, seed: int) -> list[int]:
@@ -229,16 +221,6 @@ def twice_what_fits(
     return [Figure(f"median TTFT, {len(names)} adapters with room for half / all", ratio, "<= 2", ratio <= 2)]
 
 
-def table(figures: Sequence[Figure]) -> Table:
-    result = Table(title="Many adapters")
-    for column in ("", "measured", "goal", "met"):
-        result.add_column(column, justify="left" if not column else "right")
-    for figure in figures:
-        met = "yes" if figure.is_met else "no"
-        result.add_row(figure.what, f"{figure.value:.4g}", figure.goal, met if figure.goal else "")
-    return result
-
-
 @contextmanager
 def serve(
     arguments: argparse.Namespace, model: Path, scratch: Path, folders: Mapping[str, Path], **engine: Any
@@ -280,7 +262,7 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> Non
         figures += twice_what_fits(lambda slots: start(few, max_resident_adapters=slots), list(few), arguments.requests)
     if arguments.json:
         arguments.json.write_bytes(msgspec.json.encode(figures))
-    print_wide(table(figures))
+    print_wide(figures_table("Many adapters", figures))
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from engine.core.apply import apply_commands
 from engine.core.commands import AdapterFetched, AddAdapter, Submit
-from engine.core.commit import apply_commands
 from engine.core.config import CoreConfig, Scheduling
 from engine.core.plan import plan_step
 from engine.core.state import EngineState

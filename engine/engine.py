@@ -9,8 +9,9 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
+from engine.core.apply import apply_commands
 from engine.core.commands import AddAdapter, Command, DropAdapter
-from engine.core.commit import abort_users, absorb, apply_commands, commit
+from engine.core.commit import abort_users, absorb, commit
 from engine.core.commit_adapters import add_adapter, pin_adapter
 from engine.core.plan import plan_step
 from engine.core.policy import Policy, make_policy

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 
 from gateway.adapters_table import TIERS, SortKey, adapter_facts, adapter_json, adapter_table, chosen
-from gateway.admin_command import DEMO_KEY, LOCAL, AdminKey, AsJson, GrpcTarget, console, fail, until_interrupted
-from gateway.outputs import print_wide
+from gateway.admin_command import DEMO_KEY, LOCAL, AdminKey, AsJson, GrpcTarget, console, until_interrupted
+from gateway.outputs import fail, print_wide
 
 if TYPE_CHECKING:
     from gateway.adapters_client import AdaptersClient

@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 import grpc
 
-from gateway.admin_command import fail
+from gateway.outputs import fail
 from gateway.trust import chosen_trust
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from google.protobuf.message import Message
@@ -39,9 +39,3 @@ def until_interrupted() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         return
-
-
-def fail(message: str) -> NoReturn:
-    """Ends the command with status 1."""
-    console.print(f"[red]error:[/red] {message}", highlight=False)
-    raise typer.Exit(1)

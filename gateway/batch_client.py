@@ -9,9 +9,8 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import httpx
-from rich.markup import escape
 
-from gateway.admin_command import fail
+from gateway.outputs import fail
 from gateway.tenant_client import open_http, refusal, unreachable
 
 CHUNK_BYTES = 256 * 1024
@@ -108,7 +107,7 @@ def told(client: BatchClient) -> Iterator[BatchClient]:
         with client:
             yield client
     except BatchError as error:
-        fail(escape(str(error)))
+        fail(str(error))
 
 
 def save(client: BatchClient, file_id: str, target: BinaryIO, expected: int) -> Iterator[int]:

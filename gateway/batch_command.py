@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from gateway.admin_command import console, fail, until_interrupted
+from gateway.admin_command import console, until_interrupted
 from gateway.batch_lines import LinesError, Looked, look
 from gateway.batch_table import ENDED, batch_facts, batches_table, ended_lines, errors_table
-from gateway.outputs import check_writable, print_wide, whole_file
+from gateway.outputs import check_writable, fail, print_wide, whole_file
 from gateway.tenant_command import DEMO_KEY, LOCAL_URL, ServerUrl, UserKey
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _looked(file: Path, progress: Progress) -> Looked:
         with progress.open(file, "rb", description="looking") as content:
             return look(content)
     except LinesError as error:
-        fail(f"{escape(str(file))} would be refused:\n{escape(str(error))}")
+        fail(f"{file} would be refused:\n{error}")
 
 
 def _followed(
@@ -235,7 +235,7 @@ def _fetch(client: BatchClient, file_id: str, path: Path) -> None:
             for done in save(client, file_id, target, size):
                 progress.update(task, completed=done)
     except OSError as error:
-        fail(f"{escape(str(path))} cannot be written: {error.strerror}")
+        fail(f"{path} cannot be written: {error.strerror}")
     _say(f"[green]{escape(str(path))}[/green], {size:,} bytes")
 
 

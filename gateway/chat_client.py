@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import httpx
 from rich.console import Console
+from rich.markup import escape
 
 from gateway.tenant_client import open_http, refusal, unreachable
 
@@ -50,7 +51,7 @@ class ChatClient:
         except KeyboardInterrupt:
             console.print(" [dim](stopped)[/dim]", end="")
         except ChatError as error:
-            console.print(f"[red]{error}[/red]", end="")
+            console.print(f"[red]{escape(str(error))}[/red]", end="")
         console.print()
         self._messages.append({"role": "assistant", "content": answer})
 

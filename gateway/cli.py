@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -23,6 +23,7 @@ from gateway.config_file import ConfigError
 from gateway.limits_command import app as limits_app
 from gateway.operations_command import lanes as lanes_app
 from gateway.operations_command import requests as requests_app
+from gateway.outputs import complain, fail
 from gateway.simulate_command import simulate
 from gateway.tenant_command import DEMO_KEY, LOCAL_URL, ServerUrl, UserKey
 from gateway.tenants_command import keys as keys_app
@@ -78,7 +79,7 @@ def serve(
         settings = _with_ports(settings, http_port, grpc_port)
         settings = settings if gateways is None else replace(settings, gateways=gateways)
     except ValueError as error:
-        _fail(str(error))
+        fail(str(error))
     _run(settings, data_dir)
 
 
@@ -88,7 +89,7 @@ def check(file: Annotated[Path, typer.Argument(help="YAML configuration.")]) -> 
     try:
         load_config(file, os.environ)
     except ConfigError as error:
-        _fail(str(error))
+        fail(str(error))
     console.print(f"[green]{file} is valid[/green]")
 
 
@@ -109,7 +110,7 @@ def chat(
     try:
         ChatClient(url, key, model, system).run(Console())
     except ChatError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 def _run(config: Config, data_dir: Path) -> None:
@@ -123,7 +124,7 @@ def _run(config: Config, data_dir: Path) -> None:
     try:
         check_certificates(config)
     except ConfigError as error:
-        _fail(str(error))
+        fail(str(error))
     if config.gateways == 1:
         from gateway.app import serve as serve_gateways
     else:
@@ -134,7 +135,7 @@ def _run(config: Config, data_dir: Path) -> None:
     try:
         run_loop(serve_gateways(Launch(config, folder, data_dir), console))
     except (ConfigError, StartError, StoreStartError) as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 def _prepare(model: str, data_dir: Path) -> Path:
@@ -199,11 +200,6 @@ def root(
     CHOSEN.set(Trust(ca, cert, cert_key))
 
 
-def _fail(message: str) -> NoReturn:
-    console.print(f"[red]error:[/red] {message}", highlight=False)
-    raise typer.Exit(1)
-
-
 app.command()(simulate)
 app.command()(usage)
 
@@ -212,5 +208,5 @@ def main() -> None:
     try:
         app()
     except TrustError as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False)
+        complain(str(error))
         sys.exit(1)

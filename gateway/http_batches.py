@@ -13,9 +13,9 @@ from starlette.routing import Route
 from gateway.batches.outlook import Outlook
 from gateway.batches.record import Batch, batch_json
 from gateway.batches.service import DEFAULT_PAGE, MAX_PAGE, Batches, Wish
-from gateway.core.errors import invalid_request
 from gateway.core.tenants import Principal
 from gateway.http_edge import read_body
+from gateway.http_lists import list_page, number_from
 from gateway.http_stream import json_response
 from gateway.openai_schema import parse
 
@@ -77,17 +77,9 @@ class BatchesApi:
 
     async def list(self, request: Request) -> Response:
         principal, given = self._tenant(request), request.query_params
-        limit = _limit(given.get("limit"))
+        limit = number_from(given.get("limit", str(DEFAULT_PAGE)), "limit", 1, MAX_PAGE)
         found, has_more = await self._batches.list(principal, given.get("after"), limit)
-        shown = [await self._shown(batch) for batch in found]
-        page = {
-            "object": "list",
-            "data": shown,
-            "first_id": found[0].id if found else None,
-            "last_id": found[-1].id if found else None,
-            "has_more": has_more,
-        }
-        return json_response(page)
+        return json_response(list_page([await self._shown(batch) for batch in found], has_more))
 
     async def show(self, request: Request) -> Response:
         principal = self._tenant(request)
@@ -102,11 +94,3 @@ class BatchesApi:
 
     def _tenant(self, request: Request) -> Principal:
         return self._authenticate(request).as_tenant()
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return DEFAULT_PAGE
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_PAGE))):
-        raise invalid_request(f"limit must be a number from 1 to {MAX_PAGE}", "limit")
-    return int(text)

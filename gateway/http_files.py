@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote
 
 import structlog
@@ -17,9 +16,10 @@ from starlette.types import Receive, Scope, Send
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import Principal
 from gateway.files.record import FileRecord
-from gateway.files.service import MAX_PAGE, Files, Page, check_purpose, keep
+from gateway.files.service import MAX_PAGE, Files, check_purpose, keep
 from gateway.http_edge import streamed_body
 from gateway.http_form import FORM_BYTES, UNNAMED, FileForm
+from gateway.http_lists import list_page, number_from
 from gateway.http_stream import Presence, json_response
 
 log = structlog.get_logger("files")
@@ -28,7 +28,7 @@ FILES = "/v1/files"
 FILE = FILES + "/{file_id}"
 CONTENT = FILE + "/content"
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
-MAX_DIGITS = 9
+MAX_SECONDS = 10**9
 
 
 class FilesApi:
@@ -63,10 +63,10 @@ class FilesApi:
             tenant,
             purpose=given.get("purpose"),
             after=given.get("after"),
-            limit=_number(given.get("limit", str(MAX_PAGE)), "limit", 1, MAX_PAGE),
+            limit=number_from(given.get("limit", str(MAX_PAGE)), "limit", 1, MAX_PAGE),
             newest_first=_newest_first(given.get("order", "desc")),
         )
-        return json_response(_page(page))
+        return json_response(list_page([record.shown() for record in page.data], page.has_more))
 
     async def show(self, request: Request) -> Response:
         return json_response((await self._record(request)).shown())
@@ -129,34 +129,16 @@ class ContentResponse:
         return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
-def _page(page: Page) -> dict[str, Any]:
-    shown = [record.shown() for record in page.data]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": page.has_more,
-    }
-
-
 def _expires_after(fields: Mapping[str, str]) -> int | None:
     """Seconds; None: nothing was said. Raises ApiError."""
     if ANCHOR not in fields and SECONDS not in fields:
         return None
     if fields.get(ANCHOR) != "created_at":
         raise invalid_request("anchor must be 'created_at'", ANCHOR)
-    return _number(fields.get(SECONDS, ""), SECONDS, 0, 10**MAX_DIGITS)
+    return number_from(fields.get(SECONDS, ""), SECONDS, 0, MAX_SECONDS)
 
 
 def _newest_first(order: str) -> bool:
     if order not in ("asc", "desc"):
         raise invalid_request("order must be asc or desc", "order")
     return order == "desc"
-
-
-def _number(text: str, param: str, least: int, most: int) -> int:
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else -1
-    if not least <= number <= most:
-        raise invalid_request(f"must be a number from {least} to {most}", param)
-    return number

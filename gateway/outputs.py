@@ -1,4 +1,4 @@
-"""Where results go: files, looked at before the work that fills them begins, and tables."""
+"""What commands put out: files, looked at before the work that fills them begins, tables, and why they failed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
+import typer
 from google.protobuf.message import Message
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 WIDEST = 10_000
@@ -57,3 +59,14 @@ def _plain(message: Message, field: Any) -> Any:
     if field.is_repeated:
         return [message_json(item) if field.message_type else item for item in value]
     return message_json(value) if field.message_type else value
+
+
+def complain(message: str) -> None:
+    """Says on standard error what went wrong."""
+    Console(stderr=True).print(f"[red]error:[/red] {escape(message)}", highlight=False)
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the command with status 1."""
+    complain(message)
+    raise typer.Exit(1)

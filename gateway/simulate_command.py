@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from engine.config import EngineConfig
@@ -28,7 +27,7 @@ from engine.sim.synthetic import Sizes
 from engine.sim.tables import comparison_tables, goals_table, tenant_table
 from engine.sim.workload import Backlog
 from gateway.config import load_config
-from gateway.outputs import check_writable
+from gateway.outputs import check_writable, fail
 
 console = Console()
 progress_console = Console(stderr=True)
@@ -110,11 +109,7 @@ def simulate(
         else:
             workload = scenario.workload(rate_scale)
             reports = _run(plan_runs(setup, workload, modes.policies, modes.schedulers, goals=goals), jobs)
-    judged = judge(setup, reports) if goals else []
-    _show(setup, scenario, reports, judged)
-    if json_file is not None:
-        with _failures():
-            _write_json(json_file, setup, scenario, reports, judged)
+    _tell(setup, scenario, reports, json_file, goals=goals)
 
 
 def _check_outputs(json_file: Path | None, plot: Path | None, *, goals: bool) -> None:
@@ -179,6 +174,14 @@ def _advance(progress: Progress, tasks: Mapping[str, TaskID]) -> Advance:
     return lambda name, share: progress.update(tasks[name], completed=share)
 
 
+def _tell(setup: Setup, scenario: Scenario, reports: dict[str, Report], json_file: Path | None, *, goals: bool) -> None:
+    judged = judge(setup, reports) if goals else []
+    _show(setup, scenario, reports, judged)
+    if json_file is not None:
+        with _failures():
+            _write_json(json_file, setup, scenario, reports, judged)
+
+
 def _show(setup: Setup, scenario: Scenario, reports: dict[str, Report], judged: list[Judged]) -> None:
     console.print(f"{scenario.title}\n{setup.device.description}", markup=False, highlight=False)
     for table in comparison_tables(reports):
@@ -211,9 +214,4 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, PlotUnavailable, Stalled) as error:
-        _fail(str(error))
-
-
-def _fail(message: str) -> NoReturn:
-    progress_console.print(f"[red]error:[/red] {escape(message)}", highlight=False)
-    raise typer.Exit(1)
+        fail(str(error))

@@ -19,6 +19,7 @@ from gateway.config_file import ConfigError
 from gateway.doors import opened
 from gateway.launch import StartError
 from gateway.orders import ANNOUNCE, LISTEN, LISTENING, READY, Orders
+from gateway.outputs import complain
 from gateway.process import configure_logging, leave_torch_out, run_loop, settle_memory, told_to_stop
 
 
@@ -59,7 +60,7 @@ def main() -> None:
     try:
         run_loop(work(socket.socket(fileno=int(sys.argv[1]))))
     except (ConfigError, StartError) as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
+        complain(str(error))
         raise SystemExit(1) from error
 
 

@@ -1,37 +1,17 @@
-"""The only functions that change the state: commands come in, plans are carried out, results are taken up."""
+"""Changes of the state: plans are carried out, and their results taken up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from engine.core.admission import fetch_failed, queue_full, refuse, turn_away
-from engine.core.commands import (
-    Abort,
-    AdapterFetched,
-    AddAdapter,
-    Command,
-    DropAdapter,
-    FetchAnswer,
-    FetchCancelled,
-    FetchFailed,
-    GrammarFailed,
-    GrammarReady,
-    Submit,
-)
 from engine.core.commit_adapters import (
     adapter_wait,
-    add_adapter,
-    drop_adapter,
     forget_closed,
     move_adapters,
     note_loads,
     start_adapter,
-    take_answer,
     use_adapter,
 )
 from engine.core.config import goal_of
 from engine.core.endings import finish_reason
-from engine.core.grammars import Grammar
 from engine.core.prefix import page_keys
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
@@ -43,7 +23,6 @@ from engine.core.types import (
     Lane,
     PageId,
     Refusal,
-    Request,
     SampledToken,
     ScheduledChunk,
     StepPlan,
@@ -54,42 +33,24 @@ from engine.core.under_way import follow
 from engine.core.urgency import update_need
 
 
-def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
-    """Takes up what arrived since the last step. Refusals leave through the outbox, as every other news does."""
-    for command in commands:
-        match command:
-            case Submit(request):
-                _submit(state, request)
-            case Abort(request_id):
-                if request_id in state.sequences:
-                    _finish(
-                        state, state.sequences[request_id], TokenEvent(request_id, finish_reason=FinishReason.ABORT)
-                    )
-            case AddAdapter():
-                add_adapter(state, command)
-            case DropAdapter(adapter):
-                drop_adapter(state, adapter)
-            case AdapterFetched() | FetchFailed() | FetchCancelled():
-                _answer(state, command)
-            case GrammarReady(grammar):
-                state.grammars.take_answer(grammar)
-            case GrammarFailed(grammar, reason):
-                _give_up(state, grammar, reason)
-
-
 def abort_users(state: EngineState, adapter: AdapterId) -> int:
     """Ends every request of an adapter on its way out; returns how many there were."""
     if adapter not in state.tiers.closing:
         return 0
     users = [seq for seq in state.sequences.values() if seq.request.adapter == adapter]
     for seq in users:
-        _finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ABORT))
+        abort(state, seq)
     return len(users)
+
+
+def abort(state: EngineState, seq: Sequence) -> None:
+    """Ends a live request that nobody waits for any more."""
+    finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ABORT))
 
 
 def finish_early(state: EngineState, seq: Sequence, refusal: Refusal) -> None:
     """Ends a live request with a reason that its caller is told."""
-    _finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ERROR, refusal=refusal))
+    finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ERROR, refusal=refusal))
 
 
 def commit(state: EngineState, plan: StepPlan) -> None:
@@ -141,56 +102,6 @@ def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEven
     events = list(state.outbox)
     state.outbox.clear()
     return events
-
-
-def _submit(state: EngineState, request: Request) -> None:
-    refusal = refuse(state, request)
-    if refusal is not None:
-        state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
-        return
-    realm = "" if state.config.share_prefixes else request.tenant
-    seq = Sequence(request, list(request.prompt), realm=realm)
-    seq.lane = state.waiting.order.lane(seq)
-    refusal = turn_away(state, seq) or _make_place(state, seq)
-    if refusal is not None:
-        state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
-        return
-    seq.due = request.arrival + goal_of(request.ttft, state.config.goals[request.lane].ttft_s)
-    state.sequences[seq.id] = seq
-    ledger, tenants = state.ledger, state.waiting.groups(seq.lane)
-    ledger.accounts.arrive(request.lane, request.tenant, request.weight, tenants)
-    ledger.longest_prompt = max(ledger.longest_prompt, len(request.prompt))
-    ledger.longest_output = max(ledger.longest_output, request.params.max_tokens)
-    state.waiting.add(seq)
-    use_adapter(state, seq, live=1)
-    state.grammars.use(request.params.grammar)
-    state.counters.prompt_tokens += len(request.prompt)
-
-
-def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
-    """In a full queue, by sending the last of a lower lane away."""
-    if len(state.waiting) < state.config.max_waiting:
-        return None
-    other = state.waiting.last(above=seq.lane)
-    if other is None:
-        return queue_full(state, seq)
-    refusal = queue_full(state, other)
-    finish_early(state, other, refusal)
-    return None
-
-
-def _answer(state: EngineState, answer: FetchAnswer) -> None:
-    """Whoever waited for a fetch that failed is told why."""
-    for seq in take_answer(state, answer):
-        refusal = fetch_failed(state.adapters[answer.adapter], state.now)
-        finish_early(state, seq, refusal)
-
-
-def _give_up(state: EngineState, grammar: Grammar, reason: str) -> None:
-    """A grammar will never be ready: nobody runs with it, and whoever waits for it is told why."""
-    if state.grammars.take_answer(grammar):
-        for seq in [seq for seq in state.waiting if seq.request.params.grammar == grammar]:
-            finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))
 
 
 def _note_saves(state: EngineState, plan: StepPlan) -> None:
@@ -290,10 +201,10 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
         state.outbox.append(event)
     else:
         state.ledger.note_end(seq)
-        _finish(state, seq, event)
+        finish(state, seq, event)
 
 
-def _finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
+def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
     """The one way out: frees everything, tells the executor with the next plan and the client with the next events."""
     if seq.id in state.running:
         _stop_running(state, seq)

@@ -54,6 +54,8 @@ class Dispatcher:
         """Batches that a limit holds up, and until when, on the loop's clock."""
         self.open = 0
         """Batches, of everybody, that something is left to do for; as they were counted last."""
+        self._errands_at = 0.0
+        """On the loop's clock: who has no lines is asked for its tasks then, or when some work has ended here."""
         self._news = asyncio.Event()
         self._background: list[asyncio.Task[None]] = []
 
@@ -113,12 +115,20 @@ class Dispatcher:
 
     async def _claim_some(self) -> bool:
         """Whether there was anything."""
-        found = False
-        while len(self._works) - len(self._shards) < MAX_ERRANDS and await self._claim(*SMALL_TASKS):
-            found = True
+        found = await self._claim_errands()
         self._hand_back_limited()
         while len(self._shards) < MAX_SHARDS and self._wants_lines and await self._claim("shard"):
             found = True
+        return found
+
+    async def _claim_errands(self) -> bool:
+        """Mostly there is none, and who asks looks at every open batch, so this is not done whenever lines run out."""
+        found, now = False, asyncio.get_running_loop().time()
+        if now < self._errands_at:
+            return found
+        while len(self._works) - len(self._shards) < MAX_ERRANDS and await self._claim(*SMALL_TASKS):
+            found = True
+        self._errands_at = now + IDLE_SECONDS * random.uniform(0.5, 1.0)
         return found
 
     async def _claim(self, *want: TaskKind) -> bool:
@@ -156,6 +166,7 @@ class Dispatcher:
         work = self._works.pop(task)
         if isinstance(work, Shard) and work.rests_until > asyncio.get_running_loop().time():
             self._resting[work.lease.batch_id] = work.rests_until
+        self._errands_at = 0.0
         self._news.set()
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 
 from engine.client import EngineApi, EngineUnavailable
 from engine.pb import engine_pb2 as pb
@@ -20,7 +20,8 @@ class Outlook:
     """Looks at the open batches and at the engine at most once a second, however many ask."""
 
     def __init__(self, batches: Batches, engine: EngineApi) -> None:
-        self._open = Glance(partial(batches.open, MOST_OPEN))
+        self._batches = batches
+        self._jobs = Glance(self._open_jobs)
         self._stats = Glance(engine.stats)
 
     async def eta(self, batch: Batch) -> float | None:
@@ -28,12 +29,17 @@ class Outlook:
         if batch.status != "in_progress":
             return None
         try:
-            now, found = await self._open.get()
+            now, jobs = await self._jobs.get()
             pace = pace_of(await self._stats.get())
         except (ApiError, EngineUnavailable):
             return None
-        others = [_open_job(other, now) for other in found if other.id != batch.id]
+        others = [other for other in jobs if other.id != batch.id]
         return None if pace is None else eta_seconds(_open_job(batch, now), others, pace)
+
+    async def _open_jobs(self) -> tuple[float, Sequence[OpenJob]]:
+        """Redis's time, too."""
+        now, found = await self._batches.open(MOST_OPEN)
+        return now, [_open_job(batch, now) for batch in found]
 
 
 def pace_of(stats: pb.EngineStats) -> Pace | None:

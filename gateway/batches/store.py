@@ -18,7 +18,6 @@ The index is a hint that leads to batches: it may name some that are over, and i
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import groupby
@@ -32,7 +31,6 @@ from gateway.batches.lease import ALL_TASKS, SHARD_SIZE, Lease, Standing, TaskKi
 from gateway.batches.record import COUNTS, Batch, BatchError, NewBatch, Tally, batch_not_found, new_fields, read_fields
 from gateway.batches.turns import Candidate, Turns, candidates_of, entry_of
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
-from gateway.limiter.breaker import Breaker
 from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
 
 PACKAGE = "gateway.batches"
@@ -64,7 +62,7 @@ class BatchStore:
         """`timeout`: seconds of one call. `retention_seconds`: how long a batch is remembered after its end. `told`:
         tenants that have an outbox for such ends."""
         self._told = frozenset(told)
-        self._calls = RedisCalls(client, prefix, timeout, Breaker(3, 1.0, time.monotonic), lambda: None)
+        self._calls = RedisCalls.patient(client, prefix, timeout)
         self._lease_ms = int(lease_seconds * 1000)
         self._retention_ms = int(retention_seconds * 1000)
         self._index = self._calls.key("batchindex", "batches")

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from gateway.bench.spec import parse_lane, parse_range
-from gateway.outputs import check_writable
+from gateway.outputs import check_writable, fail
 
 if TYPE_CHECKING:
     from gateway.bench.document import Document
@@ -100,8 +99,7 @@ def serve(
         if json is not None:
             json.write_bytes(measured.write())
     except (BenchError, ValueError, OSError) as error:
-        console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
-        raise typer.Exit(1) from error
+        fail(str(error))
     if not any(lane.succeeded for lane in measured.lanes):
         raise typer.Exit(1)
 

@@ -13,7 +13,6 @@ Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,6 @@ from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault, file_not_found, unavailable
 from gateway.files.record import FileRecord, decode, encode
-from gateway.limiter.breaker import Breaker
 from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
 
 CALL_SECONDS = 2.0
@@ -69,8 +67,7 @@ class FileRegistry:
     """Every method raises ApiError: REGISTRY_UNAVAILABLE."""
 
     def __init__(self, client: Redis, *, prefix: str = "loralane:", lease_seconds: float = LEASE_SECONDS) -> None:
-        # Nobody asks this breaker: there is nothing to do in Redis's place.
-        self._calls = RedisCalls(client, prefix, CALL_SECONDS, Breaker(1, 0.0, time.monotonic), lambda: None)
+        self._calls = RedisCalls.patient(client, prefix, CALL_SECONDS)
         self._script = Script.load("books.lua", package="gateway.files")
         self._lease_ms = int(lease_seconds * 1000)
         self.lease_seconds = lease_seconds

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, Self
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
@@ -39,7 +40,7 @@ class Script:
 
 
 class RedisCalls:
-    """Everything a limiter asks of one server or cluster. Every key begins with `prefix`."""
+    """Everything one part of a gateway asks of one server or cluster. Every key begins with `prefix`."""
 
     def __init__(
         self, client: Redis | RedisCluster, prefix: str, timeout: float, breaker: Breaker, answered: Callable[[], None]
@@ -52,6 +53,11 @@ class RedisCalls:
         self._timeout = timeout
         self._breaker = breaker
         self._answered = answered
+
+    @classmethod
+    def patient(cls, client: Redis | RedisCluster, prefix: str, timeout: float) -> Self:
+        """Of one who has nothing to do in Redis's place, and so asks no breaker. `timeout`: seconds of one call."""
+        return cls(client, prefix, timeout, Breaker(1, 0.0, time.monotonic), lambda: None)
 
     @property
     def available(self) -> bool:

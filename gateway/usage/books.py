@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from redis.asyncio.cluster import RedisCluster
 
 from gateway.core.errors import Fault, unavailable
 from gateway.core.usage import Counts, Row, RowName
-from gateway.limiter.breaker import Breaker
 from gateway.limiter.calls import RedisCalls, StoreError
 
 KEY = re.compile(r"usage:\{(?P<tenant>[^}]+)\}:(?P<day>\d{4}-\d\d-\d\d)$")
@@ -42,11 +40,11 @@ class UsageBooks(Protocol):
 
 
 class RedisUsageBooks:
-    """`UsageBooks` with a circuit breaker of its own: a report that takes long must not keep requests from Redis."""
+    """`UsageBooks` with calls of its own: a report that takes long must not keep requests from Redis."""
 
     def __init__(self, client: Redis | RedisCluster, *, timeout: float = 5.0, prefix: str = "loralane:") -> None:
         """`timeout`: seconds of one round trip."""
-        self._calls = RedisCalls(client, prefix, timeout, Breaker(3, 1.0, time.monotonic), lambda: None)
+        self._calls = RedisCalls.patient(client, prefix, timeout)
         self._prefix = prefix
 
     async def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[Sequence[Row], None]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fakes import ACME, BASE, GLOBEX, House, build_house
+from file_fakes import pieces
 from redis.asyncio import Redis
 
 from gateway.batches.dispatcher import Dispatcher, cancelled
@@ -188,11 +189,6 @@ def completion_line(custom_id: str, **body: Any) -> dict[str, Any]:
         "url": COMPLETION,
         "body": {"model": BASE, "prompt": "hi", **body},
     }
-
-
-async def pieces(*data: bytes) -> AsyncIterator[bytes]:
-    for piece in data:
-        yield piece
 
 
 async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool]) -> None:

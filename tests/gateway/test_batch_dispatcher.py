@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
 
@@ -228,6 +229,35 @@ async def test_a_validation_that_comes_too_late_moves_no_lines(town, monkeypatch
     output, _ = await town.results(ended)
     assert output.keys() == {f"{number}" for number in range(300)}
     await town.assert_clean(office)
+
+
+async def test_errands_are_looked_for_when_work_has_ended_not_whenever_lines_are(town, monkeypatch):
+    monkeypatch.setattr(dispatcher, "BUSY_SECONDS", 0.001)
+    office, asked = await town.office(), Counter()
+    claim = office.store.claim
+
+    async def counted(owner, want, skip=()):
+        asked["shard" if "shard" in want else "errand"] += 1
+        return await claim(owner, want, skip)
+
+    monkeypatch.setattr(office.store, "claim", counted)
+    claim_some = office.dispatcher._claim_some
+
+    async def turn():
+        asked["turn"] += 1
+        return await claim_some()
+
+    monkeypatch.setattr(office.dispatcher, "_claim_some", turn)
+    engine, batch = office.house.engine, await town.submit([chat_line(f"{number}") for number in range(300)])
+    engine.admit = asyncio.Event()
+    async with working(office):
+        await until(lambda: engine.open >= LEAST)
+        asked.clear()
+        await until(lambda: asked["turn"] > 50)
+        assert asked["errand"] < asked["turn"] / 2
+        engine.admit.set()
+        ended = await town.ended(batch)
+    assert (ended.status, ended.tally.completed) == ("completed", 300)
 
 
 async def test_while_redis_is_away_nothing_runs_without_a_lease_and_nothing_is_lost(town):

@@ -27,15 +27,16 @@ from gateway.batches.record import Batch, BatchError, NewBatch, Tally, new_batch
 from gateway.batches.store import BatchStore
 from gateway.batches.webhooks.delivery import delivering
 from gateway.batches.webhooks.event import Event
-from gateway.batches.webhooks.outbox import Outbox, outbox_key
+from gateway.batches.webhooks.outbox import Outbox
 from gateway.batches.webhooks.pace import DAY, Pace
 from gateway.config import parse_config
 from gateway.config_file import ConfigError
 from gateway.config_webhooks import EVENTS, WebhookConfig
+from gateway.limiter.calls import RedisCalls
 
 SECRET = f"whsec_{b64encode(bytes(range(32))).decode()}"
 FAST = Pace(poll=0.01, timeout=0.5, lease=5.0, first_retry=0.02, longest_retry=0.05)
-OUTBOX = outbox_key("t:", "acme")
+OUTBOX = "t:webhooks:{acme}"
 
 
 def endpoint(receiver: Receiver, **options) -> WebhookConfig:
@@ -238,7 +239,7 @@ async def test_events_that_nobody_asked_for_are_not_sent(valkey, receiver):
 
 async def test_a_receiver_that_hangs_keeps_no_other_tenant_waiting(valkey, receiver):
     await end(valkey)
-    await valkey.zadd(outbox_key("t:", "globex"), {Event("failed", batch(9), 1).word: 1})
+    await valkey.zadd("t:webhooks:{globex}", {Event("failed", batch(9), 1).word: 1})
     receiver.script += [hang]
     patient = replace(FAST, timeout=60.0, lease=120.0)
     async with receiving() as other:
@@ -377,9 +378,13 @@ async def test_a_certificate_nobody_vouches_for_is_refused(valkey, certificate, 
 # The outbox
 
 
+def outbox(client: Redis) -> Outbox:
+    return Outbox(RedisCalls.patient(client, "t:", 2.0), "acme")
+
+
 async def test_a_claimed_event_is_nobody_elses_until_its_time_is_up_and_keeps_its_place(valkey):
     event = await end(valkey)
-    one, other = Outbox(valkey, OUTBOX), Outbox(valkey, OUTBOX)
+    one, other = outbox(valkey), outbox(valkey)
     claim = await one.claim(60.0, 10)
     assert (claim.events, claim.pending) == ((event,), 1)
     assert (await other.claim(60.0, 10)).events == ()
@@ -393,7 +398,7 @@ async def test_a_claimed_event_is_nobody_elses_until_its_time_is_up_and_keeps_it
 async def test_no_more_is_claimed_than_asked_for_the_oldest_first(valkey):
     for number in range(5):
         await end(valkey, number, age=100.0 - number)
-    claim = await Outbox(valkey, OUTBOX).claim(60.0, 2)
+    claim = await outbox(valkey).claim(60.0, 2)
     assert [event.batch_id for event in claim.events] == [batch(0), batch(1)]
     assert claim.pending == 5
 

@@ -18,13 +18,16 @@ from redis.asyncio import Redis
 
 from gateway.batches.webhooks.event import Event, signed_headers
 from gateway.batches.webhooks.network import post
-from gateway.batches.webhooks.outbox import Claim, Outbox, OutboxAway, outbox_key
+from gateway.batches.webhooks.outbox import Claim, Outbox
 from gateway.batches.webhooks.pace import Pace
 from gateway.config_webhooks import WebhookConfig
 from gateway.core.safe_url import UnsafeUrl
+from gateway.limiter.calls import RedisCalls, StoreError
 
 AT_ONCE = 4
 """Deliveries to one endpoint."""
+CALL_SECONDS = 2.0
+"""Of one call to Redis."""
 GONE = 410
 GONE_REASON = f"http {GONE}"
 
@@ -60,7 +63,7 @@ class Courier:
             try:
                 worked = await self._turn()
                 away = False
-            except OutboxAway as error:
+            except StoreError as error:
                 if not away:
                     log.warning("webhook_outbox_away", tenant=self._tenant, reason=str(error))
                 away = True
@@ -80,7 +83,7 @@ class Courier:
         return bool(claim.events)
 
     async def _deliver(self, event: Event, claim: Claim) -> None:
-        """Raises OutboxAway: what became of it is not noted, so it will be tried again."""
+        """Raises StoreError: what became of it is not noted, so it will be tried again."""
         if event.type not in self._endpoint.events:
             await self._outbox.remove(event)
             return
@@ -133,9 +136,10 @@ async def delivering(
         prefix: what keys begin with.
         tls: whom to trust; None: the authorities everybody does, or SSL_CERT_FILE's.
     """
+    calls = RedisCalls.patient(client, prefix, CALL_SECONDS)
     trusted, timing = tls or httpx.create_ssl_context(), pace or Pace()
     couriers = [
-        Courier(tenant, endpoint, Outbox(client, outbox_key(prefix, tenant)), count, trusted, timing)
+        Courier(tenant, endpoint, Outbox(calls, tenant), count, trusted, timing)
         for tenant, endpoint in endpoints.items()
     ]
     try:

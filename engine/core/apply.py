@@ -1,0 +1,98 @@
+"""What arrives between two steps: requests and their ends, adapters and grammars that came or did not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.core.admission import fetch_failed, queue_full, refuse, turn_away
+from engine.core.commands import (
+    Abort,
+    AdapterFetched,
+    AddAdapter,
+    Command,
+    DropAdapter,
+    FetchAnswer,
+    FetchCancelled,
+    FetchFailed,
+    GrammarFailed,
+    GrammarReady,
+    Submit,
+)
+from engine.core.commit import abort, finish_early
+from engine.core.commit_adapters import add_adapter, drop_adapter, take_answer, use_adapter
+from engine.core.config import goal_of
+from engine.core.grammars import Grammar
+from engine.core.sequence import Sequence
+from engine.core.state import EngineState
+from engine.core.types import ErrorCode, FinishReason, Refusal, Request, TokenEvent
+
+
+def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
+    """Takes up what arrived since the last step. Refusals leave through the outbox, as every other news does."""
+    for command in commands:
+        match command:
+            case Submit(request):
+                _submit(state, request)
+            case Abort(request_id):
+                if request_id in state.sequences:
+                    abort(state, state.sequences[request_id])
+            case AddAdapter():
+                add_adapter(state, command)
+            case DropAdapter(adapter):
+                drop_adapter(state, adapter)
+            case AdapterFetched() | FetchFailed() | FetchCancelled():
+                _answer(state, command)
+            case GrammarReady(grammar):
+                state.grammars.take_answer(grammar)
+            case GrammarFailed(grammar, reason):
+                _give_up(state, grammar, reason)
+
+
+def _submit(state: EngineState, request: Request) -> None:
+    refusal = refuse(state, request)
+    if refusal is not None:
+        state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
+        return
+    realm = "" if state.config.share_prefixes else request.tenant
+    seq = Sequence(request, list(request.prompt), realm=realm)
+    seq.lane = state.waiting.order.lane(seq)
+    refusal = turn_away(state, seq) or _make_place(state, seq)
+    if refusal is not None:
+        state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
+        return
+    seq.due = request.arrival + goal_of(request.ttft, state.config.goals[request.lane].ttft_s)
+    state.sequences[seq.id] = seq
+    ledger, tenants = state.ledger, state.waiting.groups(seq.lane)
+    ledger.accounts.arrive(request.lane, request.tenant, request.weight, tenants)
+    ledger.longest_prompt = max(ledger.longest_prompt, len(request.prompt))
+    ledger.longest_output = max(ledger.longest_output, request.params.max_tokens)
+    state.waiting.add(seq)
+    use_adapter(state, seq, live=1)
+    state.grammars.use(request.params.grammar)
+    state.counters.prompt_tokens += len(request.prompt)
+
+
+def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
+    """In a full queue, by sending the last of a lower lane away."""
+    if len(state.waiting) < state.config.max_waiting:
+        return None
+    other = state.waiting.last(above=seq.lane)
+    if other is None:
+        return queue_full(state, seq)
+    refusal = queue_full(state, other)
+    finish_early(state, other, refusal)
+    return None
+
+
+def _answer(state: EngineState, answer: FetchAnswer) -> None:
+    """Whoever waited for a fetch that failed is told why."""
+    for seq in take_answer(state, answer):
+        refusal = fetch_failed(state.adapters[answer.adapter], state.now)
+        finish_early(state, seq, refusal)
+
+
+def _give_up(state: EngineState, grammar: Grammar, reason: str) -> None:
+    """A grammar will never be ready: nobody runs with it, and whoever waits for it is told why."""
+    if state.grammars.take_answer(grammar):
+        for seq in [seq for seq in state.waiting if seq.request.params.grammar == grammar]:
+            finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))

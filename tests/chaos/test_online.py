@@ -10,10 +10,11 @@ from tests.chaos.trial import attempt
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LASTING = 0.4
+LASTING = 0.3
 MIX = Mix(callers=8, longest=20)
-ONLY_LONG = ("refusing-redis", "refusing-engine", "slow-engine", "clock-7200s")
-"""Faults that others here are much like."""
+ONLY_LONG = {"KillStore", "clock-7200s", "slow-engine"}
+ONLY_LONG |= {f"{manner}-{line}" for manner in ("refusing", "silent") for line in ("redis", "engine")}
+"""Faults that others here are much like, or those of the batch jobs."""
 FAULTS = [Calm(), *(fault for fault in catalogue() if str(fault) not in ONLY_LONG)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -55,10 +56,9 @@ class Census:
         if self._plant.kind.gateways > 1:
             wanted["gateway"] = self._plant.kind.gateways
         wrong = [f"{len(found[role])} processes of kind {role}" for role in wanted if len(found[role]) != wanted[role]]
-        for role in ("house", "gateway", "engine"):
-            for process in found[role]:
-                wrong += await self._compare(role, process)
-        return wrong
+        watched: tuple[Role, ...] = ("house", "gateway", "engine")
+        looks = [self._compare(role, process) for role in watched for process in found[role]]
+        return wrong + [text for texts in await asyncio.gather(*looks) for text in texts]
 
     async def _compare(self, role: Role, process: psutil.Process) -> list[str]:
         links = process.net_connections("tcp")

@@ -72,6 +72,8 @@ class JobTrial:
         self._plan = plan
         self._customer = Customer(plant)
         self._random = Random(plan.seed)
+        self._load = Load(plant.url, plan.seed)
+        """Of faults that are traffic themselves."""
         self._struck = 0
 
     async def run(self) -> JobVerdict:
@@ -83,12 +85,14 @@ class JobTrial:
         await self._plant.until_ready()
         result = await Result.of(self._customer, job)
         complaints = result.complaints(asks, [plan.ending], checks_answers=self._plant.kind.fake)
-        complaints += await self._leftovers() + await self._auditor.complaints([], plan.harm)
+        if plan.ending == "completed" and self._struck < len(plan.faults):
+            complaints.append(f"it was over after {self._struck} of {len(plan.faults)} faults")
+        complaints += await self._leftovers() + await self._auditor.complaints(self._load.outcomes, plan.harm)
         return JobVerdict(job["request_counts"], len(result.output), len(result.errors), self._struck, complaints)
 
     async def _strike(self, batch_id: str) -> None:
         faults = self._plan.faults
-        scene = Scene(self._plant, Load(self._plant.url, self._plan.seed), self._random)
+        scene = Scene(self._plant, self._load, self._random)
         for number, fault in enumerate(faults):
             if not await self._has_come_to(self._plan.spread * (number + 1) / (len(faults) + 1), batch_id):
                 return

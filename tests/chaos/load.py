@@ -108,7 +108,8 @@ class Load:
 
     async def herd(self, size: int) -> None:
         """So many more callers, all at the same moment, each once."""
-        asks = [self._ask(Random(f"{self._seed}/herd/{number}"), f"h{number}") for number in range(size)]
+        before = len(self.outcomes)
+        asks = [self._ask(Random(f"{self._seed}/herd/{number}"), f"h{before}-{number}") for number in range(size)]
         async with client(self._url) as http:
             self.outcomes += await asyncio.gather(*(perform(http, ask) for ask in asks))
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -34,6 +35,10 @@ ROUNDS_OF_A_PLANT = 20
 GATEWAYS = (2, 1, 3)
 LONGEST_FAULT = 3.0
 """Seconds."""
+MOST_SAID = 20
+"""Complaints."""
+LONGEST_ANSWER = 500
+"""Tokens of a batch's line: a job must not be over before its faults are."""
 TINY = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -98,11 +103,12 @@ class Session:
         """Kills, then the same with an end before the end, then everything that can be survived."""
         options, random = self._options, self._random
         some = max(1, options.kills // 5)
+        plan = JobPlan(list(kills_of(random, options.kills)), options.lines, longest=LONGEST_ANSWER, seed=options.seed)
         plans = [
-            JobPlan(list(kills_of(random, options.kills)), options.lines, seed=options.seed),
-            JobPlan(list(kills_of(random, some)), options.lines, "cancelled", seed=options.seed + 1),
-            JobPlan(list(kills_of(random, some)), options.lines, "expired", "30s", seed=options.seed + 2, spread=0.2),
-            JobPlan(list(lasting_faults_of(random, some)), options.lines, seed=options.seed + 3),
+            plan,
+            replace(plan, faults=list(kills_of(random, some)), ending="cancelled"),
+            replace(plan, faults=list(kills_of(random, some)), ending="expired", window="60s", spread=0.2),
+            replace(plan, faults=list(lasting_faults_of(random, some))),
         ]
         for plan in plans if options.kills else ():
             async with self._planted(options.gateways or GATEWAYS[0]) as plant:
@@ -128,7 +134,8 @@ class Session:
 
 
 def say(line: str, complaints: Sequence[str]) -> None:
-    print("\n      ".join([line, *complaints]), flush=True)
+    more = [f"and {len(complaints) - MOST_SAID} more"] if len(complaints) > MOST_SAID else []
+    print("\n      ".join([line, *complaints[:MOST_SAID], *more]), flush=True)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from tests.chaos.load import Load, Mix
 from tests.chaos.patience import Late
 from tests.chaos.plant import Plant
 
-CALM_SECONDS = 0.4
+CALM_SECONDS = 0.25
 """Before the fault, and after everything is ready again."""
 
 

@@ -27,7 +27,7 @@ from engine.sim.synthetic import Sizes
 from engine.sim.tables import comparison_tables, goals_table, tenant_table
 from engine.sim.workload import Backlog
 from gateway.config import load_config
-from gateway.outputs import check_writable, fail
+from gateway.outputs import check_writable, fail, print_wide
 
 console = Console()
 progress_console = Console(stderr=True)
@@ -185,12 +185,12 @@ def _tell(setup: Setup, scenario: Scenario, reports: dict[str, Report], json_fil
 def _show(setup: Setup, scenario: Scenario, reports: dict[str, Report], judged: list[Judged]) -> None:
     console.print(f"{scenario.title}\n{setup.device.description}", markup=False, highlight=False)
     for table in comparison_tables(reports):
-        console.print(table)
+        print_wide(table)
     first, report = next(iter(reports.items()))
     if any(len(tenants) > 1 for tenants in report.tenants.values()):
-        console.print(tenant_table(first, report))
+        print_wide(tenant_table(first, report))
     if judged:
-        console.print(goals_table(judged))
+        print_wide(goals_table(judged))
 
 
 def _write_json(path: Path, setup: Setup, scenario: Scenario, reports: dict[str, Report], judged: list[Judged]) -> None:

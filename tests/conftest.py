@@ -9,6 +9,17 @@ from rich.console import Console
 from engine.model.prepare import prepare_model
 
 
+SERVERS = ("e2e", "chaos")
+"""Folders whose tests start whole servers, with patience for one at a time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs side by side: one file beside another, but never two servers."""
+    for item in items:
+        is_server = not set(SERVERS).isdisjoint(item.path.parts)
+        item.add_marker(pytest.mark.xdist_group("servers" if is_server else str(item.path)))
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Kept between runs, so that the model is converted once."""

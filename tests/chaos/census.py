@@ -52,13 +52,19 @@ class Census:
 
     async def _look(self) -> list[str]:
         found = self._plant.processes()
-        wanted: dict[Role, int] = {"house": 1, "engine": 1, "store": 1, "gateway": 0}
+        wanted: dict[Role, int] = {"house": 1, "engine": 1, "store": 1, "gateway": 0, "other": 0}
         if self._plant.kind.gateways > 1:
             wanted["gateway"] = self._plant.kind.gateways
         wrong = [f"{len(found[role])} processes of kind {role}" for role in wanted if len(found[role]) != wanted[role]]
         watched: tuple[Role, ...] = ("house", "gateway", "engine")
-        looks = [self._compare(role, process) for role in watched for process in found[role]]
+        looks = [self._look_at(role, process) for role in watched for process in found[role]]
         return wrong + [text for texts in await asyncio.gather(*looks) for text in texts]
+
+    async def _look_at(self, role: Role, process: psutil.Process) -> list[str]:
+        try:
+            return await self._compare(role, process)
+        except (Late, psutil.NoSuchProcess) as error:
+            return [f"{role} {process.pid} says nothing: {error}"]
 
     async def _compare(self, role: Role, process: psutil.Process) -> list[str]:
         links = process.net_connections("tcp")

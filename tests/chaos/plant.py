@@ -42,7 +42,8 @@ WATCH_SECONDS = 0.2
 LOOKS = 4
 """For each gateway: the kernel deals connections out as it likes."""
 
-Role = Literal["house", "gateway", "engine", "store"]
+Role = Literal["house", "gateway", "engine", "store", "other"]
+"""other: what those start for a while, as for looking at a batch's input."""
 PROGRAMS: dict[str, Role] = {
     "tests.chaos.serve_process": "house",
     "gateway.worker": "gateway",
@@ -146,12 +147,12 @@ class Plant:
 
     def processes(self) -> dict[Role, list[psutil.Process]]:
         """All that carry this plant's mark and are not dead. Valkey writes its title over its environment."""
-        found: dict[Role, list[psutil.Process]] = {"house": [], "gateway": [], "engine": []}
+        found: dict[Role, list[psutil.Process]] = {"house": [], "gateway": [], "engine": [], "other": []}
         found["store"] = self.store.processes()
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                if process.environ().get(MARK) == str(self.folder) and (role := _role(process)):
-                    found[role].append(process)
+                if process.environ().get(MARK) == str(self.folder):
+                    found[_role(process)].append(process)
         return found
 
     def gateways(self) -> list[psutil.Process]:
@@ -234,9 +235,9 @@ def tail(path: Path, size: int = 4000) -> str:
     return path.read_text(errors="replace")[-size:] if path.exists() else ""
 
 
-def _role(process: psutil.Process) -> Role | None:
+def _role(process: psutil.Process) -> Role:
     words = process.cmdline()
-    return next((role for program, role in PROGRAMS.items() if program in words[:3]), None)
+    return next((role for program, role in PROGRAMS.items() if program in words[:3]), "other")
 
 
 def _listens(process: psutil.Process, port: int) -> bool:

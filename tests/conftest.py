@@ -8,7 +8,6 @@ from rich.console import Console
 
 from engine.model.prepare import prepare_model
 
-
 SERVERS = ("e2e", "chaos")
 """Folders whose tests start whole servers, with patience for one at a time."""
 

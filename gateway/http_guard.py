@@ -21,6 +21,10 @@ from gateway.http_stream import encode_json
 
 log = structlog.get_logger("http")
 
+KEEP_ALIVE_SECONDS = 15
+"""That a connection may lie idle: longer than the 5 s for which httpx, and so OpenAI's client, keeps one. With 5 s here,
+too, a request now and then went into a connection that was just being closed."""
+
 VERSIONS = ("1.1", "1.0")
 
 
@@ -162,9 +166,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
 def guarded(app: ASGIApp, protocol: type[GuardedProtocol] = GuardedProtocol, **options: Any) -> uvicorn.Config:
     """How the application is served. Whom a request comes from follows from its key, so no proxy's word counts."""
-    return uvicorn.Config(
-        app, http=protocol, ws="none", proxy_headers=False, log_config=None, access_log=False, **options
-    )
+    fixed: dict[str, Any] = {"ws": "none", "proxy_headers": False, "log_config": None, "access_log": False}
+    return uvicorn.Config(app, http=protocol, timeout_keep_alive=KEEP_ALIVE_SECONDS, **fixed, **options)
 
 
 def _head_too_large(most: int) -> ApiError:

@@ -22,8 +22,8 @@ from gateway.http_stream import encode_json
 log = structlog.get_logger("http")
 
 KEEP_ALIVE_SECONDS = 15
-"""That a connection may lie idle: longer than the 5 s for which httpx, and so OpenAI's client, keeps one. With 5 s here,
-too, a request now and then went into a connection that was just being closed."""
+"""That a connection may lie idle: longer than the 5 s for which httpx, and so OpenAI's client, keeps one. With 5 s
+here, too, a request now and then went into a connection that was just being closed."""
 
 VERSIONS = ("1.1", "1.0")
 

@@ -12,6 +12,7 @@ SERVERS = ("e2e", "chaos")
 """Folders whose tests start whole servers, with patience for one at a time."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What runs side by side: one file beside another, but never two servers."""
     for item in items:

@@ -49,7 +49,7 @@ serve: setup  ## Serve the demo: HTTP 8000, gRPC 50051 (ARGS="--http-port 9000" 
 	@$(BIN)/loralane serve $(ARGS)
 
 test: setup-dev  ## Run all tests (ARGS="-k limiter" passes arguments on)
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: setup-dev  ## Style, types and layering
 	$(BIN)/ruff check .

@@ -5,19 +5,24 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from engine.model.prepare import prepare_model
 
-SERVERS = ("e2e", "chaos")
-"""Folders whose tests start whole servers, with patience for one at a time."""
+SERVERS = ("tests/e2e/", "tests/chaos/")
+"""Where tests start whole servers, with patience for one at a time."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class OneServer(LoadFileScheduling):
     """What runs side by side: one file beside another, but never two servers."""
-    for item in items:
-        is_server = not set(SERVERS).isdisjoint(item.path.parts)
-        item.add_marker(pytest.mark.xdist_group("servers" if is_server else str(item.path)))
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "servers" if nodeid.startswith(SERVERS) else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneServer:
+    return OneServer(config, log)
 
 
 @pytest.fixture(scope="session")

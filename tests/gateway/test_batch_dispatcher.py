@@ -62,7 +62,8 @@ async def test_every_line_is_answered_once_and_counted(town):
     assert (tally.completed, tally.failed) == (400, 0)
     assert tally.input_tokens == sum(usage["prompt_tokens"] for usage in usages)
     assert tally.output_tokens == sum(usage["completion_tokens"] for usage in usages)
-    assert len(one.house.engine.requests) + len(two.house.engine.requests) == 400
+    # More where this process was starved for a lease's term: lines are run again then, and still count once.
+    assert len(one.house.engine.requests) + len(two.house.engine.requests) >= 400
     assert all(request.lane is Lane.BATCH for request in one.house.engine.requests)
     await town.assert_clean(one, two)
 

@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from openai import AsyncOpenAI, NotFoundError, RateLimitError
+from openai import NotFoundError, RateLimitError
 
 from tests.e2e.reflected import ReflectedClient
 
@@ -16,11 +16,6 @@ HEAD = (
     b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
 )
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-@pytest.fixture
-def client(server):
-    return AsyncOpenAI(base_url=f"http://127.0.0.1:{server.http_port}/v1", api_key="sk-demo-acme", max_retries=0)
 
 
 async def stream_text(client, model, **options):
@@ -156,16 +151,16 @@ async def test_unknown_models_are_never_the_base_in_silence(client):
     assert caught.value.body["param"] == "model"
 
 
-async def test_a_tenants_limit_is_its_own(server, client, models):
-    globex = AsyncOpenAI(base_url=client.base_url, api_key="sk-demo-globex", max_retries=0)
-    raw = await globex.chat.completions.with_raw_response.create(model=models[0], messages=QUESTION, max_tokens=4)
-    assert raw.headers["x-ratelimit-limit-tokens"] == "200000"
+async def test_a_tenants_limit_is_its_own(server, client, openai_of, models):
     huge = {"model": models[0], "prompt": [5] * 8, "max_tokens": 8000, "n": 20}  # reserves 160,008 of 200,000 tokens
-    calls = [asyncio.create_task(globex.completions.create(**huge)) for _ in range(3)]
-    done, running = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
-    for call in running:
-        call.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
+    async with openai_of("sk-demo-globex") as globex:
+        raw = await globex.chat.completions.with_raw_response.create(model=models[0], messages=QUESTION, max_tokens=4)
+        assert raw.headers["x-ratelimit-limit-tokens"] == "200000"
+        calls = [asyncio.create_task(globex.completions.create(**huge)) for _ in range(3)]
+        done, running = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+        for call in running:
+            call.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
     assert {type(call.exception()) for call in done} == {RateLimitError}
     await stream_text(client, models[0], max_tokens=4)
     await settled(server)

@@ -9,7 +9,6 @@ from io import StringIO
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
 
 from gateway.core.tenants import hash_key, key_id
 
@@ -39,9 +38,8 @@ async def counted(server):
     return figures, report["total"]["device_seconds"]
 
 
-async def used(server, tenant, model, tier, stream):
+async def used(client, tenant, model, tier, stream):
     """One request, and what its answer says of it."""
-    client = AsyncOpenAI(base_url=f"http://127.0.0.1:{server.http_port}/v1", api_key=KEYS[tenant], max_retries=0)
     options = {"model": model, "messages": QUESTION, "max_tokens": 6, "service_tier": tier, "n": 2}
     if stream:
         chunks = await client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **options)
@@ -53,16 +51,17 @@ async def used(server, tenant, model, tier, stream):
     return Counter({(*group, name): number for name, number in zip(FIGURES, told, strict=True)})
 
 
-async def test_usage_is_the_sum_of_what_answers_say(server, models):
+async def test_usage_is_the_sum_of_what_answers_say(server, openai_of, models):
     before, seconds_before = await counted(server)
     stats = await server.engine.stats()
-    calls = [
-        used(server, tenant, model, tier, stream)
-        for tenant in KEYS
-        for model in models
-        for tier, stream in (("priority", True), ("flex", False))
-    ]
-    told = sum(await asyncio.gather(*calls), Counter())
+    async with openai_of(KEYS["acme"]) as acme, openai_of(KEYS["globex"]) as globex:
+        calls = [
+            used(client, tenant, model, tier, stream)
+            for tenant, client in (("acme", acme), ("globex", globex))
+            for model in models
+            for tier, stream in (("priority", True), ("flex", False))
+        ]
+        told = sum(await asyncio.gather(*calls), Counter())
     after, seconds = await counted(server)
     assert after - before == told
     busy = sum(lane.device_seconds for lane in (await server.engine.stats()).lanes)

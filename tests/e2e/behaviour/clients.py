@@ -30,14 +30,16 @@ class OpenAi:
     streams_several = True
 
     def __init__(self, url: str, key: str, retries: int) -> None:
-        self._client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=retries)
+        self._options = {"base_url": url, "api_key": key, "max_retries": retries}
 
     async def chat(self, **body: Any) -> Reply:
-        return _read(await self._client.chat.completions.create(**body))
+        async with openai.AsyncOpenAI(**self._options) as client:
+            return _read(await client.chat.completions.create(**body))
 
     async def stream(self, **body: Any) -> Reply:
-        options = {"include_usage": True}
-        return await _collect(await self._client.chat.completions.create(**body, stream=True, stream_options=options))
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        async with openai.AsyncOpenAI(**self._options) as client:
+            return await _collect(await client.chat.completions.create(**body, **options))
 
 
 class LiteLlm:

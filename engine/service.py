@@ -12,6 +12,7 @@ from engine.core.commands import Abort, Submit
 from engine.core.lane_modes import cancel, set_mode
 from engine.core.types import Lane, TokenEvent
 from engine.engine import Engine
+from engine.events import joined
 from engine.executor.base import HostAdapter
 from engine.holders import Holders
 from engine.live import live_requests
@@ -28,20 +29,21 @@ class GatewaySession:
     """One gateway's stream: the requests it owns and the events on their way to it."""
 
     def __init__(self) -> None:
-        self.outbox: queue.SimpleQueue[pb.StepEvents | None] = queue.SimpleQueue()
-        """None ends the stream."""
+        self.outbox: queue.SimpleQueue[list[TokenEvent] | None] = queue.SimpleQueue()
+        """What each step has for it. None ends the stream."""
         self.ended = False
 
     def messages(self) -> Iterator[pb.StepEvents]:
-        """One a step; to a gateway that is behind, those of several steps in one."""
-        while (message := self.outbox.get()) is not None:
-            while len(message.events) < MAX_EVENTS and not self.outbox.empty():
-                later = self.outbox.get()
-                if later is None:
-                    yield message
-                    return
-                message.events.extend(later.events)
-            yield message
+        """One a step; to a gateway that is behind, one for several steps, in which each request has one event."""
+        following: list[TokenEvent] | None
+        while (events := self.outbox.get()) is not None:
+            following = []
+            while following is not None and len(events) < MAX_EVENTS and not self.outbox.empty():
+                following = self.outbox.get()
+                events += following or ()
+            yield pb.StepEvents(events=map(event_to_pb, joined(events)))
+            if following is None:
+                return
 
 
 class EngineService(pb_grpc.EngineServicer):
@@ -56,16 +58,16 @@ class EngineService(pb_grpc.EngineServicer):
 
     def deliver(self, events: list[TokenEvent]) -> None:
         """Sends each session its events of one step in one message."""
-        messages: dict[GatewaySession, pb.StepEvents] = {}
+        theirs: dict[GatewaySession, list[TokenEvent]] = {}
         with self._lock:
             for event in events:
                 session = self._owner.get(event.request_id)
                 if session is not None:
-                    messages.setdefault(session, pb.StepEvents()).events.append(event_to_pb(event))
+                    theirs.setdefault(session, []).append(event)
                 if event.finish_reason is not None:
                     self._owner.pop(event.request_id, None)
-        for session, message in messages.items():
-            session.outbox.put(message)
+        for session, own in theirs.items():
+            session.outbox.put(own)
 
     def Session(  # noqa: N802
         self, request_iterator: Iterator[pb.Commands], context: grpc.ServicerContext

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
 from gateway.core.lanes import lane_name
@@ -109,12 +108,11 @@ class Admitted:
         return {**self.rate_headers, "x-loralane-lane": lane_name(self.lane)}
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationChunk:
+class GenerationChunk(NamedTuple):
     """News of one answer: what one engine event brought."""
 
-    index: int
-    """Answer number: prompt number * n + number among the prompt's answers."""
+    answer: int
+    """Its number: prompt number * n + number among the prompt's answers."""
     text: str = ""
     """May be empty while a character or a possible stop string is incomplete."""
     token_ids: tuple[int, ...] = ()
@@ -194,15 +192,3 @@ class Answer:
         return GenerationChunk(
             self._index, text, event.tokens[:num_tokens], event.logprobs[:num_tokens], silent, finish
         )
-
-
-def united(events: Sequence[TokenEvent]) -> TokenEvent:
-    """Events of one answer, in order, as one."""
-    return events[-1]._replace(
-        tokens=tuple(chain.from_iterable(event.tokens for event in events)),
-        logprobs=tuple(chain.from_iterable(event.logprobs for event in events)),
-        num_cached=min(event.num_cached for event in events),
-        device_seconds=max(event.device_seconds for event in events),
-        wait=events[0].wait,
-        adapter_wait=events[0].adapter_wait,
-    )

@@ -215,7 +215,7 @@ def _head(admitted: Admitted) -> dict[str, Any]:
 
 def _choice(chunk: GenerationChunk, told: Told, token_text: TokenText) -> pb.Choice:
     return pb.Choice(
-        index=chunk.index,
+        index=chunk.answer,
         text=told.text,
         token_ids=chunk.token_ids,
         logprobs=_logprobs(chunk, token_text),

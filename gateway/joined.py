@@ -16,14 +16,14 @@ def join_answers(chunks: Sequence[GenerationChunk]) -> list[GenerationChunk]:
     """One for each answer, by its number. `chunks`: all of all answers, each answer's in order."""
     answers: dict[int, list[GenerationChunk]] = {}
     for chunk in chunks:
-        answers.setdefault(chunk.index, []).append(chunk)
+        answers.setdefault(chunk.answer, []).append(chunk)
     return [join(answers[index]) for index in sorted(answers)]
 
 
 def join(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
     """All chunks of one answer as one."""
     return GenerationChunk(
-        index=chunks[0].index,
+        answer=chunks[0].answer,
         text="".join(chunk.text for chunk in chunks),
         token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
         logprobs=tuple(values for chunk in chunks for values in chunk.logprobs),

@@ -56,7 +56,7 @@ class CompletionLogprobs:
             "tokens": [self._label(token_id) for token_id in chunk.token_ids],
             "token_logprobs": [_finite(values.logprob) for values in chunk.logprobs],
             "top_logprobs": list(map(self._top, chunk.token_ids, chunk.logprobs)),
-            "text_offset": [self._offset(chunk.index, token_id) for token_id in chunk.token_ids],
+            "text_offset": [self._offset(chunk.answer, token_id) for token_id in chunk.token_ids],
         }
 
     def _top(self, token_id: int, values: TokenLogprobs) -> Json:

@@ -71,7 +71,7 @@ class ChatStyle:
 
     def _choice(self, chunk: GenerationChunk, name: str, content: Json, told: Told) -> Json:
         logprobs = self._logprobs.of(chunk)
-        choice = {"index": chunk.index, name: content, "logprobs": logprobs, "finish_reason": told.finish_reason}
+        choice = {"index": chunk.answer, name: content, "logprobs": logprobs, "finish_reason": told.finish_reason}
         return choice | ({"token_ids": chunk.token_ids} if self._token_ids else {})
 
 
@@ -95,11 +95,11 @@ class CompletionStyle:
 
     def delta(self, chunk: GenerationChunk) -> Json:
         logprobs = self._logprobs.of(chunk)
-        choice = {"index": chunk.index, "text": chunk.text, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
+        choice = {"index": chunk.answer, "text": chunk.text, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
         return choice | ({"token_ids": chunk.token_ids} if self._token_ids else {})
 
     def whole(self, chunk: GenerationChunk) -> Json:
-        echo = self._echo[chunk.index] if self._echo else ""
+        echo = self._echo[chunk.answer] if self._echo else ""
         return self.delta(chunk) | {"text": echo + chunk.text}
 
 

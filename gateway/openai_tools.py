@@ -134,8 +134,8 @@ class ToolCalls:
 
     def read(self, chunk: GenerationChunk) -> Told:
         """Chunks of an answer have to come in order."""
-        if (parser := self._parsers.get(chunk.index)) is None:
-            parser = self._parsers[chunk.index] = ToolParser(self._dialect, self._names)
+        if (parser := self._parsers.get(chunk.answer)) is None:
+            parser = self._parsers[chunk.answer] = ToolParser(self._dialect, self._names)
         parts = parser.push(chunk.text) + (parser.flush() if chunk.finish_reason else [])
         text = "".join(part for part in parts if isinstance(part, str))
         calls = [part for part in parts if isinstance(part, Call) and (self._parallel or part.index == 0)]

@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
-from dataclasses import replace
 from types import MappingProxyType
 
 import structlog
 
 from engine.client import EngineApi
-from engine.core.types import Lane
+from engine.core.types import Lane, TokenEvent
+from engine.events import apart, united
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
 from gateway.core.estimate import OutputAverages
@@ -29,7 +29,6 @@ from gateway.generation import (
     GenerateRequest,
     Generation,
     GenerationChunk,
-    united,
 )
 from gateway.intake import Intake, Job
 from gateway.joined import merge
@@ -225,7 +224,7 @@ class Gateway:
                     timer.answered()
                     record.end(chunk.finish_reason, 200)
                     self._note_output(job, record)
-                    yield replace(chunk, usage=record.usage)
+                    yield chunk._replace(usage=record.usage)
                 else:
                     yield chunk
 
@@ -246,8 +245,7 @@ class Gateway:
         with engine_failures(record):
             async with aclosing(self.engine.generate(wanted)) as arrivals:
                 async for events in arrivals:
-                    events = [united(events)] if job.request.whole and len(events) > 1 else events
-                    for left, event in zip(range(len(events) - 1, -1, -1), events, strict=True):
+                    for left, event in _counted_down(events, job.request.whole):
                         refuse_failed(event, record, job.request)
                         chunk = answer.absorb(event, more=left > 0)
                         record.note_cached(prompt_index, event.num_cached)
@@ -273,6 +271,12 @@ class Gateway:
             for observer in self._observers:
                 observer.inter_token(lane, now - last_token)
         return now
+
+
+def _counted_down(events: Sequence[TokenEvent], whole: bool) -> Iterator[tuple[int, TokenEvent]]:
+    """All in one, or one for each token; with how many are left."""
+    told = [united(events)] if whole else [piece for event in events for piece in apart(event)]
+    return zip(range(len(told) - 1, -1, -1), told, strict=True)
 
 
 async def _resume(

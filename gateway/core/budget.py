@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeVar
 
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Policy
 
@@ -43,8 +43,7 @@ class Allowance:
     """Seconds until nothing is in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class Meter:
+class Meter(NamedTuple):
     """One limit a minute of one scope at one instant."""
 
     limit: int | None
@@ -57,12 +56,12 @@ class Meter:
     def drained(self, elapsed: int) -> Meter:
         """`elapsed` microseconds later."""
         if self.limit is None:
-            return replace(self, used=0.0)
-        return replace(self, used=max(0.0, self.used - float(max(0, elapsed)) * self.limit / MINUTE))
+            return self._replace(used=0.0)
+        return self._replace(used=max(0.0, self.used - float(max(0, elapsed)) * self.limit / MINUTE))
 
     def charged(self, amount: int) -> Meter:
         """A negative amount gives back, never beyond nothing in use."""
-        return self if self.limit is None else replace(self, used=max(0.0, self.used + amount))
+        return self if self.limit is None else self._replace(used=max(0.0, self.used + amount))
 
     def fits(self, amount: int) -> bool:
         return self.limit is None or self.used + amount <= self.limit + SLACK
@@ -85,8 +84,7 @@ class Meter:
         return Allowance(self.limit, remaining, self.used / self.limit * 60)
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(NamedTuple):
     """Requests at once, or tokens today."""
 
     limit: int | None
@@ -95,7 +93,7 @@ class Count:
     away: Policy | None = None
 
     def charged(self, amount: int) -> Count:
-        return replace(self, used=max(0, self.used + amount))
+        return self._replace(used=max(0, self.used + amount))
 
     def fits(self, amount: int) -> bool:
         return self.limit is None or self.used + amount <= self.limit
@@ -104,8 +102,7 @@ class Count:
 MeterOrCount = TypeVar("MeterOrCount", Meter, Count)
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(NamedTuple):
     """Everything counted for one scope, as of `at` microseconds."""
 
     requests: Meter
@@ -130,11 +127,11 @@ class Bucket:
     def limited(self, limits: Limits) -> Bucket:
         """The same use under other limits."""
         pairs = zip(("requests", "tokens", "running", "today"), LIMIT_NAMES, strict=True)
-        return replace(self, **{field: _limited(getattr(self, field), limits, name) for field, name in pairs})
+        return self._replace(**{field: _limited(getattr(self, field), limits, name) for field, name in pairs})
 
     def drained(self, now: int) -> Bucket:
         elapsed = now - self.at
-        today = self.today if now // DAY == self.at // DAY else replace(self.today, used=0)
+        today = self.today if now // DAY == self.at // DAY else self.today._replace(used=0)
         return Bucket(self.requests.drained(elapsed), self.tokens.drained(elapsed), now, self.running, today)
 
     def misses(self, tokens: int) -> tuple[LimitName, ...]:
@@ -154,8 +151,7 @@ class Bucket:
         )
 
     def charged(self, requests: int, tokens: int, running: int, today: int) -> Bucket:
-        return replace(
-            self,
+        return self._replace(
             requests=self.requests.charged(requests),
             tokens=self.tokens.charged(tokens),
             running=self.running.charged(running),
@@ -166,7 +162,7 @@ class Bucket:
 def _limited(meter: MeterOrCount, limits: Limits, name: LimitName) -> MeterOrCount:
     shadow = name in limits.shadow
     away = None if shadow else limits.when_redis_is_away.get(name)
-    return replace(meter, limit=limits.of(name), shadow=shadow, away=away)
+    return meter._replace(limit=limits.of(name), shadow=shadow, away=away)
 
 
 def _amount(name: LimitName, tokens: int) -> int:

@@ -29,8 +29,8 @@ async def answers(house, wanted, who=None):
     async with house.gateway.generate(who or principal(), wanted) as generation:
         chunks = [chunk async for chunk in generation]
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    indices = sorted({chunk.index for chunk in chunks})
-    whole = [join([chunk for chunk in chunks if chunk.index == index]) for index in indices]
+    indices = sorted({chunk.answer for chunk in chunks})
+    whole = [join([chunk for chunk in chunks if chunk.answer == index]) for index in indices]
     return generation.admitted, whole, chunks[-1].usage
 
 

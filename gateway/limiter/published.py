@@ -15,6 +15,7 @@ from gateway.limiter.base import LimitEntry
 from gateway.limiter.calls import RedisCalls, Script, StoreError
 from gateway.limiter.usage import ScopeUsage, usage_of
 
+LOST = "limits were lost as soon as they were published"
 BUCKET_VALUES = 3 * len(LIMIT_NAMES)
 
 
@@ -90,7 +91,7 @@ class PublishedLimits:
             await self.publish(scope.tenant)
             text = await self._calls.run(self._change_script, keys, args)
         if text is None:
-            raise StoreError("limits were lost as soon as they were published")
+            raise StoreError(LOST)
         return decode_limits(text)[0]
 
     async def restore(self, scope: Scope) -> None:

@@ -35,7 +35,7 @@ from gateway.limiter.base import Grant, LimitEntry, ReserveRequest, new_lease, r
 from gateway.limiter.breaker import Breaker
 from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
 from gateway.limiter.owed import Correction, Owed
-from gateway.limiter.published import PublishedLimits, decode_buckets
+from gateway.limiter.published import LOST, PublishedLimits, decode_buckets
 from gateway.limiter.spool import UsageSpool, UsageTerms
 from gateway.limiter.usage import ScopeUsage
 
@@ -197,6 +197,8 @@ class RedisLimiter:
         if reply[0] == UNPUBLISHED:
             await self._published.publish(request.tenant)
             reply = await self._calls.run(self._reserve_script, self.keys(grant), args)
+        if reply[0] == UNPUBLISHED:
+            raise StoreError(LOST)
         admitted, now, misses, values, tokens = reply
         return Decision(admitted == ADMITTED, decode_buckets(values, int(now)), (), _misses(misses), int(tokens))
 

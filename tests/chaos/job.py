@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.chaos.load import Ask, client
 from tests.chaos.patience import Late
@@ -101,6 +102,11 @@ class Customer:
                 raise Late(f"waited {LONGEST_SECONDS:g} s for {job}")
             await asyncio.sleep(POLL_SECONDS)
         return job
+
+    async def touch_files(self) -> None:
+        """Anything that is done about a tenant's files ends its uploads that have run out; this does nothing else."""
+        with pytest.raises(httpx.HTTPStatusError, match="404"):
+            await self.ask("DELETE", f"/v1/files/file-{0:024}")
 
     async def lines(self, file_id: str | None) -> list[dict[str, Any]]:
         """Of an output or error file; none where there is no file."""

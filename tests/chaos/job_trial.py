@@ -19,7 +19,8 @@ from tests.chaos.plant import Plant
 
 STALLED_SECONDS = 8.0
 """Without progress for so long, the next fault comes all the same."""
-SWEPT_SECONDS = 20.0
+SWEPT_SECONDS = 75.0
+"""What a gateway was killed over while it wrote a file stays charged for a minute."""
 LONGEST_FAULT = 1.0
 KINDS = ("batchwork", "batchholders", "batchbits", "batchparts", "batchesopen", "file-pins", "file-held", "file-leases")
 """Of keys in Redis that are there for a job, or an upload, under way."""
@@ -124,6 +125,7 @@ class JobTrial:
         left: list[str] = []
 
         async def is_swept() -> bool:
+            await self._customer.touch_files()
             left[:] = await _keys(self._plant) + _objects(self._plant.folder / "data" / "files")
             return not left
 

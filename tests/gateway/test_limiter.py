@@ -12,8 +12,10 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import EACH, Limits, Scope
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, ReserveRequest, format_duration
+from gateway.limiter.calls import StoreError
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
+from gateway.limiter.published import LOST
 from gateway.limiter.redis import Correction, RedisLimiter
 
 PATIENT = 10.0
@@ -383,6 +385,26 @@ async def test_scripts_forgotten_by_the_server_are_sent_again(shared, valkey):
     await shared.settle(grant, 0)
     await valkey.script_flush()
     await shared.reserve(asking(1000))
+
+
+async def test_a_database_that_is_flushed_all_the_time_is_one_that_does_not_answer(shared, valkey):
+    """Limits may be lost between being published and being read."""
+    await shared.configure([Tenant("acme", limits=Limits(tokens_per_minute=HUGE))])
+    told: set[str] = set()
+
+    async def reserve() -> None:
+        while len(told) < 2:
+            try:
+                told.add((await shared.reserve(asking(1))).source)
+            except StoreError as error:
+                told.add(str(error))
+
+    async with asyncio.timeout(PATIENT), asyncio.TaskGroup() as callers:
+        for _ in range(8):
+            callers.create_task(reserve())
+        while len(told) < 2:
+            await valkey.flushall()
+    assert told == {"redis", LOST}
 
 
 async def test_a_flushed_database_does_not_mean_no_limits(shared, valkey):

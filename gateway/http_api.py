@@ -8,18 +8,15 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from engine.client import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
 from gateway.batches.outlook import Outlook
 from gateway.batches.service import Batches
-from gateway.core.errors import ApiError, invalid_request
+from gateway.core.errors import invalid_request
 from gateway.core.part import Part, offers_path
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Authenticator, Principal, hash_key
@@ -28,7 +25,7 @@ from gateway.files.service import Files
 from gateway.http_admin import AdminApi
 from gateway.http_batches import BatchesApi
 from gateway.http_console import ConsoleFiles
-from gateway.http_edge import Edge, bearer_token, on_api_error, on_http_exception, read_body, request_id
+from gateway.http_edge import Direct, Edge, bearer_token, read_body, request_id
 from gateway.http_files import FilesApi
 from gateway.http_stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
@@ -63,7 +60,7 @@ def create_app(
     files: Files | None = None,
     batches: Batches | None = None,
     part: Part = "all",
-) -> Starlette:
+) -> Edge:
     """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, without
     `operations` nobody touches lanes and live requests, and without `files` and `batches` there are none.
     `metrics_keys`: SHA-256 of keys that may read /metrics, beside administrators'; None: everybody may. `part`: what
@@ -71,13 +68,8 @@ def create_app(
     """
     rest = (accounts, operations, usage, metrics_keys, files, batches, part)
     api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, *rest)
-    app = Starlette(
-        routes=[route for route in api.routes() if offers_path(part, route.path)],
-        middleware=[Middleware(Edge)],
-        exception_handlers={ApiError: on_api_error, HTTPException: on_http_exception},
-    )
-    app.router.redirect_slashes = False  # a redirection would lead to wherever the caller says that we are
-    return app
+    routes = [route for route in api.routes() if offers_path(part, route.path)]
+    return Edge(Router(routes, redirect_slashes=False))  # a redirection would lead to where the caller says we are
 
 
 class HttpApi:
@@ -117,8 +109,8 @@ class HttpApi:
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]
         return [
-            Route("/v1/chat/completions", self.chat, methods=post),
-            Route("/v1/completions", self.completions, methods=post),
+            Route("/v1/chat/completions", Direct(self.chat), methods=post),
+            Route("/v1/completions", Direct(self.completions), methods=post),
             Route("/v1/models", self.models, methods=get),
             Route("/v1/models/{name:path}", self.model, methods=get),
             Route("/tokenize", self.tokenize, methods=post),

@@ -147,7 +147,7 @@ def test_a_file_that_a_batch_needs_is_not_deleted(server):
 
 
 def files_of(server: Served) -> Files:
-    return next(route.endpoint.__self__._files for route in server.house.app.routes if route.path == "/v1/files")
+    return next(route.endpoint.__self__._files for route in server.house.app.router.routes if route.path == "/v1/files")
 
 
 BOUNDARY = "----of-our-own"

@@ -68,7 +68,7 @@ def test_every_answer_is_one_that_the_document_promises(case, gateway):
 async def test_every_route_is_in_the_document(tmp_path, valkey):
     accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: None)
     house = await build_house(tmp_path, accounts=accounts, **batch_options(valkey, tmp_path / "stored"))
-    routes = {(method, route.path) for route in house.app.routes for method in route.methods - {"HEAD"}}
+    routes = {(method, route.path) for route in house.app.router.routes for method in route.methods - {"HEAD"}}
     assert {(operation.method, operation.path) for operation in OPERATIONS} == routes
     async with house.client(None) as client:
         assert (await client.get("/openapi.json")).json() == document()

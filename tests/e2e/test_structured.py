@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError
+from openai import BadRequestError
 
 from tests.e2e.reflected import ReflectedClient
 from tests.schemas import check
@@ -14,11 +14,6 @@ from tests.schemas import check
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 QUESTION = [{"role": "user", "content": "Describe a red bicycle, in JSON."}]
-
-
-@pytest.fixture
-def client(server):
-    return AsyncOpenAI(base_url=f"http://127.0.0.1:{server.http_port}/v1", api_key="sk-demo-acme", max_retries=0)
 
 
 def named(schema):

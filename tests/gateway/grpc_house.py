@@ -111,7 +111,7 @@ async def refused(call: Awaitable[object]) -> Refusal:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Bounded, so that a test fails instead of hanging."""
-    for _ in range(1000):
+    for _ in range(6000):
         if condition():
             return
         await asyncio.sleep(0.01)

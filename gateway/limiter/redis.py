@@ -197,6 +197,8 @@ class RedisLimiter:
         if reply[0] == UNPUBLISHED:
             await self._published.publish(request.tenant)
             reply = await self._calls.run(self._reserve_script, self.keys(grant), args)
+        if reply[0] == UNPUBLISHED:
+            raise StoreError("limits were lost as soon as they were published")
         admitted, now, misses, values, tokens = reply
         return Decision(admitted == ADMITTED, decode_buckets(values, int(now)), (), _misses(misses), int(tokens))
 

@@ -459,6 +459,17 @@ async def test_slots_are_kept_for_as_long_as_requests_run(valkey):
     await limiter.close()
 
 
+async def test_limits_that_are_lost_again_and_again_are_a_store_that_is_away(shared, valkey, monkeypatch):
+    async def lost(tenant):
+        await valkey.flushall()
+
+    await shared.configure([Tenant("acme", limits=Limits(tokens_per_minute=10))])
+    await valkey.flushall()
+    monkeypatch.setattr(shared._published, "publish", lost)
+    grant = await FailoverLimiter(shared, LocalLimiter()).reserve(asking(1))
+    assert grant.source == "local"
+
+
 async def test_a_debt_outlives_the_idle_time(shared, valkey):
     await shared.configure([Tenant("acme", limits=Limits(tokens_per_minute=10))])
     await shared.settle(await shared.reserve(asking(10)), 10_000)

@@ -77,6 +77,7 @@ async def test_leaving_aborts_at_once(house, stream, where):
     async with served(house) as client:
         task = asyncio.create_task(client.post(PATH, json={**CHAT, "stream": stream}))
         await until(lambda: house.engine.requests)
+        await until(lambda: house.engine.generated.total() == (where == "go_on"))
         await asyncio.sleep(0.02)
         await leave(task)
         await until(lambda: house.engine.open == 0)

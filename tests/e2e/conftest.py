@@ -1,6 +1,7 @@
 """A whole gateway with a real engine, a real model, real adapters and a real store, once for all tests here."""
 
 import os
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,9 @@ def demo(smollm2):
     config = demo_config()
     threads = min(2, os.cpu_count() or 1)
     engine = replace(config.engine, dtype="float32", memory_gb=0.5, threads=threads, device="cpu")
-    return replace(config, engine=engine, http=replace(config.http, port=0), grpc=replace(config.grpc, port=0))
+    http = replace(config.http, port=0, first_token_timeout_s=600.0)
+    redis = replace(config.redis, timeout_ms=30_000.0)  # a busy machine is not without one
+    return replace(config, engine=engine, http=http, grpc=replace(config.grpc, port=0), redis=redis)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -30,27 +33,29 @@ async def server(demo, smollm2, tmp_path_factory):
         yield app
 
 
-@pytest.fixture
-def openai_of(server):
-    """Clients by key, as callers have them; to be closed by those who open them.
-
-    One that is not, and is garbage together with its connections, closes their sockets first and takes their readers
-    off the event loop later, by number: then they are those of somebody else, the server's new connections included.
-    """
-
-    def opened(key):
-        return AsyncOpenAI(base_url=f"http://127.0.0.1:{server.http_port}/v1", api_key=key, max_retries=0)
-
-    return opened
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def client(openai_of):
-    async with openai_of("sk-demo-acme") as opened:
-        yield opened
-
-
 @pytest.fixture(scope="session")
 def models(server):
     """Base and adapters, as clients name them."""
     return [server.gateway.base_name, *DEMO_ADAPTERS]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client_of(server):
+    """Makes OpenAI's clients by key, and closes them.
+
+    One that is left to the collector loses its sockets first and is closed behind that: then it stops the loop from
+    listening to whose connections have the sockets' numbers by now. The server's have, for it is on the same loop.
+    """
+    async with AsyncExitStack() as stack:
+
+        def make(key):
+            client = AsyncOpenAI(base_url=f"http://127.0.0.1:{server.http_port}/v1", api_key=key, max_retries=0)
+            stack.push_async_exit(client)
+            return client
+
+        yield make
+
+
+@pytest.fixture
+def client(client_of):
+    return client_of("sk-demo-acme")

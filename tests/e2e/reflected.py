@@ -6,6 +6,9 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+PATIENCE_SECONDS = 600
+"""As OpenAI's client has: answers of a real model to many at once take as long as the machine is busy."""
+
 
 class ReflectedClient:
     """Synchronous; requests and replies are dictionaries."""
@@ -29,7 +32,7 @@ class ReflectedClient:
         one_or_many = request if descriptor.client_streaming else [request]
         messages = [ParseDict(one, request_class()) for one in one_or_many]
         sent = iter(messages) if descriptor.client_streaming else messages[0]
-        reply = stub(sent, metadata=self.metadata, timeout=60)
+        reply = stub(sent, metadata=self.metadata, timeout=PATIENCE_SECONDS)
         for message in reply if descriptor.server_streaming else [reply]:
             yield MessageToDict(message, preserving_proto_field_name=True)
 

@@ -9,7 +9,7 @@ from tests.e2e.test_serving import settled
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 300
 
 
 def line(custom_id, model, **body):

@@ -22,7 +22,7 @@ GROUPS = ("tenant", "key", "adapter", "lane")
 
 
 async def settled(server):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while server.gateway.active:
             await asyncio.sleep(0.02)
 
@@ -51,17 +51,16 @@ async def used(client, tenant, model, tier, stream):
     return Counter({(*group, name): number for name, number in zip(FIGURES, told, strict=True)})
 
 
-async def test_usage_is_the_sum_of_what_answers_say(server, openai_of, models):
+async def test_usage_is_the_sum_of_what_answers_say(server, client_of, models):
     before, seconds_before = await counted(server)
     stats = await server.engine.stats()
-    async with openai_of(KEYS["acme"]) as acme, openai_of(KEYS["globex"]) as globex:
-        calls = [
-            used(client, tenant, model, tier, stream)
-            for tenant, client in (("acme", acme), ("globex", globex))
-            for model in models
-            for tier, stream in (("priority", True), ("flex", False))
-        ]
-        told = sum(await asyncio.gather(*calls), Counter())
+    calls = [
+        used(client_of(KEYS[tenant]), tenant, model, tier, stream)
+        for tenant in KEYS
+        for model in models
+        for tier, stream in (("priority", True), ("flex", False))
+    ]
+    told = sum(await asyncio.gather(*calls), Counter())
     after, seconds = await counted(server)
     assert after - before == told
     busy = sum(lane.device_seconds for lane in (await server.engine.stats()).lanes)
@@ -91,7 +90,7 @@ async def test_a_caller_who_leaves_pays_for_what_was_made(server, models):
 async def test_a_csv_for_a_spreadsheet(server):
     arguments = ["usage", "--csv", "--by", "tenant,day", "--target", f"127.0.0.1:{server.grpc_port}"]
     command = [sys.executable, "-m", "gateway", *arguments]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=True)
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=300, check=True)
     lines = list(csv.DictReader(StringIO(done.stdout)))
     assert {line["tenant"] for line in lines} <= set(KEYS)
     assert all(int(line["prompt_tokens"]) > 0 for line in lines)

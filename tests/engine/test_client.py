@@ -47,9 +47,9 @@ async def client(tmp_path, shelf):
     server = _listen(service, address)
     loop = threading.Thread(target=engine.run, args=(service.deliver,))
     loop.start()
-    client = EngineClient(address, load_seconds=0.5)
+    client = EngineClient(address, load_seconds=1.0)
     await client.start()
-    await asyncio.wait_for(client.wait_ready(), 10)
+    await asyncio.wait_for(client.wait_ready(), 120)
     yield client
     shelf.go_on.set()
     await client.close()

@@ -47,7 +47,7 @@ async def engine(tmp_path):
 async def connected(address):
     client = EngineClient(address)
     await client.start()
-    await asyncio.wait_for(client.wait_ready(), 30)
+    await asyncio.wait_for(client.wait_ready(), 120)
     return client
 
 
@@ -76,7 +76,7 @@ async def test_a_gateway_that_left_holds_nothing_back(engine):
     adapter = (await first.load_adapter("a")).adapter
     await second.load_adapter("a")
     await first.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             await second.load_adapter("a")
             await second.unload_adapter(adapter, 0.0)

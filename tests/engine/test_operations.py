@@ -28,7 +28,7 @@ async def gateways(supervisor):
     clients = [EngineClient(supervisor.address) for _ in range(2)]
     for client in clients:
         await client.start()
-        await asyncio.wait_for(client.wait_ready(), 30)
+        await asyncio.wait_for(client.wait_ready(), 120)
     yield clients
     for client in clients:
         await client.close()
@@ -46,7 +46,7 @@ async def last_event(client, wanted):
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await condition():
             await asyncio.sleep(0.002)
 
@@ -59,7 +59,7 @@ async def test_any_gateway_sees_and_cancels_the_requests_of_all(gateways):
     assert (live.origin.request_id, live.origin.key, live.origin.model) == ("caller-a", "abc123", "pirate")
     assert (live.tenant, live.running, live.prompt_tokens, live.max_tokens) == ("acme", True, 3, LONG)
     assert await other.cancel([live.request_id, "nobody"]) == 1
-    event = await asyncio.wait_for(running, 10)
+    event = await asyncio.wait_for(running, 60)
     assert event.finish_reason is FinishReason.ERROR
     assert event.refusal.code.name == "CANCELLED"
     assert await other.cancel([live.request_id]) == 0
@@ -82,7 +82,7 @@ async def test_a_long_queue_is_counted_and_not_told(gateways):
     assert dict(shown.reserved_tokens) == {"t0": 750, "t1": 750}
     every = await other.live_requests(100)
     assert await other.cancel([live.request_id for live in every.requests]) == 30
-    await asyncio.wait_for(asyncio.gather(*tasks), 20)
+    await asyncio.wait_for(asyncio.gather(*tasks), 60)
     assert (await other.live_requests(100)).total == 0
 
 
@@ -95,17 +95,17 @@ async def test_a_lane_is_paused_drained_and_opened_for_every_gateway(gateways):
     await one.set_lane(Lane.BATCH, LaneMode.PAUSED)
     assert [lane.mode for lane in (await other.stats()).lanes] == [pb.LANE_MODE_OPEN, pb.LANE_MODE_PAUSED]
     waiting = asyncio.create_task(last_event(other, request("batch", 5, Lane.BATCH)))
-    chat = await asyncio.wait_for(last_event(other, request("chat", 5)), 10)
+    chat = await asyncio.wait_for(last_event(other, request("chat", 5)), 60)
     assert chat.finish_reason is FinishReason.LENGTH
     await until(lambda: counts(one, 1))
     assert not waiting.done()
     await one.set_lane(Lane.BATCH, LaneMode.DRAINING)
-    ended = await asyncio.wait_for(waiting, 10)
+    ended = await asyncio.wait_for(waiting, 60)
     assert ended.finish_reason is FinishReason.LENGTH, "what was taken goes on"
-    refused = await asyncio.wait_for(last_event(other, request("late", 5, Lane.BATCH)), 10)
+    refused = await asyncio.wait_for(last_event(other, request("late", 5, Lane.BATCH)), 60)
     assert refused.refusal.code.value == "lane_queue_full"
     await other.set_lane(Lane.BATCH, LaneMode.OPEN)
-    again = await asyncio.wait_for(last_event(one, request("again", 5, Lane.BATCH)), 10)
+    again = await asyncio.wait_for(last_event(one, request("again", 5, Lane.BATCH)), 60)
     assert again.finish_reason is FinishReason.LENGTH
 
 
@@ -114,7 +114,7 @@ async def test_an_engine_with_one_queue_says_so(tmp_path):
     async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.server", "--fake")) as running:
         client = EngineClient(running.address)
         await client.start()
-        await asyncio.wait_for(client.wait_ready(), 30)
+        await asyncio.wait_for(client.wait_ready(), 120)
         with pytest.raises(LaneRejected, match="one queue"):
             await client.set_lane(Lane.BATCH, LaneMode.PAUSED)
         await client.close()

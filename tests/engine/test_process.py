@@ -32,7 +32,7 @@ async def supervisor(tmp_path):
 async def client(supervisor):
     client = EngineClient(supervisor.address)
     await client.start()
-    await asyncio.wait_for(client.wait_ready(), 30)
+    await asyncio.wait_for(client.wait_ready(), 120)
     yield client
     await client.close()
 
@@ -54,7 +54,7 @@ async def collect(client, request):
 
 
 async def until_empty(client):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             stats = await client.stats(check=True)
             assert list(stats.violations) == []
@@ -64,7 +64,7 @@ async def until_empty(client):
 
 
 async def until_running(client):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not (await client.stats()).lanes[0].running:
             await asyncio.sleep(0.001)
 
@@ -131,7 +131,7 @@ async def test_a_killed_engine_fails_its_requests_and_comes_back(client, supervi
         await stream
     with pytest.raises(EngineUnavailable):
         await collect(client, make_request("early"))
-    await asyncio.wait_for(client.wait_ready(), 30)
+    await asyncio.wait_for(client.wait_ready(), 120)
     assert supervisor.pid != pid
     request = make_request("again")
     assert [t for e in await collect(client, request) for t in e.tokens] == expected(request, 8)
@@ -164,10 +164,10 @@ async def test_a_failing_step_ends_the_process(tmp_path, loop):
     client = EngineClient(address)
     try:
         await client.start()
-        await asyncio.wait_for(client.wait_ready(), 30)
+        await asyncio.wait_for(client.wait_ready(), 120)
         with pytest.raises(EngineUnavailable):
-            await asyncio.wait_for(collect(client, make_request("fatal")), 10)
-        _, words = await asyncio.wait_for(process.communicate(), 10)
+            await asyncio.wait_for(collect(client, make_request("fatal")), 60)
+        _, words = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 1 and b"a bug" in words
     finally:
         await client.close()
@@ -195,7 +195,7 @@ async def test_an_idle_engine_stops_whichever_thread_is_given_the_signal(tmp_pat
         sys.executable, "-c", SIGNALLED_ENGINE, f"unix:{tmp_path / 'engine.sock'}"
     )
     try:
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -211,7 +211,7 @@ async def test_the_client_tries_again_after_any_failure(supervisor):
 
     client = EngineClient(supervisor.address, restore)
     await client.start()
-    await asyncio.wait_for(client.wait_ready(), 30)
+    await asyncio.wait_for(client.wait_ready(), 120)
     await client.close()
     assert calls == [0, 1]
 
@@ -223,7 +223,7 @@ async def test_ctrl_c_in_a_terminal_is_not_the_engines(supervisor):
 async def test_the_engine_ends_with_its_gateway(supervisor):
     process = supervisor._process
     process.stdin.close()
-    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", ":1", "10.0.0.5:1", "engine.example:1", "unix-abstract:x"])

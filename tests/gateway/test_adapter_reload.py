@@ -47,7 +47,7 @@ async def open_gateway(model, root, client, *, prefix_caching):
         await registry.start()
         engine.on_connect = registry.restore
         await engine.start()
-        await asyncio.wait_for(engine.wait_ready(), 60)
+        await asyncio.wait_for(engine.wait_ready(), 120)
         limiter = CountingLimiter()
         await limiter.configure([ACME])
         yield Gateway(engine, tiny_tokenizer(), registry, limiter, base_names=("tiny",))

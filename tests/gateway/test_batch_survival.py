@@ -4,7 +4,7 @@ import asyncio
 import random
 
 import pytest
-from batch_house import LEASE_SECONDS, Town, chat_line, until
+from batch_house import Town, chat_line, until
 from fakes import BASE
 
 from gateway.batches import parts
@@ -12,6 +12,7 @@ from gateway.batches.store import BatchStore
 from gateway.core.errors import Fault, unavailable
 
 LINES, OFFICES, PLACES = 300, 3, 12
+LEASE_SECONDS = 1.0
 MODELS = [BASE, "pirate", "poet"]
 
 
@@ -90,7 +91,7 @@ class World:
 @pytest.mark.parametrize(("seed", "end"), [(1, "completed"), (2, "cancelled")])
 async def test_whatever_dies_every_line_is_answered_once(tmp_path, valkey, monkeypatch, seed, end):
     monkeypatch.setattr(parts, "RETRY_SECONDS", 0.1)
-    town, rng = Town(tmp_path, valkey), random.Random(seed)
+    town, rng = Town(tmp_path, valkey, LEASE_SECONDS), random.Random(seed)
     world = World(town, rng)
     for place in range(OFFICES):
         await world.open(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -193,7 +194,8 @@ async def test_others_see_nothing_of_it(api):
 
 
 async def test_a_watch_ends_with_the_server(tmp_path, valkey):
-    async with open_grpc_house(tmp_path, **batch_options(valkey, tmp_path / "stored")) as opened:
+    options = batch_options(valkey, tmp_path / "stored")
+    async with asyncio.timeout(60), open_grpc_house(tmp_path, grace_seconds=600, **options) as opened:
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{opened.port}")
         api = Api(BatchesStub(channel), BatchStore(valkey), opened.house)
         batch = await api.create()

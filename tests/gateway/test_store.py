@@ -88,7 +88,7 @@ async def test_a_valkey_that_dies_is_started_again_with_its_data(tmp_path, monke
         first = await process_id(client)
         os.kill(first, signal.SIGKILL)
 
-        for _ in range(400):
+        for _ in range(1200):
             with suppress(store.redis.ConnectionError):
                 if await process_id(client) != first:
                     break

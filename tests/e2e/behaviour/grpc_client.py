@@ -24,6 +24,7 @@ STATUSES = {
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
 
 
@@ -51,6 +52,9 @@ class Grpc:
 
     async def stream(self, **body: Any) -> Reply:
         return await asyncio.to_thread(self._ask, "GenerateStream", body)
+
+    async def aclose(self) -> None:
+        self._reflected.close()
 
     def _ask(self, method: str, body: dict[str, Any]) -> Reply:
         for attempt in range(self._retries + 1):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from contextlib import aclosing
 
 import pytest
 
@@ -18,17 +19,18 @@ AT_ONCE = 24
 async def test_a_hundred_of_a_hundred_answers_are_valid(server, models, kind):
     """At temperature 1, base and adapters mixed, some streamed."""
     address = f"127.0.0.1:{server.grpc_port}" if kind is Grpc else f"http://127.0.0.1:{server.http_port}/v1"
-    client, rng, turns = kind(address, "sk-demo-acme", 0), random.Random(1), asyncio.Semaphore(AT_ONCE)
+    rng, turns = random.Random(1), asyncio.Semaphore(AT_ONCE)
     schemas = [random_schema(rng, depth=1 + (index % 10 == 0)) for index in range(100)]
 
-    async def one(index):
+    async def one(client, index):
         wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schemas[index]}}
         options = {"messages": QUESTION, "seed": index, "temperature": 1.0, "max_tokens": 400}
         async with turns:
             answer = client.chat if index % 3 else client.stream
             return await answer(model=models[index % len(models)], response_format=wanted, **options)
 
-    replies = await asyncio.gather(*map(one, range(100)))
+    async with aclosing(kind(address, "sk-demo-acme", 0)) as client:
+        replies = await asyncio.gather(*(one(client, index) for index in range(100)))
     for reply, schema in zip(replies, schemas, strict=True):
         assert reply.only.finish == "stop", reply.only.text
         check(reply.only.text, schema)

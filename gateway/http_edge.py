@@ -34,7 +34,7 @@ class ClientGone(OSError):
 class Edge:
     """All that is around the routes: every request gets an id, every response that id, every error its answer.
 
-    It stands in for the three layers that a `Starlette` has around its router: they cost a request 3 % of its time.
+    It stands in for the layers that a `Starlette` has around its router, through each of which every write goes.
     """
 
     def __init__(self, router: Router) -> None:

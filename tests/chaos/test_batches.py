@@ -15,7 +15,7 @@ EVERYTHING = Together((KillGateway(), KillEngine(), KillStore()))
 PLANS = {
     "completed": JobPlan((KillEngine(), KillGateway(), KillStore(), EVERYTHING)),
     "cancelled": JobPlan((KillStore(), KillGateway()), ending="cancelled", seed=1),
-    "expired": JobPlan((KillGateway(), KillStore()), lines=400, ending="expired", window="5s", seed=2, spread=0.1),
+    "expired": JobPlan((KillGateway(), KillStore()), lines=640, ending="expired", window="8s", seed=2, spread=0.01),
 }
 
 

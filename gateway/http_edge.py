@@ -41,7 +41,9 @@ class Edge:
         self.router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """HTTP alone: a listener speaks nothing else."""
+        if scope["type"] != "http":
+            await self.router(scope, receive, send)
+            return
         scope["app"] = self  # the router then raises what it refuses, in place of an answer of its own
         asked = Headers(scope=scope).get("x-request-id", "")
         request_id = request_id_from(asked)
@@ -56,11 +58,13 @@ class Edge:
             await send(message)
 
         try:
-            await self.router(scope, receive, send_with_id)
-        except Exception as error:
-            if isinstance(error, (ApiError, HTTPException)) and not started:
+            try:
+                await self.router(scope, receive, send_with_id)
+            except (ApiError, HTTPException) as error:
+                if started:
+                    raise
                 await _refusal(scope, error)(scope, receive, send_with_id)
-                return
+        except Exception as error:
             if isinstance(error, ClientGone) or (started and isinstance(error, OSError)):
                 log.info("client_gone", request_id=request_id, reason=str(error))
                 return

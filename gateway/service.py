@@ -13,7 +13,7 @@ import structlog
 
 from engine.client import EngineApi
 from engine.core.types import Lane, TokenEvent
-from engine.events import apart, united
+from engine.events import apart, joined
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
 from gateway.core.estimate import OutputAverages
@@ -274,8 +274,8 @@ class Gateway:
 
 
 def _counted_down(events: Sequence[TokenEvent], whole: bool) -> Iterator[tuple[int, TokenEvent]]:
-    """All in one, or one for each token; with how many are left."""
-    told = [united(events)] if whole else [piece for event in events for piece in apart(event)]
+    """Together, or one for each token; with how many are left. What came before a refusal counts, so it stays apart."""
+    told = joined(events) if whole else [piece for event in events for piece in apart(event)]
     return zip(range(len(told) - 1, -1, -1), told, strict=True)
 
 

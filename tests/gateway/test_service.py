@@ -6,7 +6,7 @@ import pytest
 from fakes import ACME, BASE, CONTEXT, House, build_house, ids_of, principal
 
 from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, SamplingParams, TokenEvent
-from gateway.core.errors import ApiError
+from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal
 from gateway.generation import Chat, GenerateRequest
@@ -55,6 +55,24 @@ async def test_an_answer_and_what_it_cost(house):
     assert settled(house) == [[prompt + completion]]
     assert admitted.headers()["x-loralane-lane"] == "interactive"
     await house.assert_empty()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_what_was_made_before_an_administrator_ended_it_is_charged(house, monkeypatch, whole, at_once):
+    async def generate(wanted):
+        house.engine.requests.append(wanted)
+        house.engine.ends[wanted.id] = "cancelled"
+        refusal = Refusal(ErrorCode.CANCELLED, "an administrator cancelled the request")
+        events = [TokenEvent(wanted.id, (65,)), TokenEvent(wanted.id, (66,) * 25, device_seconds=2.5)]
+        events.append(TokenEvent(wanted.id, finish_reason=FinishReason.ERROR, refusal=refusal))
+        for arrived in [events] if at_once else [[event] for event in events]:
+            yield arrived
+
+    monkeypatch.setattr(house.engine, "generate", generate)
+    assert (await refusal(house, request(max_tokens=50, whole=whole))).fault is Fault.CANCELLED
+    assert settled(house) == [[len(ids_of("Say hello")) + 26]]
+    assert house.watcher.records[0].device_seconds == 2.5
 
 
 async def test_output_is_bounded_by_max_tokens(house):

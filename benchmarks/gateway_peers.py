@@ -80,12 +80,12 @@ async def engine_latencies(address: str, prompt_tokens: int, tokens: int, second
     client, latencies = EngineClient(address), []
     await client.start()
     await client.wait_ready()
-    params, began = SamplingParams(max_tokens=tokens), time.perf_counter()
+    params, prompt, began = SamplingParams(max_tokens=tokens), tuple(range(1, 1 + prompt_tokens)), time.perf_counter()
     for number in count():
         sent = time.perf_counter()
         if sent - began > 1 + seconds:
             break
-        async for _ in client.generate(Request(f"{number}", tuple(range(1, 1 + prompt_tokens)), params)):
+        async for _ in client.generate(Request(f"{number}", prompt, params, whole=True)):
             pass
         if sent - began > 1:
             latencies.append(time.perf_counter() - sent)

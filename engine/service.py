@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Iterator
 
@@ -12,38 +11,14 @@ from engine.core.commands import Abort, Submit
 from engine.core.lane_modes import cancel, set_mode
 from engine.core.types import Lane, TokenEvent
 from engine.engine import Engine
-from engine.events import joined
 from engine.executor.base import HostAdapter
 from engine.holders import Holders
 from engine.live import live_requests
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
+from engine.session import GatewaySession
 from engine.snapshot import snapshot
-from engine.wire import GATEWAY, event_to_pb, lane_mode_from_pb, request_from_pb
-
-MAX_EVENTS = 1024
-"""Of one message: what a gateway that is behind may get at once."""
-
-
-class GatewaySession:
-    """One gateway's stream: the requests it owns and the events on their way to it."""
-
-    def __init__(self) -> None:
-        self.outbox: queue.SimpleQueue[list[TokenEvent] | None] = queue.SimpleQueue()
-        """What each step has for it. None ends the stream."""
-        self.ended = False
-
-    def messages(self) -> Iterator[pb.StepEvents]:
-        """One a step; to a gateway that is behind, one for several steps, in which each request has one event."""
-        following: list[TokenEvent] | None
-        while (events := self.outbox.get()) is not None:
-            following = []
-            while following is not None and len(events) < MAX_EVENTS and not self.outbox.empty():
-                following = self.outbox.get()
-                events += following or ()
-            yield pb.StepEvents(events=map(event_to_pb, joined(events)))
-            if following is None:
-                return
+from engine.wire import GATEWAY, lane_mode_from_pb, request_from_pb
 
 
 class EngineService(pb_grpc.EngineServicer):
@@ -67,13 +42,13 @@ class EngineService(pb_grpc.EngineServicer):
                 if event.finish_reason is not None:
                     self._owner.pop(event.request_id, None)
         for session, own in theirs.items():
-            session.outbox.put(own)
+            session.put(own)
 
     def Session(  # noqa: N802
         self, request_iterator: Iterator[pb.Commands], context: grpc.ServicerContext
     ) -> Iterator[pb.StepEvents]:
         session = GatewaySession()
-        context.add_callback(lambda: session.outbox.put(None))
+        context.add_callback(session.end)
         reader = threading.Thread(target=self._read, args=(session, request_iterator), daemon=True)
         reader.start()
         try:
@@ -159,7 +134,7 @@ class EngineService(pb_grpc.EngineServicer):
         except grpc.RpcError:
             pass  # the stream broke: its callback ends the session, which aborts what it carried
         finally:
-            session.outbox.put(None)
+            session.end()
 
     def _take(self, session: GatewaySession, command: pb.Command) -> None:
         if command.HasField("abort"):
@@ -169,7 +144,8 @@ class EngineService(pb_grpc.EngineServicer):
         with self._lock:
             if session.ended:  # its gateway left while this was on its way: nobody would ever abort it
                 return
-            self._owner.setdefault(request.id, session)
+            if self._owner.setdefault(request.id, session) is session:
+                session.expect(request.id, whole=command.submit.whole)
             self._engine.inbox.put(Submit(request))
 
     def _abandon(self, session: GatewaySession) -> None:

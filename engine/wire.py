@@ -99,6 +99,7 @@ def request_to_pb(request: Request) -> pb.Submit:
         deadline_seconds=None if request.deadline is None else request.deadline - request.arrival,
         ttft_seconds=request.ttft,
         itl_seconds=request.itl,
+        whole=request.whole,
         origin=origin_to_pb(request.origin),
     )
 
@@ -139,6 +140,7 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
         ttft=_optional(message, "ttft_seconds"),
         itl=_optional(message, "itl_seconds"),
         origin=_origin_from_pb(message.origin),
+        whole=message.whole,
     )
 
 

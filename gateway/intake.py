@@ -102,6 +102,7 @@ class Job:
             ttft=self.request.ttft,
             itl=self.request.itl,
             origin=self._origin(record),
+            whole=self.request.whole and not self.request.stop,  # a stop string is to end it when it comes
         )
 
     def _origin(self, record: RequestRecord) -> Origin:

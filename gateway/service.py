@@ -263,7 +263,7 @@ class Gateway:
         record.completion_tokens += len(chunk.token_ids)
         if last_token is not None:
             for observer in self._observers:
-                observer.inter_token(lane, now - last_token)
+                observer.inter_token(lane, (now - last_token) / len(chunk.token_ids))
         return now
 
 

@@ -141,6 +141,8 @@ class Request:
     itl: float | None = None
     """Seconds between tokens it asks for; None: the lane's goal."""
     origin: Origin = Origin()
+    whole: bool = False
+    """Nobody waits for single tokens: they may be told of together, and later."""
 
 
 @dataclass(frozen=True, slots=True)

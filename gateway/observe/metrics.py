@@ -60,7 +60,11 @@ class Metrics:
         self._shared = shared
         self._tenants: set[str] = set()
         self._ttft = self._by_lane("time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
-        itl = self._by_lane("inter_token_latency_seconds", "Between two events with tokens of an answer.", TOKEN)
+        itl = self._by_lane(
+            "inter_token_latency_seconds",
+            "Between two tokens of an answer.",
+            TOKEN,
+        )
         self._itl = {lane: itl.labels(lane_name(lane)) for lane in Lane}
         self._tpot = self._by_lane("time_per_output_token_seconds", "Mean per request, after the first.", TOKEN)
         self._queue = self._by_lane("queue_time_seconds", "Submitted to first worked on.", QUEUE)

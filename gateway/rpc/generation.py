@@ -92,7 +92,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
             principal = arrival.identify(self._keys.authenticate(call.token))
             wanted = generate_request(request, call.request_id, call.time_remaining)
-            wanted = replace(wanted, ingress=arrival.ingress)
+            wanted = replace(wanted, ingress=arrival.ingress, whole=method == GENERATE)
             calls = call_reader(wanted, self._gateway.intake.dialect)
         async with self._gateway.generate(principal, wanted) as generation:
             await call.open(generation.admitted.headers())

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent, TokenLogprobs
 from engine.events import apart, joined, united
-from engine.pb import engine_pb2 as pb
-from engine.service import GatewaySession
 
 REFUSAL = Refusal(ErrorCode.ADAPTER_UNAVAILABLE, "too often")
 
@@ -79,26 +77,3 @@ def test_one_event_is_itself():
     event = TokenEvent("a", (1,), (), FinishReason.STOP, 3)
     assert united([event]) is event
     assert list(apart(event)) == [event]
-
-
-def test_a_gateway_that_is_behind_gets_one_event_for_each_request():
-    session = GatewaySession()
-    for token in range(5):
-        session.outbox.put([TokenEvent("a", (token,)), TokenEvent("b", (token + 10,))])
-    session.outbox.put(None)
-    [message] = session.messages()
-    assert isinstance(message, pb.StepEvents)
-    assert [(event.request_id, list(event.token_ids)) for event in message.events] == [
-        ("a", [0, 1, 2, 3, 4]),
-        ("b", [10, 11, 12, 13, 14]),
-    ]
-
-
-def test_one_that_keeps_up_gets_every_step():
-    session = GatewaySession()
-    messages = session.messages()
-    for token in range(3):
-        session.outbox.put([TokenEvent("a", (token,))])
-        assert [list(event.token_ids) for event in next(messages).events] == [[token]]
-    session.outbox.put(None)
-    assert list(messages) == []

@@ -14,7 +14,8 @@ from engine.wire import event_to_pb
 MAX_EVENTS = 1024
 """Of one message, before those of one request become one: what a gateway that is behind may get at once."""
 HOLD_SECONDS = 0.05
-"""For which tokens are kept back that nobody waits for. A message costs a gateway 60 us, as much as ten tokens."""
+"""For which tokens are kept back that nobody waits for. Told at once, with a step every 2 ms, they took 280 us of a
+gateway's time a step for one request and 420 us for sixteen; kept back, 31 and 41."""
 
 
 class GatewaySession:

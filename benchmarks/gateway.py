@@ -35,7 +35,7 @@ from engine.model.prepare import prepare_model
 from engine.paths import default_data_dir
 from gateway.bench.document import versions
 from gateway.outputs import print_wide
-from gateway.process import run_loop
+from gateway.serve.process import run_loop
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France, and what is it known for?"}]
 PROMPT_TOKENS = 44

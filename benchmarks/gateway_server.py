@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gateway.app import serve
-from gateway.config import load_config
-from gateway.launch import Launch
-from gateway.process import configure_logging, run_loop
+from gateway.config.whole import load_config
+from gateway.serve.app import serve
+from gateway.serve.launch import Launch
+from gateway.serve.process import configure_logging, run_loop
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from gateway.process import run_loop
+from gateway.serve.process import run_loop
 
 
 class HammerError(RuntimeError):

@@ -36,9 +36,9 @@ from gateway.bench.plan import Plan
 from gateway.bench.run import warm_up
 from gateway.bench.spec import LaneSpec, Lengths
 from gateway.bench.tables import milliseconds, remarks
-from gateway.config_file import read_yaml
+from gateway.config.file import read_yaml
 from gateway.outputs import print_wide
-from gateway.process import run_loop
+from gateway.serve.process import run_loop
 
 INTERACTIVE, BATCH = "interactive", "batch"
 HEAD_START = 3.0

@@ -15,7 +15,7 @@ from gateway.bench.drive import drive
 from gateway.bench.measure import succeeded
 from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
-from gateway.process import run_loop
+from gateway.serve.process import run_loop
 
 PROJECTIONS = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),

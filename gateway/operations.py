@@ -21,7 +21,7 @@ from engine.pb import engine_pb2 as pb
 from engine.wire import lane_mode_from_pb
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.glance import Glance
-from gateway.latency import ITL, TTFT, Latency, LatencyWindow, Percentiles
+from gateway.observe.latency import ITL, TTFT, Latency, LatencyWindow, Percentiles
 
 LaneName = Literal["interactive", "batch"]
 LANE_NAMES: Mapping[Lane, LaneName] = {Lane.INTERACTIVE: "interactive", Lane.BATCH: "batch"}

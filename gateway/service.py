@@ -23,17 +23,11 @@ from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress
 from gateway.deadlines import Timer, deadline
 from gateway.failures import engine_failures, note, refuse_failed
-from gateway.generation import (
-    Admitted,
-    Answer,
-    GenerateRequest,
-    Generation,
-    GenerationChunk,
-)
+from gateway.generation import Admitted, Answer, GenerateRequest, Generation, GenerationChunk
 from gateway.intake import Intake, Job
 from gateway.joined import merge
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
-from gateway.observers import Arrival, Observer, arriving, tell
+from gateway.observe.observers import Arrival, Observer, arriving, tell
 from gateway.request_record import RequestRecord
 from gateway.settings import ServiceSettings
 from gateway.tokenizer import Tokenizer

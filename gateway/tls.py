@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import structlog
 
-from gateway.config_file import ConfigError
-from gateway.config_tls import TlsConfig
+from gateway.config.file import ConfigError
+from gateway.config.tls import TlsConfig
 
 log = structlog.get_logger("tls")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.config_file import _UniqueKeyLoader
+from gateway.config.file import _UniqueKeyLoader
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("gateway", "engine", "lora_kernels", "benchmarks", "proto")

@@ -29,7 +29,7 @@ SERVER = {
 }
 """Series and the metric each is the sum of."""
 PAGES = ("kv pages", "adapter pages", "cached pages", "free pages")
-ROLES = (("engine.server", "engine"), ("valkey-server", "valkey"), ("gateway.worker", "worker"))
+ROLES = (("engine.server", "engine"), ("valkey-server", "valkey"), ("gateway.serve.worker", "worker"))
 """What a command line has in it -> whose it is; any other is the gateway's own."""
 Reading = dict[str, float]
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gateway.adapters.fetch import Bounds, fetch_hub, fetch_url
-from gateway.config_sections import AdaptersConfig
+from gateway.config.sections import AdaptersConfig
 from gateway.core.errors import ApiError, invalid_request
 
 HUB_ID = re.compile(

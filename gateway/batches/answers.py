@@ -10,7 +10,7 @@ from typing import Any
 from gateway.batches.record import Outcome, Tally
 from gateway.core.errors import ApiError
 from gateway.generation import Usage
-from gateway.openai_render import encode_json
+from gateway.openai.render import encode_json
 
 ENDINGS = OUTPUT, ERRORS = ".out", ".err"
 """How names of parts end, by the file that they become a piece of."""

@@ -17,8 +17,8 @@ from gateway.core.errors import MAX_QUOTED, ApiError
 from gateway.core.routing import Catalog, ModelQuery, resolve
 from gateway.core.tenants import Tenant
 from gateway.generation import Chat, GenerateRequest
-from gateway.openai_convert import chat_request, completion_request
-from gateway.openai_schema import ChatRequest, CompletionRequest, Sampled, invalid_field, parse
+from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled, invalid_field, parse
 
 PIECE_BYTES = 2**20
 """Read at a time."""

@@ -12,7 +12,7 @@ from gateway.batches.lease import Lease
 from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import KeyHolders, Lapse, Principal
 from gateway.core.trace_context import Ingress
-from gateway.openai_calls import CALLS
+from gateway.openai.calls import CALLS
 from gateway.service import Gateway
 
 UNHEARD_SECONDS = 5.0

@@ -14,12 +14,12 @@ from gateway.batches.store import BatchStore
 from gateway.batches.strays import StraySweeper
 from gateway.batches.webhooks.opened import open_webhooks
 from gateway.batches.workers import working
-from gateway.config import Config
+from gateway.config.whole import Config
 from gateway.files.registry import FileRegistry
 from gateway.files.service import FileLimits, Files
 from gateway.files.storage import Storage, open_storage
 from gateway.files.sweeper import Sweeper, sweeping
-from gateway.metrics import Metrics
+from gateway.observe.metrics import Metrics
 from gateway.service import Gateway
 
 

@@ -16,10 +16,10 @@ from gateway.batches.metrics import BatchMetrics
 from gateway.batches.shard import Workshop
 from gateway.batches.store import BatchStore
 from gateway.batches.validation import Validator
-from gateway.config import Config
+from gateway.config.whole import Config
 from gateway.core.routing import Catalog
 from gateway.files.service import Files
-from gateway.metrics import Metrics
+from gateway.observe.metrics import Metrics
 from gateway.service import Gateway
 
 

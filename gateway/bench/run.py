@@ -19,7 +19,7 @@ from gateway.bench.drive import drive
 from gateway.bench.measure import succeeded
 from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
-from gateway.process import run_loop
+from gateway.serve.process import run_loop
 from gateway.trust import chosen_trust
 
 REFRESH_SECONDS = 0.5

@@ -11,7 +11,7 @@ from typing import BinaryIO, TypeVar
 
 import structlog
 
-from gateway.config_file import ConfigError
+from gateway.config.file import ConfigError
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.files.places import Place, place_of, url_of
 

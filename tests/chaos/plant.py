@@ -46,7 +46,7 @@ Role = Literal["house", "gateway", "engine", "store", "other"]
 """other: what those start for a while, as for looking at a batch's input."""
 PROGRAMS: dict[str, Role] = {
     "tests.chaos.serve_process": "house",
-    "gateway.worker": "gateway",
+    "gateway.serve.worker": "gateway",
     "tests.chaos.engine_process": "engine",
 }
 

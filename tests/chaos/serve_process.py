@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gateway.config import load_config
-from gateway.launch import Launch
-from gateway.process import configure_logging, leave_torch_out, run_loop
+from gateway.config.whole import load_config
+from gateway.serve.launch import Launch
+from gateway.serve.process import configure_logging, leave_torch_out, run_loop
 
 
 def main() -> None:
@@ -19,9 +19,9 @@ def main() -> None:
     launch = Launch(load_config(config, os.environ), model_dir, data_dir, tuple(sys.argv[4:]))
     leave_torch_out()
     if launch.config.gateways == 1:
-        from gateway.app import serve
+        from gateway.serve.app import serve
     else:
-        from gateway.fleet import serve
+        from gateway.serve.fleet import serve
     configure_logging()
     run_loop(serve(launch, Console(stderr=True)))
 

@@ -10,9 +10,9 @@ from openai import AsyncOpenAI
 from rich.console import Console
 
 from engine.demo import DEMO_ADAPTERS
-from gateway.app import running
-from gateway.config import demo_config
-from gateway.launch import Launch
+from gateway.config.whole import demo_config
+from gateway.serve.app import running
+from gateway.serve.launch import Launch
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core.types import ErrorCode, FinishReason, Request, SamplingParams
 from engine.holders import Holders
-from gateway.supervisor import EngineSupervisor
+from gateway.serve.supervisor import EngineSupervisor
 
 
 def test_only_the_last_to_let_go_tells_the_engine():

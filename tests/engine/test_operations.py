@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.core.config import Scheduling
 from engine.core.types import FinishReason, Lane, LaneMode, Origin, Request, SamplingParams
 from engine.pb import engine_pb2 as pb
-from gateway.supervisor import EngineSupervisor
+from gateway.serve.supervisor import EngineSupervisor
 
 LONG = 100_000
 

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token
 from engine.server import local_address
-from gateway.supervisor import EngineSupervisor
+from gateway.serve.supervisor import EngineSupervisor
 
 LONG = 100_000
 """Tokens of a request that is still running whatever a test does first."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trustme
 
-from gateway.config_tls import TlsConfig
+from gateway.config.tls import TlsConfig
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,12 @@ from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
 from gateway.core.usage import Row, day_of
-from gateway.http_api import create_app
-from gateway.latency import LatencyWindow
+from gateway.http.api import create_app
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
-from gateway.metrics import Metrics
-from gateway.observers import Observer
+from gateway.observe.latency import LatencyWindow
+from gateway.observe.metrics import Metrics
+from gateway.observe.observers import Observer
 from gateway.operations import Operations
 from gateway.registry.record import Change, Snapshot
 from gateway.request_record import RequestRecord

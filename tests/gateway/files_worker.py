@@ -12,7 +12,7 @@ from fakes import build_house, tiny_tokenizer
 from file_fakes import build_files
 
 from gateway.files.service import FileLimits
-from gateway.http_guard import guarded
+from gateway.http.guard import guarded
 from gateway.store import connect
 
 tiny_tokenizer()  # before anybody forks: a worker then starts in no time

@@ -13,7 +13,7 @@ from fakes import build_house, tiny_tokenizer
 
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant
-from gateway.http_guard import guarded
+from gateway.http.guard import guarded
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter

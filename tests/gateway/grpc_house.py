@@ -19,10 +19,10 @@ from grpc_status import rpc_status
 from engine.core.types import Lane
 from gateway.accounts.mirror import AccountMirror
 from gateway.core.tenants import Tenant
-from gateway.grpc_api import GrpcServer
 from gateway.pb import generation_pb2 as pb
 from gateway.pb.adapters_pb2_grpc import AdapterAdminStub
 from gateway.pb.generation_pb2_grpc import GenerationStub
+from gateway.rpc.api import GrpcServer
 
 NIGHT = Tenant("night", default_lane=Lane.BATCH, highest_lane=Lane.BATCH, adapters=())
 MAX_MESSAGE_BYTES = 100_000

@@ -15,9 +15,9 @@ from typing import Any
 import uvicorn
 from fakes import House, build_house, key_ring
 
-from gateway.grpc_api import GrpcServer
-from gateway.http_guard import GuardedProtocol, guarded
-from gateway.process import run_loop
+from gateway.http.guard import GuardedProtocol, guarded
+from gateway.rpc.api import GrpcServer
+from gateway.serve.process import run_loop
 
 
 @dataclass(frozen=True)

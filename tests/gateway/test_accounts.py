@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 from gateway.accounts.record import decode_account, encode_account
 from gateway.accounts.registry import AccountRegistry
 from gateway.accounts.store import account_store
-from gateway.cli import app as cli
+from gateway.cli.main import app as cli
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
-from gateway.grpc_api import GrpcServer
-from gateway.http_api import create_app
+from gateway.http.api import create_app
+from gateway.rpc.api import GrpcServer
 
 ADMIN_KEY = "sk-admin-of-these-tests"
 ADMINS = {hash_key(ADMIN_KEY): Principal(ADMIN_TENANT, key_id(hash_key(ADMIN_KEY)), is_admin=True)}

@@ -17,8 +17,8 @@ from gateway.adapters.sources import LocalSources
 from gateway.adapters.store import adapter_store
 from gateway.core.routing import ModelQuery
 from gateway.generation import GenerateRequest
+from gateway.serve.supervisor import EngineSupervisor
 from gateway.service import Gateway
-from gateway.supervisor import EngineSupervisor
 from tests.model.conftest import tiny_llama  # noqa: F401
 from tests.model.tiny_adapters import save_adapter
 

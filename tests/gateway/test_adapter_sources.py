@@ -15,7 +15,7 @@ from fake_hub import REPO, fake_hub
 from gateway.adapters import fetch as adapter_fetch
 from gateway.adapters.fetch import FILES
 from gateway.adapters.sources import AdapterSources
-from gateway.config_sections import AdaptersConfig
+from gateway.config.sections import AdaptersConfig
 from gateway.core.errors import ApiError, Fault
 
 CONTENT = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": b"weights" * 1000}

@@ -10,11 +10,11 @@ from batch_double import KEY, a_batch, batch_double
 from rich.console import Console
 from typer.testing import CliRunner
 
-from gateway import batch_watch
-from gateway.batch_command import CODES_TEXT
-from gateway.batch_lines import MOST_TOLD, LinesError, look
-from gateway.batch_table import batch_facts, batches_table, duration_text
-from gateway.cli import app as cli
+from gateway.cli import batch_watch
+from gateway.cli.batch import CODES_TEXT
+from gateway.cli.batch_lines import MOST_TOLD, LinesError, look
+from gateway.cli.main import app as cli
+from gateway.cli.tables.batch import batch_facts, batches_table, duration_text
 
 DONE = a_batch(
     status="completed",

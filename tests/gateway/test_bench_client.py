@@ -12,7 +12,7 @@ from gateway.bench.command import app
 from gateway.bench.document import read
 from gateway.bench.drive import drive
 from gateway.bench.plan import Item
-from gateway.process import run_loop
+from gateway.serve.process import run_loop
 
 PROMPT = (5, 6, 7)
 

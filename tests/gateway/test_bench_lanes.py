@@ -10,7 +10,7 @@ from benchmarks.server import Command, running
 from gateway.bench.measure import report
 from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
-from gateway.config import load_config
+from gateway.config.whole import load_config
 
 CORES = frozenset({0, 1})
 

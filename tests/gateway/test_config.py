@@ -11,10 +11,10 @@ import yaml
 from engine.config import EngineConfig
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
 from engine.core.types import Lane
-from gateway import config as config_module
-from gateway.config import Config, demo_config, load_config
-from gateway.config_file import ConfigError
-from gateway.config_sections import BatchLane, LaneConfig, LanesConfig
+from gateway.config import whole as config_module
+from gateway.config.file import ConfigError
+from gateway.config.sections import BatchLane, LaneConfig, LanesConfig
+from gateway.config.whole import Config, demo_config, load_config
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key
 

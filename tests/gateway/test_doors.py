@@ -21,16 +21,16 @@ from fakes import tiny_tokenizer
 from rich.console import Console
 
 from engine.config import EngineConfig
-from gateway.addresses import Ports, check_certificates
-from gateway.app import running
-from gateway.config import Config, TenantConfig, parse_config
-from gateway.config_file import ConfigError
-from gateway.config_sections import AdminConfig, GrpcConfig, HttpConfig, ModelConfig
-from gateway.config_tls import TlsConfig
+from gateway.config.file import ConfigError
+from gateway.config.sections import AdminConfig, GrpcConfig, HttpConfig, ModelConfig
+from gateway.config.tls import TlsConfig
+from gateway.config.whole import Config, TenantConfig, parse_config
 from gateway.core.tenants import Tenant, hash_key
-from gateway.fleet import sailing
-from gateway.launch import Launch
 from gateway.pb import adapters_pb2, adapters_pb2_grpc, generation_pb2, generation_pb2_grpc
+from gateway.serve.addresses import Ports, check_certificates
+from gateway.serve.app import running
+from gateway.serve.fleet import sailing
+from gateway.serve.launch import Launch
 
 ROOT = Path(__file__).parents[2]
 KEY, ADMIN_KEY = "sk-acme-0123456789", "sk-admin-0123456789"

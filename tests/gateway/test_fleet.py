@@ -17,13 +17,13 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import EngineConfig
-from gateway.config import Config, TenantConfig
-from gateway.config_sections import AdminConfig, GrpcConfig, HttpConfig, LimitsConfig, ObservabilityConfig, RedisConfig
+from gateway.config.sections import AdminConfig, GrpcConfig, HttpConfig, LimitsConfig, ObservabilityConfig, RedisConfig
+from gateway.config.whole import Config, TenantConfig
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key
-from gateway.fleet import sailing
-from gateway.launch import Launch, StartError, share_of
-from gateway.listeners import bound, reserved
+from gateway.serve.fleet import sailing
+from gateway.serve.launch import Launch, StartError, share_of
+from gateway.serve.listeners import bound, reserved
 
 PROCESSES = 3
 LEASE_SECONDS = 2.0

@@ -7,10 +7,10 @@ import pytest
 from grpc_house import NIGHT, as_key, ask, keys, open_grpc_house, refused, until
 
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
-from gateway.grpc_generation import GenerationService
-from gateway.grpc_wire import RANGES
 from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
+from gateway.rpc.generation import GenerationService
+from gateway.rpc.wire import RANGES
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from fakes import BASE
 from grpc_house import MAX_MESSAGE_BYTES, GrpcHouse, as_key, ask, open_grpc_house, refused, until
 
-from gateway.grpc_calls import Call
 from gateway.pb import limits_pb2
 from gateway.pb.limits_pb2_grpc import LimitAdminStub
+from gateway.rpc.calls import Call
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from grpc_house import as_key, open_grpc_house, refused
 from redis.asyncio import Redis
 
 from engine.pb import engine_pb2
-from gateway import grpc_batches
 from gateway.batches.record import BatchError, Tally
 from gateway.batches.store import BatchStore
 from gateway.pb import batches_pb2 as pb
 from gateway.pb.batches_pb2_grpc import BatchesStub
+from gateway.rpc import batches as grpc_batches
 
 TEXT = b"line\n" * 100_000
 PIECES = [TEXT[:1], b"", *(TEXT[start : start + 90_000] for start in range(1, len(TEXT), 90_000))]

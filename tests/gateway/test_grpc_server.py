@@ -12,10 +12,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from engine.pb import engine_pb2 as pb_engine
 from gateway.adapters.status import STATUS_FIELDS
-from gateway.grpc_api import SERVICES, GrpcServer
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb.adapters_pb2_grpc import AdapterAdminStub
 from gateway.pb.generation_pb2_grpc import GenerationStub
+from gateway.rpc.api import SERVICES, GrpcServer
 
 UNKNOWN, SERVING, NOT_SERVING = (
     health_pb2.HealthCheckResponse.ServingStatus.Value(name) for name in ("SERVICE_UNKNOWN", "SERVING", "NOT_SERVING")

@@ -15,7 +15,7 @@ from fakes import BASE
 from served import Served, served
 
 from gateway.core.errors import Fault
-from gateway.http_guard import GuardedProtocol
+from gateway.http.guard import GuardedProtocol
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 TOLD = {(fault.row.http_status, fault.row.code) for fault in Fault}

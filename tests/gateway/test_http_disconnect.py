@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from fakes import BASE, House, build_house
 
-from gateway.http_guard import guarded
+from gateway.http.guard import guarded
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
 PATH = "/v1/chat/completions"

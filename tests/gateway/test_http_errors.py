@@ -7,7 +7,7 @@ from fakes import ACME, BASE, CONTEXT, KEYS, House, build_house, key_ring, write
 
 from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
 from gateway.core.errors import ApiError, Fault
-from gateway.http_api import create_app
+from gateway.http.api import create_app
 from gateway.settings import ServiceSettings
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
@@ -210,7 +210,7 @@ async def test_internal_errors_show_an_id_and_nothing_else(house, monkeypatch, e
     def broken(*args):
         raise error("secret")
 
-    monkeypatch.setattr("gateway.openai_render.Envelope.whole", broken)
+    monkeypatch.setattr("gateway.openai.render.Envelope.whole", broken)
     response = await ask(house, **{"x-request-id": "find-me"})
     check(response, 500, "internal_error")
     assert "find-me" in response.json()["error"]["message"]

@@ -27,7 +27,7 @@ from served import Served, served
 
 from gateway.files.service import Files
 from gateway.files.sweeper import Sweeper, Watch
-from gateway.http_guard import GuardedProtocol
+from gateway.http.guard import GuardedProtocol
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.gateway.conftest", "files_worker"])

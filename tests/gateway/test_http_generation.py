@@ -195,7 +195,7 @@ async def test_a_bug_in_the_middle_of_a_stream_tells_no_internals(house, monkeyp
     def broken(sent):
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr("gateway.openai_render.ChatStyle.delta", broken)
+    monkeypatch.setattr("gateway.openai.render.ChatStyle.delta", broken)
     response = await post(house, "/v1/chat/completions", {**CHAT, "stream": True})
     *_, last = events(response)
     assert last["error"]["code"] == "internal_error"

@@ -4,8 +4,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
-from gateway.engine_metrics import MAX_TENANTS as NAMED
-from gateway.metrics import MAX_TENANTS, Metrics
+from gateway.observe.engine_metrics import MAX_TENANTS as NAMED
+from gateway.observe.metrics import MAX_TENANTS, Metrics
 from gateway.request_record import RequestRecord
 
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "hi"}]}

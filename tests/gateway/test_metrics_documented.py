@@ -17,8 +17,8 @@ from engine.pb import engine_pb2 as pb
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.webhooks.metrics import WebhookMetrics
 from gateway.core.limits import Scope
-from gateway.loop_metrics import LoopMetrics
-from gateway.metrics import FIRST_TOKEN, TOKEN
+from gateway.observe.loop_metrics import LoopMetrics
+from gateway.observe.metrics import FIRST_TOKEN, TOKEN
 from gateway.usage.metrics import UsageMetrics
 
 ROOT = Path(__file__).resolve().parents[2]

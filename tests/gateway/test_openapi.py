@@ -21,8 +21,8 @@ from schemathesis.specs.openapi.checks import (
 from served import Served, served
 
 from gateway.accounts.registry import AccountRegistry
-from gateway.openapi import document
-from gateway.openapi_operations import OPERATIONS
+from gateway.http.openapi.document import document
+from gateway.http.openapi.operations import OPERATIONS
 
 NAMES = [BASE, "pirate", "captain", "poet"]
 KEYS = {"anyone": "", "tenant": "sk-acme", "admin": "sk-admin"}

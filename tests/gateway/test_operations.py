@@ -15,10 +15,10 @@ from test_http_disconnect import until
 from typer.testing import CliRunner
 
 from engine.core.types import Lane, LaneMode, Origin, Request, SamplingParams
-from gateway.cli import app as cli
+from gateway.cli.main import app as cli
 from gateway.glance import Glance
-from gateway.latency import ITL, TTFT, LatencyWindow, percentile
-from gateway.metrics import Metrics
+from gateway.observe.latency import ITL, TTFT, LatencyWindow, percentile
+from gateway.observe.metrics import Metrics
 from gateway.pb import generation_pb2 as generation
 from gateway.pb import operations_pb2 as pb
 from gateway.pb.operations_pb2_grpc import LaneAdminStub, RequestAdminStub

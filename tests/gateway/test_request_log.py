@@ -12,10 +12,10 @@ from fakes import BASE, House, build_house
 from grpc_house import as_key, ask, keys, until
 
 from engine.core.types import Lane, TokenEvent
-from gateway.grpc_api import GrpcServer
+from gateway.observe.request_log import LONGEST_NAME, RequestLog, describe
 from gateway.pb.generation_pb2_grpc import GenerationStub
-from gateway.request_log import LONGEST_NAME, RequestLog, describe
 from gateway.request_record import RequestRecord
+from gateway.rpc.api import GrpcServer
 
 PROMPT, ANSWER = "a private question", "a private answer"
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": PROMPT}]}
@@ -118,13 +118,13 @@ async def test_a_fault_of_ours(logged, stream):
 
 
 async def test_a_fault_while_an_answer_is_put_together(logged, monkeypatch):
-    monkeypatch.setattr("gateway.openai_calls.Call.envelope", None)
+    monkeypatch.setattr("gateway.openai.calls.Call.envelope", None)
     assert (await logged.post()).status_code == 500
     assert (logged.only()["status"], logged.only()["error"]) == (500, "internal_error")
 
 
 async def test_a_fault_before_the_gateway_knows_the_request(logged, monkeypatch):
-    monkeypatch.setattr("gateway.openai_calls.chat_request", None)
+    monkeypatch.setattr("gateway.openai.calls.chat_request", None)
     assert (await logged.post()).status_code == 500
     assert (logged.only()["status"], logged.only()["tenant"]) == (500, "acme")
 

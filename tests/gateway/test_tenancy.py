@@ -20,12 +20,12 @@ from redis.asyncio import Redis
 
 from gateway.accounts.registry import AccountRegistry
 from gateway.core.tenants import hash_key
-from gateway.grpc_api import SERVICES, GrpcServer
-from gateway.openapi import PLACEHOLDER
-from gateway.openapi_operation import Operation
-from gateway.openapi_operations import OPERATIONS
+from gateway.http.openapi.document import PLACEHOLDER
+from gateway.http.openapi.operation import Operation
+from gateway.http.openapi.operations import OPERATIONS
 from gateway.pb import generation_pb2 as pb
 from gateway.pb.generation_pb2_grpc import GenerationStub
+from gateway.rpc.api import SERVICES, GrpcServer
 
 FORBIDDEN, UNKNOWN = "poet", "bard"
 """Another tenant's adapter, and none at all. Of one length."""

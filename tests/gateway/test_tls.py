@@ -16,11 +16,11 @@ from fakes import House, build_house, key_ring
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from gateway.config import parse_config
-from gateway.config_file import ConfigError
-from gateway.config_tls import TlsConfig
-from gateway.grpc_api import GrpcServer
-from gateway.listeners import http_port
+from gateway.config.file import ConfigError
+from gateway.config.tls import TlsConfig
+from gateway.config.whole import parse_config
+from gateway.rpc.api import GrpcServer
+from gateway.serve.listeners import http_port
 from gateway.tls import Certificate
 
 

@@ -7,7 +7,7 @@ from fakes import BASE, House, build_house, key_ring, tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http_api import create_app
+from gateway.http.api import create_app
 from gateway.tools.dialects import Hermes, Llama3, choose_dialect
 from gateway.tools.parser import ToolParser
 

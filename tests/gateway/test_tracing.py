@@ -19,15 +19,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from engine.core.types import Lane
-from gateway.config_file import ConfigError
-from gateway.config_sections import ObservabilityConfig, TracesConfig
+from gateway.config.file import ConfigError
+from gateway.config.sections import ObservabilityConfig, TracesConfig
 from gateway.core.trace_context import Ingress, TraceContext
-from gateway.grpc_api import GrpcServer
-from gateway.observability import open_observers
+from gateway.observe.opened import open_observers
+from gateway.observe.request_log import RequestLog
+from gateway.observe.tracing import Tracing, collector
 from gateway.pb.generation_pb2_grpc import GenerationStub
-from gateway.request_log import RequestLog
 from gateway.request_record import RequestRecord
-from gateway.tracing import Tracing, collector
+from gateway.rpc.api import GrpcServer
 
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "a private question"}]}
 PATH = "/v1/chat/completions"
@@ -264,13 +264,13 @@ async def test_requests_do_not_notice_an_exporter_that_breaks(kept, tmp_path, mo
 WITHOUT = """
 import sys
 sys.modules["opentelemetry"] = None  # every import of it fails
-import asyncio, gateway.app
-from gateway.config_sections import ObservabilityConfig
-from gateway.observability import open_observers
+import asyncio, gateway.serve.app
+from gateway.config.sections import ObservabilityConfig
+from gateway.observe.opened import open_observers
 
 async def main():
     async with open_observers(ObservabilityConfig()) as observers:
-        print([type(observer).__name__ for observer in observers], "gateway.tracing" in sys.modules)
+        print([type(observer).__name__ for observer in observers], "gateway.observe.tracing" in sys.modules)
 
 asyncio.run(main())
 """
@@ -283,7 +283,7 @@ async def test_without_traces_nothing_of_them_is_imported():
 
 
 async def test_traces_without_the_extra_are_refused_by_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gateway.tracing", None)
+    monkeypatch.setitem(sys.modules, "gateway.observe.tracing", None)
     with pytest.raises(ConfigError, match=r"loralane\[otel\]"):
         async with open_observers(ObservabilityConfig(traces=TracesConfig("http://127.0.0.1:4318"))):
             pass

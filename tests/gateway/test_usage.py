@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import parse_config
-from gateway.config_file import ConfigError
+from gateway.config.file import ConfigError
+from gateway.config.whole import parse_config
 from gateway.core.billing import BillingConfig, Price
 from gateway.core.errors import ApiError
 from gateway.core.usage import NOTHING, Counts, Row, RowName, today

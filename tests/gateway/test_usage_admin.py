@@ -15,12 +15,13 @@ from fakes import DEVICE_SECONDS, House, build_house
 from grpc_house import as_key, open_grpc_house, refused
 from typer.testing import CliRunner
 
-from gateway import grpc_usage, http_usage
-from gateway.cli import app as cli
+from gateway.cli.main import app as cli
 from gateway.core.tenants import hash_key, key_id
 from gateway.core.usage import today
+from gateway.http import usage as http_usage
 from gateway.pb import usage_pb2 as pb
 from gateway.pb.usage_pb2_grpc import UsageAdminStub
+from gateway.rpc import usage as grpc_usage
 from gateway.usage.report import UsageTally
 
 USAGE = "/admin/v1/usage"

@@ -29,9 +29,9 @@ from gateway.batches.webhooks.delivery import delivering
 from gateway.batches.webhooks.event import Event
 from gateway.batches.webhooks.outbox import Outbox
 from gateway.batches.webhooks.pace import DAY, Pace
-from gateway.config import parse_config
-from gateway.config_file import ConfigError
-from gateway.config_webhooks import EVENTS, WebhookConfig
+from gateway.config.file import ConfigError
+from gateway.config.webhooks import EVENTS, WebhookConfig
+from gateway.config.whole import parse_config
 from gateway.limiter.calls import RedisCalls
 
 SECRET = f"whsec_{b64encode(bytes(range(32))).decode()}"

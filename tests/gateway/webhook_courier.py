@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 
 from gateway.batches.webhooks.delivery import delivering
 from gateway.batches.webhooks.pace import Pace
-from gateway.config_webhooks import WebhookConfig
+from gateway.config.webhooks import WebhookConfig
 
 
 async def main(socket: str, url: str, secret: str) -> None:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from engine.sim.device import FOLDER
 from engine.sim.run import Stalled
-from gateway.simulate_command import simulate
+from gateway.cli.simulate import simulate
 
 app = typer.Typer()
 app.command()(simulate)
@@ -121,7 +121,7 @@ def test_an_engine_that_stalls_is_reported(monkeypatch):
     def stall(*_):
         raise Stalled("no step for 3600 s")
 
-    monkeypatch.setattr("gateway.simulate_command.run_all", stall)
+    monkeypatch.setattr("gateway.cli.simulate.run_all", stall)
     done = invoke("--duration", 5)
     assert done.exit_code == 1
     assert "error: no step for 3600 s" in done.output

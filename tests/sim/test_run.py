@@ -129,8 +129,6 @@ def test_a_report_is_plain_data(make_setup):
 
 
 def test_no_model_library_is_imported():
-    code = (
-        "import sys, gateway.simulate_command; print([m for m in ('torch', 'grpc', 'matplotlib') if m in sys.modules])"
-    )
+    code = "import sys, gateway.cli.simulate; print([m for m in ('torch', 'grpc', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -20,7 +20,7 @@ from gateway.batches.webhooks.event import Event, signed_headers
 from gateway.batches.webhooks.network import post
 from gateway.batches.webhooks.outbox import Claim, Outbox
 from gateway.batches.webhooks.pace import Pace
-from gateway.config_webhooks import WebhookConfig
+from gateway.config.webhooks import WebhookConfig
 from gateway.core.safe_url import UnsafeUrl
 from gateway.limiter.calls import RedisCalls, StoreError
 

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from redis.asyncio import Redis
 
 from gateway.batches.webhooks.metrics import WebhookMetrics
-from gateway.config_file import ConfigError
-from gateway.config_webhooks import WebhookConfig
-from gateway.metrics import Metrics
+from gateway.config.file import ConfigError
+from gateway.config.webhooks import WebhookConfig
+from gateway.observe.metrics import Metrics
 
 
 @asynccontextmanager

@@ -1,0 +1,281 @@
+"""`loralane batch`: files of requests as jobs in the batch lane, from handing them in to fetching their answers."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from gateway.cli.as_admin import console, until_interrupted
+from gateway.cli.as_tenant import DEMO_KEY, LOCAL_URL, ServerUrl, UserKey
+from gateway.cli.batch_lines import LinesError, Looked, look
+from gateway.cli.tables.batch import ENDED, batch_facts, batches_table, ended_lines, errors_table
+from gateway.outputs import check_writable, fail, print_wide, whole_file
+
+if TYPE_CHECKING:
+    from gateway.cli.clients.batch import BatchClient, Json
+
+app = typer.Typer(
+    help="Hand in files of requests as jobs of the batch lane, follow them, and fetch their answers.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+NOT_ENDED, CUT_SHORT = 3, 4
+EXIT_CODES = {"completed": 0, "failed": 1, "expired": CUT_SHORT, "cancelled": CUT_SHORT}
+CODES_TEXT = "Exit status: 0 completed, 1 failed (or an error), 3 not ended yet, 4 expired or cancelled."
+
+BatchId = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, as `submit` and `list` print it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: the job as the HTTP API has it.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="File for the answers.")]
+Errors = Annotated[Path | None, typer.Option("--errors", help="File for the lines that failed; default: beside it.")]
+Timeout = Annotated[float | None, typer.Option(min=0, help="Seconds after which to stop waiting; 0: look once.")]
+Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")]
+
+
+@app.command(epilog=CODES_TEXT)
+def submit(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="Requests, one a line.")],
+    endpoint: Annotated[str, typer.Option(help="Default: what the file's lines name.")] = "",
+    window: Annotated[str, typer.Option(help="When it should have ended by: 24h, 90s, 30m, 7d.")] = "24h",
+    metadata: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Kept with it; repeatable.")] = None,
+    watch_it: Annotated[bool, typer.Option("--watch", help="Follow it to its end.")] = False,
+    output: Output = None,
+    errors: Errors = None,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+    url: ServerUrl = LOCAL_URL,
+    key: UserKey = DEMO_KEY,
+) -> None:
+    """Hand in a file of requests as a job, and print its id.
+
+    Each line is `{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": ...}}`.
+
+    - `loralane batch submit requests.jsonl`
+    - `loralane batch submit requests.jsonl --window 2h --metadata run=7 --watch`
+    - `loralane batch submit requests.jsonl --output answers.jsonl` waits for the answers and saves them
+    - `id=$(loralane batch submit requests.jsonl) && loralane batch watch $id`
+    """
+    pairs = dict(map(_pair, metadata or ()))
+    _check_targets(output, errors)
+    with _client(url, key) as client:
+        batch = _submitted(client, file, endpoint, window, pairs)
+        print(json.dumps(batch) if as_json else batch["id"], flush=True)
+        if watch_it or output is not None:
+            _followed(client, batch, timeout, 1.0, as_json, output, errors)
+        _say(f"follow it: loralane batch watch {batch['id']}")
+        _say(f"its answers, when it has ended: loralane batch download {batch['id']}")
+
+
+@app.command()
+def status(batch_id: BatchId, as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: UserKey = DEMO_KEY) -> None:
+    """Everything that is known of a job: `loralane batch status batch_6f... --json`."""
+    with _client(url, key) as client:
+        batch = client.get(batch_id)
+    if as_json:
+        print(json.dumps(batch, indent=2))
+        return
+    Console().print(batch_facts(batch))
+    if batch.get("errors"):
+        print_wide(errors_table(batch))
+
+
+@app.command("list")
+def list_batches(
+    limit: Annotated[int, typer.Option(min=1, max=100, help="How many.")] = 20,
+    after: Annotated[str, typer.Option(metavar="ID", help="Those older than this one.")] = "",
+    as_json: AsJson = False,
+    url: ServerUrl = LOCAL_URL,
+    key: UserKey = DEMO_KEY,
+) -> None:
+    """The jobs of this key's tenant, the newest first: `loralane batch list --limit 5`."""
+    with _client(url, key) as client:
+        batches = client.batches(limit, after)
+    if as_json:
+        print(json.dumps(batches, indent=2))
+    else:
+        print_wide(batches_table(batches))
+
+
+@app.command(epilog=CODES_TEXT)
+def watch(
+    batch_id: BatchId,
+    output: Output = None,
+    errors: Errors = None,
+    timeout: Timeout = None,
+    interval: Interval = 1.0,
+    as_json: AsJson = False,
+    url: ServerUrl = LOCAL_URL,
+    key: UserKey = DEMO_KEY,
+) -> None:
+    """Follow a job to its end; Ctrl-C leaves it running. With --json, a line for whatever has changed.
+
+    - `loralane batch watch batch_6f...`
+    - `loralane batch watch batch_6f... --output answers.jsonl` saves the answers when it has ended
+    - `loralane batch watch batch_6f... --timeout 600 || echo "it has not completed: $?"`
+    """
+    _check_targets(output, errors)
+    with _client(url, key) as client:
+        _followed(client, {"id": batch_id}, timeout, interval, as_json, output, errors)
+
+
+@app.command()
+def cancel(batch_id: BatchId, as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: UserKey = DEMO_KEY) -> None:
+    """Run no more of a job's lines; what was answered stays: `loralane batch cancel batch_6f...`."""
+    with _client(url, key) as client:
+        batch = client.cancel(batch_id)
+    if as_json:
+        print(json.dumps(batch, indent=2))
+    else:
+        _say(f"{_named(batch)}, after {_counts(batch)}")
+
+
+@app.command()
+def download(
+    batch_id: BatchId,
+    output: Output = None,
+    errors: Errors = None,
+    url: ServerUrl = LOCAL_URL,
+    key: UserKey = DEMO_KEY,
+) -> None:
+    """Save a job's answers, and the lines that failed in a file of their own. Files appear when they are whole.
+
+    - `loralane batch download batch_6f...` writes `batch_6f....output.jsonl` and `batch_6f....errors.jsonl`
+    - `loralane batch download batch_6f... --output answers.jsonl --errors failed.jsonl`
+    """
+    _check_targets(output, errors)
+    with _client(url, key) as client:
+        batch = client.get(batch_id)
+        if batch["status"] not in ENDED:
+            _say(f"{_named(batch)}: {_counts(batch)}; wait: loralane batch watch {batch_id}")
+            raise typer.Exit(NOT_ENDED)
+        if not _saved(client, batch, output, errors):
+            fail(f"{_named(batch)} and has neither answers nor errors; see: loralane batch status {batch_id}")
+
+
+def _submitted(client: BatchClient, file: Path, endpoint: str, window: str, metadata: dict[str, str]) -> Json:
+    """Looks at a file, sends it and begins the job."""
+    with _transfer() as progress:
+        looked = _looked(file, progress)
+        with progress.open(file, "rb", description="sending") as content:
+            sent = client.upload(file.name, content)
+    _say(f"{looked.lines:,} lines are there as {sent['id']}")
+    return client.create(sent["id"], endpoint or looked.endpoint, window, metadata)
+
+
+def _looked(file: Path, progress: Progress) -> Looked:
+    try:
+        with progress.open(file, "rb", description="looking") as content:
+            return look(content)
+    except LinesError as error:
+        fail(f"{file} would be refused:\n{error}")
+
+
+def _followed(
+    client: BatchClient,
+    batch: Json,
+    timeout: float | None,
+    interval: float,
+    as_json: bool,
+    output: Path | None,
+    errors: Path | None,
+) -> NoReturn:
+    """Ends the command when the job has ended, or when nobody waits any more."""
+    from gateway.cli.batch_watch import BatchBar, looks
+
+    with BatchBar(console) as bar, until_interrupted():
+        for seen in looks(client, batch["id"], interval, timeout, bar.note):
+            bar.show(seen)
+            if as_json and seen != batch:
+                print(json.dumps(seen), flush=True)
+            batch = seen
+    _tell_end(batch)
+    if output is not None and batch.get("status") in ENDED:
+        _saved(client, batch, output, errors)
+    raise typer.Exit(EXIT_CODES.get(batch.get("status", ""), NOT_ENDED))
+
+
+def _tell_end(batch: Json) -> None:
+    batch_id = batch["id"]
+    if batch.get("status") not in ENDED:
+        _say(f"{batch_id} goes on; follow it: loralane batch watch {batch_id}")
+        return
+    _say(f"{_named(batch)}: {_counts(batch)}")
+    if batch.get("errors"):
+        console.print(errors_table(batch))
+        _say("correct the file, and submit it again")
+
+
+def _saved(client: BatchClient, batch: Json, output: Path | None, errors: Path | None) -> bool:
+    """Whether there was anything."""
+    from gateway.cli.clients.batch import output_name
+
+    if errors is None:
+        errors = output_name(batch, "errors") if output is None else output.with_suffix(f".errors{output.suffix}")
+    targets = {"output_file_id": output or output_name(batch, "output"), "error_file_id": errors}
+    wanted = [(batch[name], path) for name, path in targets.items() if batch.get(name)]
+    for file_id, path in wanted:
+        _fetch(client, file_id, path)
+    return bool(wanted)
+
+
+def _fetch(client: BatchClient, file_id: str, path: Path) -> None:
+    from gateway.cli.clients.batch import save
+
+    size = client.size(file_id)
+    try:
+        with _transfer() as progress, whole_file(path) as target:
+            task = progress.add_task("fetching", total=size)
+            for done in save(client, file_id, target, size):
+                progress.update(task, completed=done)
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}")
+    _say(f"[green]{escape(str(path))}[/green], {size:,} bytes")
+
+
+def _transfer() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
+
+
+def _say(text: str) -> None:
+    """In one line, however narrow the terminal: commands in it are there to be copied."""
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def _named(batch: Json) -> str:
+    return f"{batch['id']} is {batch['status'].replace('_', ' ')}"
+
+
+def _counts(batch: Json) -> str:
+    counts = batch["request_counts"]
+    return f"{ended_lines(batch):,} of {counts['total']:,} lines, {counts['failed']:,} of them failed"
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not (separator and name):
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--metadata")
+    return name, value
+
+
+def _check_targets(*paths: Path | None) -> None:
+    """Before the work that fills them begins."""
+    for path, option in zip(paths, ("--output", "--errors"), strict=True):
+        if path is not None:
+            try:
+                check_writable(path, option)
+            except ValueError as error:
+                raise typer.BadParameter(str(error)) from error
+
+
+def _client(url: str, key: str) -> AbstractContextManager[BatchClient]:
+    from gateway.cli.clients.batch import BatchClient, told
+
+    return told(BatchClient(url, key))

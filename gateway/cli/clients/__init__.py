@@ -1,0 +1,1 @@
+"""How the commands ask a running gateway."""

@@ -1,0 +1,191 @@
+"""`loralane tenants` and `loralane keys`: who may come in, changed while a gateway serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from gateway.cli.as_admin import DEMO_KEY, LOCAL, AdminKey, AsJson, GrpcTarget, console, show_messages
+from gateway.pb import tenants_pb2 as pb
+
+if TYPE_CHECKING:
+    from gateway.cli.clients.tenants import TenantsClient
+
+tenants = typer.Typer(help="See and change the tenants of a running gateway.", no_args_is_help=True)
+keys = typer.Typer(help="See and change tenants' keys on a running gateway.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Name of the tenant.")]
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="Id of the key, or a beginning of it, from six digits.")]
+Lane = Annotated[str | None, typer.Option(metavar="LANE", help="interactive or batch.")]
+Adapters = Annotated[list[str] | None, typer.Option("--adapter", help="Pattern of adapters it may use; repeatable.")]
+Weight = Annotated[float | None, typer.Option(help="Share of the machine against others of its lane.")]
+
+
+@tenants.command("create")
+def create_tenant(
+    name: Name,
+    default_lane: Lane = None,
+    highest_lane: Lane = None,
+    adapter: Adapters = None,
+    weight: Weight = None,
+    target: GrpcTarget = LOCAL,
+    key: AdminKey = DEMO_KEY,
+) -> None:
+    """Make a tenant: `loralane tenants create initech --adapter 'support-*' --default-lane batch`."""
+    with _admin(target, key) as client:
+        tenant = client.create(name, _fields(default_lane, highest_lane, adapter, weight))
+    show_messages(_tenant_table([tenant]), [tenant], False)
+
+
+@tenants.command("set")
+def set_tenant(
+    name: Name,
+    default_lane: Lane = None,
+    highest_lane: Lane = None,
+    adapter: Adapters = None,
+    weight: Weight = None,
+    target: GrpcTarget = LOCAL,
+    key: AdminKey = DEMO_KEY,
+) -> None:
+    """Change what a tenant may do; what is not named stays. Limits are `loralane limits`."""
+    with _admin(target, key) as client:
+        tenant = client.update(name, _fields(default_lane, highest_lane, adapter, weight))
+    show_messages(_tenant_table([tenant]), [tenant], False)
+
+
+@tenants.command("ls")
+def list_tenants(as_json: AsJson = False, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+    """List tenants."""
+    with _admin(target, key) as client:
+        found = client.tenants()
+    show_messages(_tenant_table(found), found, as_json)
+
+
+@tenants.command("show")
+def show_tenant(name: Name, as_json: AsJson = False, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+    """One tenant."""
+    with _admin(target, key) as client:
+        tenant = client.tenant(name)
+    show_messages(_tenant_table([tenant]), [tenant], as_json)
+
+
+@tenants.command("disable")
+def disable_tenant(name: Name, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+    """Refuse a tenant's requests from the next one on."""
+    with _admin(target, key) as client:
+        client.disable(name, enable=False)
+    console.print(f"[green]{name}[/green] is disabled")
+
+
+@tenants.command("enable")
+def enable_tenant(name: Name, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+    """Let a tenant in again."""
+    with _admin(target, key) as client:
+        client.disable(name, enable=True)
+    console.print(f"[green]{name}[/green] is enabled")
+
+
+@tenants.command("delete")
+def delete_tenant(name: Name, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+    """Delete a tenant with its keys and limits."""
+    with _admin(target, key) as client:
+        count = client.delete(name)
+    console.print(f"[green]{name}[/green] is deleted, with {count} keys")
+
+
+@keys.command("create")
+def create_key(
+    tenant: Name,
+    label: Annotated[str, typer.Option(help="What it is used for.")] = "",
+    target: GrpcTarget = LOCAL,
+    key: AdminKey = DEMO_KEY,
+) -> None:
+    """Make a key; it is printed this once."""
+    with _admin(target, key) as client:
+        _print_once(client.create_key(tenant, label))
+
+
+@keys.command("ls")
+def list_keys(
+    tenant: Annotated[str, typer.Argument(help="Name of a tenant; without it, all of them.")] = "",
+    as_json: AsJson = False,
+    target: GrpcTarget = LOCAL,
+    key: AdminKey = DEMO_KEY,
+) -> None:
+    """List keys by their ids."""
+    with _admin(target, key) as client:
+        found = client.keys(tenant)
+    show_messages(_key_table(found), found, as_json)
+
+
+@keys.command("rotate")
+def rotate_key(
+    key_id: KeyId,
+    keep: Annotated[bool, typer.Option("--keep", help="Go on accepting the old one.")] = False,
+    target: GrpcTarget = LOCAL,
+    key: AdminKey = DEMO_KEY,
+) -> None:
+    """Make a new key in place of one, which is disabled; the new one is printed this once."""
+    with _admin(target, key) as client:
+        _print_once(client.rotate(key_id, keep=keep))
+
+
+@keys.command("disable")
+def disable_key(key_id: KeyId, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+    """Refuse a key from the next request on."""
+    with _admin(target, key) as client:
+        console.print(f"[green]{client.disable_key(key_id, enable=False).id}[/green] is disabled")
+
+
+@keys.command("enable")
+def enable_key(key_id: KeyId, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+    """Accept a key again."""
+    with _admin(target, key) as client:
+        console.print(f"[green]{client.disable_key(key_id, enable=True).id}[/green] is enabled")
+
+
+@keys.command("delete")
+def delete_key(key_id: KeyId, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+    """Delete a key."""
+    with _admin(target, key) as client:
+        client.delete_key(key_id)
+    console.print(f"[green]{key_id}[/green] is deleted")
+
+
+def _fields(
+    default_lane: str | None, highest_lane: str | None, adapters: list[str] | None, weight: float | None
+) -> pb.TenantFields:
+    return pb.TenantFields(default_lane=default_lane, highest_lane=highest_lane, adapters=adapters or (), weight=weight)
+
+
+def _print_once(new: pb.NewKey) -> None:
+    """The key alone on standard output, so that it can be piped to where it belongs."""
+    console.print(f"key [green]{new.key.id}[/green] of {new.key.tenant}; it is not shown again:")
+    print(new.secret)
+
+
+def _tenant_table(found: Iterable[pb.Tenant]) -> Table:
+    table = Table("tenant", "lane", "highest", "adapters", "weight", "", box=None)
+    for one in found:
+        state = "disabled" if one.disabled else ""
+        adapters = ", ".join(one.adapters) or "none"
+        table.add_row(one.name, one.default_lane, one.highest_lane, adapters, f"{one.weight:g}", state)
+    return table
+
+
+def _key_table(found: Iterable[pb.Key]) -> Table:
+    table = Table("key", "tenant", "label", "", box=None)
+    for one in found:
+        table.add_row(one.id, one.tenant, one.label, "disabled" if one.disabled else "")
+    return table
+
+
+def _admin(target: str, key: str) -> AbstractContextManager[TenantsClient]:
+    from gateway.cli.clients.admin import told
+    from gateway.cli.clients.tenants import TenantsClient
+
+    return told(TenantsClient(target, key), target)

@@ -1,0 +1,107 @@
+"""`loralane usage`: what was used, by whom, and what it is worth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from gateway.cli.as_admin import DEMO_KEY, LOCAL, AdminKey, AsJson, GrpcTarget
+from gateway.outputs import message_json, print_wide
+from gateway.usage.render import FIGURES, MONEY, csv_text
+from gateway.usage.report import DIMENSIONS
+
+if TYPE_CHECKING:
+    from gateway.cli.clients.usage import UsageClient
+    from gateway.pb import usage_pb2 as pb
+
+TITLES = {
+    "requests": "requests",
+    "prompt_tokens": "prompt",
+    "cached_tokens": "cached",
+    "completion_tokens": "completion",
+    "device_seconds": "device s",
+    "amount": "amount",
+    "cost": "cost",
+    "cost_per_million_tokens": "cost / million",
+}
+MONEY_PLACES = 4
+
+Line = Mapping[str, Any]
+
+
+def usage(
+    tenant: Annotated[str, typer.Option(help="Of one tenant.")] = "",
+    key_id: Annotated[str, typer.Option("--key-id", help="Of one key, by its id.")] = "",
+    adapter: Annotated[str, typer.Option(help="Of adapters by a pattern, as in 'support-*'; the base by name.")] = "",
+    lane: Annotated[str, typer.Option(help="interactive or batch.")] = "",
+    since: Annotated[str, typer.Option("--from", metavar="DAY", help="First day (UTC); default: of this month.")] = "",
+    until: Annotated[str, typer.Option("--to", metavar="DAY", help="Last day, included; default: today.")] = "",
+    group_by: Annotated[
+        str, typer.Option("--by", help=f"What to tell apart, of {','.join(DIMENSIONS)}; or none.")
+    ] = "tenant,adapter,lane",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, without the total.")] = False,
+    as_json: AsJson = False,
+    target: GrpcTarget = LOCAL,
+    key: AdminKey = DEMO_KEY,
+) -> None:
+    """Tokens, device time, amounts and costs by tenant, key, adapter, lane and day.
+
+    - `loralane usage` is this month, by tenant, adapter and lane
+    - `loralane usage --tenant acme --by key,day --from 2026-07-01 --to 2026-07-31 --csv > july.csv`
+    - `loralane usage --by lane` has what a million tokens of each lane cost
+    """
+    if as_csv and as_json:
+        raise typer.BadParameter("choose one of --csv and --json")
+    filters = {"tenant": tenant, "key": key_id, "adapter": adapter, "lane": lane}
+    with _admin(target, key) as client:
+        report = client.report({**filters, "from": since, "to": until, "group_by": group_by})
+    lines = [_fields(line, report.group_by) for line in report.usage]
+    if as_csv:
+        print(csv_text(report.group_by, [{**line, "currency": report.currency} for line in lines]), end="")
+    elif as_json:
+        head = {"from": getattr(report, "from"), "to": report.to, "group_by": list(report.group_by)}
+        whole = {**head, "currency": report.currency, "usage": lines, "total": _fields(report.total, ())}
+        print(json.dumps(whole, indent=2))
+    else:
+        print_wide(usage_table(lines, _fields(report.total, ()), report.group_by, report.currency))
+
+
+def usage_table(lines: Sequence[Line], total: Line, group_by: Sequence[str], currency: str) -> Table:
+    """The last row is the total; money columns nobody can fill are left out."""
+    columns = [*FIGURES, *(name for name in MONEY if total[name] is not None)]
+    table = Table(box=None, show_footer=bool(group_by))
+    for number, name in enumerate(group_by):
+        table.add_column(name, "" if number else "total", no_wrap=True)
+    for name in columns:
+        title = f"{TITLES[name]}, {currency}" if name in MONEY else TITLES[name]
+        table.add_column(title, _cell(total, name), justify="right", no_wrap=True)
+    for line in lines if group_by else [total]:
+        table.add_row(*(line[name] for name in group_by), *(_cell(line, name) for name in columns))
+    return table
+
+
+def _cell(line: Line, name: str) -> str:
+    value = line[name]
+    if value is None:
+        return "-"
+    if name in MONEY:
+        return f"{Decimal(value):,.{MONEY_PLACES}f}"
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
+
+
+def _fields(line: pb.UsageLine, group_by: Sequence[str]) -> Line:
+    fields = message_json(line)
+    return {name: fields[name] for name in (*group_by, *FIGURES, *MONEY)}
+
+
+def _admin(target: str, key: str) -> AbstractContextManager[UsageClient]:
+    from gateway.cli.clients.admin import told
+    from gateway.cli.clients.usage import UsageClient
+
+    return told(UsageClient(target, key), target)

@@ -1,0 +1,1 @@
+"""A gateway's configuration: YAML in, frozen dataclasses out (docs/configuration.md)."""

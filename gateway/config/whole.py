@@ -1,0 +1,218 @@
+"""Configuration of a gateway and its engine: its sections put together, read from YAML, and the demo's."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_type_hints
+
+from engine.config import EngineConfig
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
+from engine.demo import DEMO_ADAPTERS
+from gateway.config.file import ConfigError, as_mapping, build, check_keys, convert, read_yaml, resolve
+from gateway.config.sections import (
+    AdaptersConfig,
+    AdminConfig,
+    BatchesConfig,
+    GrpcConfig,
+    HttpConfig,
+    LanesConfig,
+    LimitsConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    RedisConfig,
+    TenantConfig,
+)
+from gateway.core.billing import BillingConfig
+from gateway.core.limits import Limits
+from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
+
+DEMO_KEYS = ("sk-demo-acme", "sk-demo-globex", "sk-demo-admin")
+"""Known to everybody, so good on loopback only."""
+DEMO_HASHES = frozenset(hash_key(key) for key in DEMO_KEYS)
+HASHED = re.compile(r"sha256:([0-9a-f]{64})")
+FROM_ENVIRONMENT = re.compile(r"\$\{[^}]+\}")
+MIN_KEY_LENGTH = 12
+MAX_GATEWAYS = 16
+"""Each keeps a thread of the engine's server for its session, and up to four more while adapters are loaded."""
+ELSEWHERE: Mapping[str, Any] = {
+    "model": "",
+    "state_dir": "",
+    "interactive": INTERACTIVE_GOALS,
+    "batch": BATCH_GOALS,
+}
+"""Fields of EngineConfig that the section `engine` may not set: `Config.engine_config` fills them in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Raises ConfigError: sections contradict each other."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=lambda: EngineConfig(model=""))
+    """Without what other sections say about it: `engine_config` has that too."""
+    adapters: AdaptersConfig = field(default_factory=AdaptersConfig)
+    lanes: LanesConfig = field(default_factory=LanesConfig)
+    tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    billing: BillingConfig = field(default_factory=BillingConfig)
+    redis: RedisConfig = field(default_factory=RedisConfig)
+    batches: BatchesConfig = field(default_factory=BatchesConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
+    grpc: GrpcConfig = field(default_factory=GrpcConfig)
+    admin: AdminConfig = field(default_factory=AdminConfig)
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    gateways: int = 1
+    """Gateway processes that share the ports, the engine and Redis."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.gateways <= MAX_GATEWAYS:
+            raise ConfigError(f"gateways: must be from 1 to {MAX_GATEWAYS}, not {self.gateways}")
+        self._check_keys()
+
+    def _check_keys(self) -> None:
+        owners = [(entry.tenant.name, key) for entry in self.tenants.values() for key in entry.keys]
+        owners += [("admin", key) for key in self.admin.keys]
+        owners += [("admin.metrics_keys", key) for key in self.admin.metrics_keys]
+        first: dict[str, str] = {}
+        for owner, key in owners:
+            if first.setdefault(key, owner) != owner:
+                raise ConfigError(f"tenants: {first[key]} and {owner} share a key")
+            for section, host in self._hosts():
+                if key in DEMO_HASHES and not is_loopback(host):
+                    raise ConfigError(f"{section}.host: {host} would offer demo keys to others; use keys of your own")
+
+    def _hosts(self) -> list[tuple[str, str]]:
+        """Sections that say where to listen."""
+        hosts = [("http", self.http.host), ("grpc", self.grpc.host)]
+        return hosts if self.admin.port is None else [*hosts, ("admin", self.admin.host)]
+
+    def engine_config(self, folder: Path, state_dir: Path | None = None) -> EngineConfig:
+        """What the engine process is started with, once the model is prepared in `folder`.
+
+        `state_dir`: where it may keep what it learns about this machine; None: nowhere.
+        """
+        return replace(
+            self.engine,
+            model=str(folder),
+            state_dir="" if state_dir is None else str(state_dir),
+            interactive=self.lanes.interactive.goals(),
+            batch=self.lanes.batch.goals(),
+        )
+
+    def admins(self) -> dict[str, Principal]:
+        """By SHA-256 of their keys."""
+        return {key: Principal(ADMIN_TENANT, key_id(key), is_admin=True) for key in self.admin.keys}
+
+
+def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
+    """The file's configuration, or the demo's without a file. `env` fills ${NAME} references, and redis.url.
+
+    Relative paths in the file start from its folder.
+
+    Raises:
+        ConfigError: the message names the place and what is known there.
+    """
+    config = demo_config() if path is None else parse_config(read_yaml(path), env, path.resolve().parent)
+    if config.redis.url or not env.get("REDIS_URL"):
+        return config
+    return replace(config, redis=replace(config.redis, url=env["REDIS_URL"]))
+
+
+def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path) -> Config:
+    """Raises ConfigError."""
+    check_keys(document, [section.name for section in fields(Config)], "")
+    special = {"engine", "tenants", "admin"}
+    _check_secrets(document.get("batches"))
+    kinds = get_type_hints(Config)
+    plain = {
+        name: convert(resolve(value, env, name), kinds[name], name, base)
+        for name, value in document.items()
+        if name not in special
+    }
+    engine = resolve(document.get("engine"), env, "engine")
+    return Config(
+        **plain,
+        engine=build(EngineConfig, engine, "engine", base, **ELSEWHERE),
+        tenants=_tenants(document.get("tenants"), env, base),
+        admin=_admin(document.get("admin"), env, base),
+    )
+
+
+def demo_config() -> Config:
+    """The embedded defaults: what is served when nobody configures anything. Spelled out in configs/demo.yaml."""
+    acme = Tenant("acme", limits=Limits(1_000_000, 1_000_000_000))
+    globex = Tenant("globex", limits=Limits(600, 200_000))
+    return Config(
+        adapters=AdaptersConfig(preload={name: path.resolve() for name, path in DEMO_ADAPTERS.items()}),
+        tenants={
+            tenant.name: TenantConfig(tenant, (hash_key(key),))
+            for tenant, key in zip((acme, globex), DEMO_KEYS[:2], strict=True)
+        },
+        admin=AdminConfig((hash_key(DEMO_KEYS[2]),)),
+    )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _tenants(value: Any, env: Mapping[str, str], base: Path) -> dict[str, TenantConfig]:
+    section = as_mapping(value, "tenants")
+    return {name: _tenant(name, item, env, base) for name, item in section.items()}
+
+
+def _tenant(name: str, value: Any, env: Mapping[str, str], base: Path) -> TenantConfig:
+    where = f"tenants.{name}"
+    if name == ADMIN_TENANT.name:
+        raise ConfigError(f"{where}: this name belongs to administrators")
+    section = as_mapping(value, where)
+    check_keys(section, ["keys", *(item.name for item in fields(Tenant) if item.name != "name")], where)
+    rest = {key: item for key, item in section.items() if key != "keys"}
+    tenant = build(Tenant, resolve(rest, env, where), where, base, name=name)
+    return TenantConfig(tenant, _key_hashes(section.get("keys"), env, f"{where}.keys"))
+
+
+def _admin(value: Any, env: Mapping[str, str], base: Path) -> AdminConfig:
+    section = as_mapping(value, "admin")
+    check_keys(section, [item.name for item in fields(AdminConfig)], "admin")
+    keys, metrics_keys = (_key_hashes(section.get(name), env, f"admin.{name}") for name in ("keys", "metrics_keys"))
+    rest = {key: item for key, item in section.items() if key not in ("keys", "metrics_keys")}
+    return build(AdminConfig, resolve(rest, env, "admin"), "admin", base, keys=keys, metrics_keys=metrics_keys)
+
+
+def _check_secrets(batches: Any) -> None:
+    """Raises ConfigError: a webhook's secret is in the file."""
+    endpoints = as_mapping(as_mapping(batches, "batches").get("webhooks"), "batches.webhooks")
+    for tenant, endpoint in endpoints.items():
+        where = f"batches.webhooks.{tenant}"
+        secret = as_mapping(endpoint, where).get("secret", "${}")
+        if not isinstance(secret, str) or not secret.startswith("${"):
+            raise ConfigError(f"{where}.secret: write ${{VARIABLE}}; secrets do not belong in files")
+
+
+def _key_hashes(value: Any, env: Mapping[str, str], where: str) -> tuple[str, ...]:
+    if not isinstance(value, list | NoneType):
+        raise ConfigError(f"{where}: must be a list")
+    return tuple(_key_hash(item, env, f"{where}[{index}]") for index, item in enumerate(value or []))
+
+
+def _key_hash(text: Any, env: Mapping[str, str], where: str) -> str:
+    """Of a key that is in the environment, in the file as a hash already, or one of the demo's."""
+    if isinstance(text, str) and (hashed := HASHED.fullmatch(text)):
+        return hashed[1]
+    if text not in DEMO_KEYS and not (isinstance(text, str) and FROM_ENVIRONMENT.fullmatch(text)):
+        raise ConfigError(f"{where}: write ${{VARIABLE}} or sha256:<64 hex digits>; keys do not belong in files")
+    key = resolve(text, env, where)
+    if hashed := HASHED.fullmatch(key):
+        return hashed[1]
+    if len(key) < MIN_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"{where}: a key must be at least {MIN_KEY_LENGTH} printable characters without spaces")
+    return hash_key(key)

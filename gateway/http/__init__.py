@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API, its files, batches and administration, on starlette."""

@@ -1,0 +1,145 @@
+"""The HTTP API for tenants and keys, below /admin/v1/tenants and /admin/v1/keys."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.accounts.admin import AccountAdmin, key_json, tenant_json
+from gateway.accounts.registry import NewKey
+from gateway.http.edge import read_body
+from gateway.http.stream import json_response
+from gateway.openai.schema import Body, parse
+
+TENANTS = "/admin/v1/tenants"
+TENANT = TENANTS + "/{name}"
+KEYS = "/admin/v1/keys"
+KEY = KEYS + "/{id}"
+
+LimitValues = dict[str, int | list[str] | dict[str, str] | None]
+
+
+class TenantBody(Struct, kw_only=True):
+    """Body of PATCH /admin/v1/tenants/NAME: what is absent stays."""
+
+    default_lane: str | UnsetType = UNSET
+    highest_lane: str | UnsetType = UNSET
+    adapters: list[str] | UnsetType = UNSET
+    weight: float | UnsetType = UNSET
+    limits: LimitValues | UnsetType = UNSET
+    key_limits: LimitValues | UnsetType = UNSET
+    adapter_limits: LimitValues | UnsetType = UNSET
+
+
+class NewTenantBody(TenantBody, kw_only=True):
+    """Body of POST /admin/v1/tenants."""
+
+    name: str
+
+
+class NewKeyBody(Struct, kw_only=True):
+    """Body of POST /admin/v1/keys."""
+
+    tenant: str
+    label: str = ""
+
+
+class RotateBody(Struct, kw_only=True):
+    """Body of POST /admin/v1/keys/ID/rotate."""
+
+    keep: bool = False
+
+
+Row = tuple[str, str, Callable[[Request], Awaitable[Response]]]
+
+
+class AccountsApi:
+    """Handlers that only administrators reach."""
+
+    def __init__(self, admin: AccountAdmin, max_body_bytes: int) -> None:
+        self._admin = admin
+        self._accounts = admin.accounts
+        self._max_body_bytes = max_body_bytes
+
+    def table(self) -> list[Row]:
+        """Method, path and handler."""
+        return [
+            ("GET", TENANTS, self.tenants),
+            ("POST", TENANTS, self.create),
+            ("GET", TENANT, self.show),
+            ("PATCH", TENANT, self.change),
+            ("DELETE", TENANT, self.delete),
+            ("POST", TENANT + "/disable", self.disable),
+            ("POST", TENANT + "/enable", self.enable),
+            ("GET", KEYS, self.keys),
+            ("POST", KEYS, self.create_key),
+            ("GET", KEY, self.show_key),
+            ("DELETE", KEY, self.delete_key),
+            ("POST", KEY + "/rotate", self.rotate),
+            ("POST", KEY + "/disable", self.disable_key),
+            ("POST", KEY + "/enable", self.enable_key),
+        ]
+
+    async def tenants(self, request: Request) -> Response:
+        return json_response({"tenants": [tenant_json(one) for one in self._accounts.tenants()]})
+
+    async def show(self, request: Request) -> Response:
+        return json_response(tenant_json(self._accounts.tenant(request.path_params["name"])))
+
+    async def create(self, request: Request) -> Response:
+        fields = _given(await self._body(request, NewTenantBody))
+        return json_response(tenant_json(await self._admin.create(fields.pop("name"), fields)), 201)
+
+    async def change(self, request: Request) -> Response:
+        fields = _given(await self._body(request, TenantBody))
+        return json_response(tenant_json(await self._admin.change(request.path_params["name"], fields)))
+
+    async def delete(self, request: Request) -> Response:
+        return json_response({"keys": await self._admin.delete(request.path_params["name"])})
+
+    async def disable(self, request: Request) -> Response:
+        return json_response(tenant_json(await self._accounts.disable(request.path_params["name"], True)))
+
+    async def enable(self, request: Request) -> Response:
+        return json_response(tenant_json(await self._accounts.disable(request.path_params["name"], False)))
+
+    async def keys(self, request: Request) -> Response:
+        found = self._accounts.keys(request.query_params.get("tenant", ""))
+        return json_response({"keys": [key_json(one) for one in found]})
+
+    async def show_key(self, request: Request) -> Response:
+        return json_response(key_json(self._accounts.key(request.path_params["id"])))
+
+    async def create_key(self, request: Request) -> Response:
+        body = await self._body(request, NewKeyBody)
+        return _shown_once(await self._accounts.create_key(body.tenant, body.label))
+
+    async def rotate(self, request: Request) -> Response:
+        keep = (await self._body(request, RotateBody, b"{}")).keep
+        return _shown_once(await self._accounts.rotate(request.path_params["id"], keep=keep))
+
+    async def disable_key(self, request: Request) -> Response:
+        return json_response(key_json(await self._accounts.disable_key(request.path_params["id"], True)))
+
+    async def enable_key(self, request: Request) -> Response:
+        return json_response(key_json(await self._accounts.disable_key(request.path_params["id"], False)))
+
+    async def delete_key(self, request: Request) -> Response:
+        await self._accounts.delete_key(request.path_params["id"])
+        return json_response({"deleted": True})
+
+    async def _body(self, request: Request, kind: type[Body], empty: bytes = b"") -> Body:
+        return parse(await read_body(request, self._max_body_bytes) or empty, kind)
+
+
+def _given(body: Struct) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(body).items() if value is not UNSET}
+
+
+def _shown_once(new: NewKey) -> Response:
+    return json_response({**key_json(new.account), "key": new.secret}, 201)

@@ -1,0 +1,189 @@
+"""The HTTP API for administrators: vLLM's two adapter routes, and everything else under /admin/v1."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from engine.client import EngineUnavailable
+from gateway.accounts.admin import AccountAdmin
+from gateway.accounts.registry import AccountRegistry
+from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
+from gateway.core.tenants import Principal
+from gateway.http.accounts import AccountsApi
+from gateway.http.edge import read_body
+from gateway.http.limits import LIMITS, LimitsApi
+from gateway.http.operations import OperationsApi
+from gateway.http.stream import json_response
+from gateway.http.usage import USAGE, UsageApi
+from gateway.limiter.admin import LimitAdmin
+from gateway.openai.schema import (
+    AliasRequest,
+    AllowRequest,
+    Body,
+    LoadAdapterRequest,
+    NativeLoadRequest,
+    UnloadAdapterRequest,
+    parse,
+)
+from gateway.operations import Operations
+from gateway.service import Gateway
+from gateway.usage.admin import UsageAdmin
+
+MAX_DRAIN_SECONDS = 86_400.0
+ADAPTERS = "/admin/v1/adapters"
+ADAPTER = ADAPTERS + "/{name:path}"
+NATIVE_FIELDS: dict[str | None, str] = {"lora_name": "name", "lora_path": "source"}
+"""vLLM's words for fields -> ours."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class AdminApi:
+    """Handlers for administrators' keys. Names of adapters may have slashes: what is done to one is the last part."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        authenticate: Callable[[Request], Principal],
+        max_body_bytes: int,
+        accounts: AccountRegistry | None = None,
+        usage: UsageAdmin | None = None,
+        operations: Operations | None = None,
+    ) -> None:
+        """None leaves `accounts` to the configuration, `usage` uncounted, and lanes and live requests alone."""
+        self._gateway = gateway
+        self._adapters = gateway.adapters
+        self._authenticate = authenticate
+        self._max_body_bytes = max_body_bytes
+        limits = LimitAdmin(gateway.limiter)
+        self._limits = LimitsApi(limits, max_body_bytes)
+        self._accounts = accounts
+        self._usage = usage
+        self._live = OperationsApi(operations, limits, gateway.adapters) if operations else None
+
+    def routes(self) -> list[Route]:
+        table: list[tuple[str, str, Handler]] = [
+            ("POST", "/v1/load_lora_adapter", self.load_as_vllm),
+            ("POST", "/v1/unload_lora_adapter", self.unload_as_vllm),
+            ("GET", ADAPTERS, self.list),
+            ("POST", ADAPTERS, self.load),
+            ("POST", ADAPTER + "/reload", self.reload),
+            ("POST", ADAPTER + "/pin", self.pin),
+            ("POST", ADAPTER + "/unpin", self.unpin),
+            ("POST", ADAPTER + "/aliases", self.alias),
+            ("POST", ADAPTER + "/tenants", self.allow),
+            ("GET", ADAPTER, self.show),
+            ("DELETE", ADAPTER, self.unload),
+            ("GET", LIMITS, self._limits.get),
+            ("PATCH", LIMITS, self._limits.set),
+            ("POST", LIMITS + "/reset", self._limits.reset),
+            ("GET", LIMITS + "/usage", self._limits.usage),
+            ("GET", "/admin/v1/check", self.check),
+        ]
+        if self._accounts is not None:
+            admin = AccountAdmin(self._accounts, self._gateway.limiter.drop)
+            table += AccountsApi(admin, self._max_body_bytes).table()
+        if self._usage is not None:
+            table.append(("GET", USAGE, UsageApi(self._usage).usage))
+        if self._live is not None:
+            table += self._live.table()
+        return [Route(path, self._for_admins(handler), methods=[method]) for method, path, handler in table]
+
+    async def load_as_vllm(self, request: Request) -> Response:
+        body = await self._body(request, LoadAdapterRequest)
+        await self._adapters.load(body.lora_name, body.lora_path, replace=bool(body.load_inplace))
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def unload_as_vllm(self, request: Request) -> Response:
+        body = await self._body(request, UnloadAdapterRequest)
+        await self._adapters.unload(body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    async def list(self, request: Request) -> Response:
+        return json_response({"adapters": await self._adapters.statuses()})
+
+    async def show(self, request: Request) -> Response:
+        return await self._shown(request.path_params["name"])
+
+    async def load(self, request: Request) -> Response:
+        body = await self._body(request, NativeLoadRequest)
+        await self._adapters.load(body.name, body.source, replace=body.replace, tenants=body.tenants)
+        return await self._shown(body.name)
+
+    async def reload(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        changed = await self._adapters.reload(name)
+        return json_response({"changed": changed, "adapter": await self._adapters.status(name)})
+
+    async def unload(self, request: Request) -> Response:
+        aborted = await self._adapters.unload(request.path_params["name"], _drain_seconds(request))
+        return json_response({"aborted": aborted})
+
+    async def pin(self, request: Request) -> Response:
+        return await self._pinned(request, True)
+
+    async def unpin(self, request: Request) -> Response:
+        return await self._pinned(request, False)
+
+    async def alias(self, request: Request) -> Response:
+        body = await self._body(request, AliasRequest)
+        await self._adapters.alias(request.path_params["name"], body.alias, remove=body.remove)
+        return await self._shown(request.path_params["name"])
+
+    async def allow(self, request: Request) -> Response:
+        body = await self._body(request, AllowRequest)
+        await self._adapters.allow(request.path_params["name"], body.tenants)
+        return await self._shown(request.path_params["name"])
+
+    async def check(self, request: Request) -> Response:
+        """The engine's integrity check: it holds up the engine's steps while it looks at every page."""
+        try:
+            stats = await self._gateway.engine.stats(check=True)
+        except EngineUnavailable as error:
+            raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not available") from error
+        return json_response({"violations": list(stats.violations)})
+
+    async def _pinned(self, request: Request, pinned: bool) -> Response:
+        await self._adapters.pin(request.path_params["name"], pinned)
+        return await self._shown(request.path_params["name"])
+
+    async def _shown(self, name: str) -> Response:
+        return json_response(await self._adapters.status(name))
+
+    async def _body(self, request: Request, kind: type[Body]) -> Body:
+        return parse(await read_body(request, self._max_body_bytes), kind)
+
+    def _for_admins(self, handler: Handler) -> Handler:
+        """A stranger's body is not even read."""
+
+        async def guarded(request: Request) -> Response:
+            self._authenticate(request).as_admin()
+            try:
+                response = await handler(request)
+            except ApiError as error:
+                if request.scope["path"].startswith(ADAPTERS):
+                    error.param = NATIVE_FIELDS.get(error.param, error.param)
+                raise
+            if self._live is not None and request.method != "GET":
+                self._live.forget()
+            response.headers["cache-control"] = "no-store"
+            return response
+
+        return guarded
+
+
+def _drain_seconds(request: Request) -> float | None:
+    text = request.query_params.get("drain_seconds")
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_DRAIN_SECONDS:
+        raise invalid_request(f"drain_seconds must be from 0 to {MAX_DRAIN_SECONDS:g}", "drain_seconds")
+    return seconds

@@ -1,0 +1,254 @@
+"""The HTTP API: routes and their handlers. As OpenAI has them; where OpenAI has none, as vLLM does."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from importlib.metadata import version
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from engine.client import EngineUnavailable
+from gateway.accounts.registry import AccountRegistry
+from gateway.batches.outlook import Outlook
+from gateway.batches.service import Batches
+from gateway.core.errors import invalid_request
+from gateway.core.part import Part, offers_path
+from gateway.core.routing import ModelQuery
+from gateway.core.tenants import Authenticator, Principal, hash_key
+from gateway.core.trace_context import Ingress, trace_context_from
+from gateway.files.service import Files
+from gateway.http.admin import AdminApi
+from gateway.http.batches import BatchesApi
+from gateway.http.console import ConsoleFiles
+from gateway.http.edge import Direct, Edge, bearer_token, read_body, request_id
+from gateway.http.files import FilesApi
+from gateway.http.openapi.document import document
+from gateway.http.openapi.operations import OPERATIONS
+from gateway.http.stream import GenerationResponse, json_response
+from gateway.intake import ModelCard
+from gateway.observe.metrics import CONTENT_TYPE, Metrics
+from gateway.observe.observers import Arrival
+from gateway.openai.calls import Call, chat_call, completion_call
+from gateway.openai.convert import chat_messages
+from gateway.openai.render import Json
+from gateway.openai.schema import Body, DetokenizeRequest, TokenizeRequest, parse
+from gateway.openai.tools import offered_tools
+from gateway.operations import Operations
+from gateway.service import Gateway
+from gateway.usage.admin import UsageAdmin
+
+MAX_BODY_BYTES = 8 * 2**20
+PING_SECONDS = 10.0
+
+
+def create_app(
+    gateway: Gateway,
+    keys: Authenticator,
+    *,
+    metrics: Metrics,
+    accounts: AccountRegistry | None = None,
+    operations: Operations | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    ping_seconds: float = PING_SECONDS,
+    usage: UsageAdmin | None = None,
+    metrics_keys: Collection[str] | None = (),
+    files: Files | None = None,
+    batches: Batches | None = None,
+    part: Part = "all",
+) -> Edge:
+    """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, without
+    `operations` nobody touches lanes and live requests, and without `files` and `batches` there are none.
+    `metrics_keys`: SHA-256 of keys that may read /metrics, beside administrators'; None: everybody may. `part`: what
+    this port offers.
+    """
+    rest = (accounts, operations, usage, metrics_keys, files, batches, part)
+    api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, *rest)
+    routes = [route for route in api.routes() if offers_path(part, route.path)]
+    return Edge(Router(routes, redirect_slashes=False))  # a redirection would lead to where the caller says we are
+
+
+class HttpApi:
+    """Handlers of one application."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        keys: Authenticator,
+        metrics: Metrics,
+        max_body_bytes: int,
+        ping_seconds: float,
+        accounts: AccountRegistry | None,
+        operations: Operations | None,
+        usage: UsageAdmin | None,
+        metrics_keys: Collection[str] | None,
+        files: Files | None,
+        batches: Batches | None,
+        part: Part,
+    ) -> None:
+        self._gateway = gateway
+        self._keys = keys
+        self._metrics = metrics
+        self._metrics_keys = metrics_keys
+        self._max_body_bytes = max_body_bytes
+        self._ping_seconds = ping_seconds
+        self._started = int(time.time())
+        self._document = document([each for each in OPERATIONS if offers_path(part, each.path)])
+        self._files = FilesApi(files, self._authenticate) if files else None
+        self._batches = (
+            BatchesApi(batches, Outlook(batches, gateway.engine), self._authenticate, max_body_bytes)
+            if batches
+            else None
+        )
+        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations)
+
+    def routes(self) -> list[Route]:
+        post, get = ["POST"], ["GET"]
+        return [
+            Route("/v1/chat/completions", Direct(self.chat), methods=post),
+            Route("/v1/completions", Direct(self.completions), methods=post),
+            Route("/v1/models", self.models, methods=get),
+            Route("/v1/models/{name:path}", self.model, methods=get),
+            Route("/tokenize", self.tokenize, methods=post),
+            Route("/detokenize", self.detokenize, methods=post),
+            *(self._files.routes() if self._files else ()),
+            *(self._batches.routes() if self._batches else ()),
+            *self._admin.routes(),
+            *ConsoleFiles().routes(),
+            Route("/health", self.health, methods=get),
+            Route("/ready", self.ready, methods=get),
+            Route("/version", self.version, methods=get),
+            Route("/metrics", self.metrics, methods=get),
+            Route("/openapi.json", self.openapi, methods=get),
+        ]
+
+    async def chat(self, request: Request) -> GenerationResponse:
+        return await self._generation(request, chat_call)
+
+    async def completions(self, request: Request) -> GenerationResponse:
+        return await self._generation(request, completion_call)
+
+    async def models(self, request: Request) -> Response:
+        cards = self._gateway.intake.models(self._tenant(request).tenant)
+        return json_response({"object": "list", "data": [self._model(card) for card in cards]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        adapter = self._gateway.intake.resolve(self._tenant(request).tenant, ModelQuery(name))
+        return json_response(self._model(ModelCard(name, adapter)))
+
+    async def tokenize(self, request: Request) -> Response:
+        """vLLM's: a text or a chat to token ids."""
+        principal, body = await self._read(request, TokenizeRequest)
+        tokenizer = self._gateway.tokenizer
+        self._check_model(principal, body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise invalid_request("give either prompt or messages", "prompt")
+        if body.messages is not None:
+            ids = await tokenizer.encode_chat(chat_messages(body.messages), offered_tools(body.tools or ()))
+        else:
+            ids = await tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
+        texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+        answer = {
+            "count": len(ids),
+            "max_model_len": self._gateway.engine.info.max_model_len,
+            "tokens": ids,
+            "token_strs": texts,
+        }
+        return json_response(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        principal, body = await self._read(request, DetokenizeRequest)
+        self._check_model(principal, body.model)
+        self._gateway.intake.check_ids(body.tokens, "tokens")
+        return json_response({"prompt": self._gateway.tokenizer.decode(body.tokens, skip_special=False)})
+
+    async def health(self, request: Request) -> Response:
+        """The process is alive."""
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Requests can be served; what they depend on."""
+        engine, limiter = self._gateway.engine.ready, self._gateway.limiter
+        redis = await limiter.ping()
+        ready = engine and limiter.modes != {"closed"}
+        state = {
+            "status": "ready" if ready else "not_ready",
+            "engine": engine,
+            "redis": redis,
+            "limiter": limiter.mode,
+            "limiter_modes": sorted(limiter.modes),
+        }
+        return json_response(state, 200 if ready else 503)
+
+    async def version(self, request: Request) -> Response:
+        return json_response({"version": version("loralane")})
+
+    async def metrics(self, request: Request) -> Response:
+        """Tenants and adapters are named here, so that not every tenant may look."""
+        if not self._may_scrape(request):
+            self._authenticate(request).as_admin()
+        try:
+            stats = await self._gateway.engine.stats() if self._gateway.engine.ready else None
+        except EngineUnavailable:
+            stats = None
+        names = self._gateway.adapters.names
+        return Response(self._metrics.render(stats, names, self._gateway.limiter.modes), media_type=CONTENT_TYPE)
+
+    async def openapi(self, request: Request) -> Response:
+        return json_response(self._document)
+
+    async def _generation(
+        self, request: Request, understood: Callable[[Gateway, bytes, str, Ingress], Call]
+    ) -> GenerationResponse:
+        with self._arriving(request) as arrival:
+            principal = arrival.identify(self._authenticate(request))
+            body = await read_body(request, self._max_body_bytes)
+            call = understood(self._gateway, body, request_id(request), arrival.ingress)
+        return GenerationResponse(self._gateway, principal, call, self._ping_seconds)
+
+    def _model(self, card: ModelCard) -> Json:
+        """An alias's root is the adapter it leads to, an adapter's root the base."""
+        base, adapter = self._gateway.base_name, card.adapter
+        is_alias = adapter is not None and card.name in adapter.aliases
+        return {
+            "id": card.name,
+            "object": "model",
+            "created": int(adapter.created) if adapter else self._started,
+            "owned_by": "loralane",
+            "root": adapter.name if adapter and is_alias else base,
+            "parent": base if adapter else None,
+            "max_model_len": self._gateway.engine.info.max_model_len,
+        }
+
+    def _check_model(self, principal: Principal, model: str | None) -> None:
+        """All models share one tokenizer; a name still has to be one this caller may use."""
+        if model is not None:
+            self._gateway.intake.resolve(principal.tenant, ModelQuery(model))
+
+    async def _read(self, request: Request, kind: type[Body]) -> tuple[Principal, Body]:
+        """Who asks, and what. A stranger's body is not even read."""
+        return self._tenant(request), await self._parsed(request, kind)
+
+    async def _parsed(self, request: Request, kind: type[Body]) -> Body:
+        return parse(await read_body(request, self._max_body_bytes), kind)
+
+    def _may_scrape(self, request: Request) -> bool:
+        if self._metrics_keys is None:
+            return True
+        shown = hash_key(bearer_token(request) or "")
+        return any(hmac.compare_digest(shown, known) for known in self._metrics_keys)
+
+    def _tenant(self, request: Request) -> Principal:
+        return self._authenticate(request).as_tenant()
+
+    def _authenticate(self, request: Request) -> Principal:
+        return self._keys.authenticate(bearer_token(request))
+
+    def _arriving(self, request: Request) -> AbstractContextManager[Arrival]:
+        trace = trace_context_from(request.headers.get("traceparent", ""))
+        return self._gateway.arriving(request_id(request), Ingress(request.scope["path"], trace))

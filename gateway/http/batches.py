@@ -1,0 +1,96 @@
+"""The HTTP API for batches, as OpenAI has it: /v1/batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.batches.outlook import Outlook
+from gateway.batches.record import Batch, batch_json
+from gateway.batches.service import DEFAULT_PAGE, MAX_PAGE, Batches, Wish
+from gateway.core.tenants import Principal
+from gateway.http.edge import read_body
+from gateway.http.lists import list_page, number_from
+from gateway.http.stream import json_response
+from gateway.openai.schema import parse
+
+BATCHES = "/v1/batches"
+BATCH = BATCHES + "/{batch_id}"
+CANCEL = BATCH + "/cancel"
+
+
+class OutputExpiry(Struct):
+    """When the files that a batch writes end."""
+
+    anchor: Literal["created_at"]
+    """Of each file, not of the batch."""
+    seconds: int
+
+
+class BatchBody(Struct, kw_only=True):
+    """Body of POST /v1/batches."""
+
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    """24h, 90s, 30m, 7d ..."""
+    metadata: dict[str, str] | None = None
+    output_expires_after: OutputExpiry | None = None
+
+    def wish(self) -> Wish:
+        seconds = self.output_expires_after.seconds if self.output_expires_after else None
+        return Wish(self.endpoint, self.input_file_id, self.completion_window, self.metadata, seconds)
+
+
+class BatchesApi:
+    """Handlers that only tenants reach, each for batches of its own."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        outlook: Outlook,
+        authenticate: Callable[[Request], Principal],
+        max_body_bytes: int,
+    ) -> None:
+        self._batches = batches
+        self._outlook = outlook
+        self._authenticate = authenticate
+        self._max_body_bytes = max_body_bytes
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(BATCHES, self.create, methods=["POST"]),
+            Route(BATCHES, self.list, methods=["GET"]),
+            Route(BATCH, self.show, methods=["GET"]),
+            Route(CANCEL, self.cancel, methods=["POST"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        principal = self._tenant(request)
+        body = parse(await read_body(request, self._max_body_bytes), BatchBody)
+        return json_response(await self._shown(await self._batches.create(principal, body.wish())))
+
+    async def list(self, request: Request) -> Response:
+        principal, given = self._tenant(request), request.query_params
+        limit = number_from(given.get("limit", str(DEFAULT_PAGE)), "limit", 1, MAX_PAGE)
+        found, has_more = await self._batches.list(principal, given.get("after"), limit)
+        return json_response(list_page([await self._shown(batch) for batch in found], has_more))
+
+    async def show(self, request: Request) -> Response:
+        principal = self._tenant(request)
+        return json_response(await self._shown(await self._batches.get(principal, request.path_params["batch_id"])))
+
+    async def cancel(self, request: Request) -> Response:
+        principal = self._tenant(request)
+        return json_response(await self._shown(await self._batches.cancel(principal, request.path_params["batch_id"])))
+
+    async def _shown(self, batch: Batch) -> dict[str, Any]:
+        return {**batch_json(batch), "eta_seconds": await self._outlook.eta(batch)}
+
+    def _tenant(self, request: Request) -> Principal:
+        return self._authenticate(request).as_tenant()

@@ -1,0 +1,144 @@
+"""The HTTP API for files, as OpenAI has it: /v1/files."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gateway.core.errors import ApiError, invalid_request
+from gateway.core.tenants import Principal
+from gateway.files.record import FileRecord
+from gateway.files.service import MAX_PAGE, Files, check_purpose, keep
+from gateway.http.edge import streamed_body
+from gateway.http.form import FORM_BYTES, UNNAMED, FileForm
+from gateway.http.lists import list_page, number_from
+from gateway.http.stream import Presence, json_response
+
+log = structlog.get_logger("files")
+
+FILES = "/v1/files"
+FILE = FILES + "/{file_id}"
+CONTENT = FILE + "/content"
+ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+MAX_SECONDS = 10**9
+
+
+class FilesApi:
+    """Handlers that only tenants reach, each for files of its own."""
+
+    def __init__(self, files: Files, authenticate: Callable[[Request], Principal]) -> None:
+        self._files = files
+        self._authenticate = authenticate
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(FILES, self.create, methods=["POST"]),
+            Route(FILES, self.list, methods=["GET"]),
+            Route(FILE, self.show, methods=["GET"]),
+            Route(FILE, self.delete, methods=["DELETE"]),
+            Route(CONTENT, self.content, methods=["GET"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        """A stranger's body is not even read, and a tenant's never held: only the form beside the file is."""
+        tenant = self._tenant(request)
+        form = FileForm(request.headers.get("content-type", ""), {"purpose": check_purpose})
+        body = streamed_body(request, self._files.limits.max_file_bytes + FORM_BYTES)
+        async with self._files.receiving(tenant, form.file(body), expected=self._expected(request)) as upload:
+            purpose, expires_after = form.fields.get("purpose", ""), _expires_after(form.fields)
+            record = await keep(upload, form.filename or UNNAMED, purpose, expires_after)
+        return json_response(record.shown())
+
+    async def list(self, request: Request) -> Response:
+        tenant, given = self._tenant(request), request.query_params
+        page = await self._files.list(
+            tenant,
+            purpose=given.get("purpose"),
+            after=given.get("after"),
+            limit=number_from(given.get("limit", str(MAX_PAGE)), "limit", 1, MAX_PAGE),
+            newest_first=_newest_first(given.get("order", "desc")),
+        )
+        return json_response(list_page([record.shown() for record in page.data], page.has_more))
+
+    async def show(self, request: Request) -> Response:
+        return json_response((await self._record(request)).shown())
+
+    async def delete(self, request: Request) -> Response:
+        file_id = request.path_params["file_id"]
+        await self._files.delete(self._tenant(request), file_id)
+        return json_response({"id": file_id, "object": "file", "deleted": True})
+
+    async def content(self, request: Request) -> ContentResponse:
+        record = await self._record(request)
+        return ContentResponse(record, self._files.content(record))
+
+    def _expected(self, request: Request) -> int:
+        """Bytes that the file has at least, as far as that is told."""
+        declared = request.headers.get("content-length", "")
+        length = int(declared) if declared.isdecimal() else 0
+        return min(max(length - FORM_BYTES, 0), self._files.limits.max_file_bytes)
+
+    async def _record(self, request: Request) -> FileRecord:
+        return await self._files.get(self._tenant(request), request.path_params["file_id"])
+
+    def _tenant(self, request: Request) -> str:
+        return self._authenticate(request).as_tenant().tenant.name
+
+
+@dataclass(frozen=True, slots=True)
+class ContentResponse:
+    """A file, read no faster than it is taken. Errors before the first byte are raised."""
+
+    record: FileRecord
+    content: AsyncGenerator[bytes, None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with Presence(receive), aclosing(self.content):
+            first = await anext(self.content, b"")
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            if scope["method"] != "HEAD" and not await self._rest(send):
+                return  # and the server ends a connection on which something is missing
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _rest(self, send: Send) -> bool:
+        """Whether all of it was there."""
+        try:
+            async for piece in self.content:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except ApiError as error:
+            log.warning("content_broken_off", file=self.record.id, reason=error.message)
+            return False
+        return True
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        headers = {
+            "content-type": "application/octet-stream",
+            "content-length": str(self.record.bytes),
+            "content-disposition": f"attachment; filename*=UTF-8''{quote(self.record.filename, safe='')}",
+            "x-content-type-options": "nosniff",
+        }
+        return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+def _expires_after(fields: Mapping[str, str]) -> int | None:
+    """Seconds; None: nothing was said. Raises ApiError."""
+    if ANCHOR not in fields and SECONDS not in fields:
+        return None
+    if fields.get(ANCHOR) != "created_at":
+        raise invalid_request("anchor must be 'created_at'", ANCHOR)
+    return number_from(fields.get(SECONDS, ""), SECONDS, 0, MAX_SECONDS)
+
+
+def _newest_first(order: str) -> bool:
+    if order not in ("asc", "desc"):
+        raise invalid_request("order must be asc or desc", "order")
+    return order == "desc"

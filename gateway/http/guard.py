@@ -1,0 +1,190 @@
+"""What stands between a socket and the application: how much and how slowly a peer may send, how slowly it may read.
+
+Whatever is refused here is refused in the same shape as everywhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from typing import Any
+
+import httptools
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.core.errors import ApiError, Fault, invalid_request
+from gateway.core.request_id import request_id_from
+from gateway.http.stream import encode_json
+
+log = structlog.get_logger("http")
+
+KEEP_ALIVE_SECONDS = 15
+"""That a connection may lie idle: longer than the 5 s for which httpx, and so OpenAI's client, keeps one. With 5 s
+here, too, a request now and then went into a connection that was just being closed."""
+
+VERSIONS = ("1.1", "1.0")
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with deadlines. Times are in seconds."""
+
+    max_head_bytes = 64 * 2**10
+    max_headers = 128
+    head_seconds = 20.0
+    """From a connection's or a request's first moment to the end of its headers."""
+    body_seconds = 30.0
+    """For a body, and more in proportion to what has come of it: see `min_body_rate`."""
+    min_body_rate = 16 * 2**10
+    """Bytes a second."""
+    max_unread_bytes = 8 * 2**20
+    """Of a body that goes on after it was answered: clients that send all before they read should get the answer."""
+    write_seconds = 60.0
+    """That a peer may leave a full buffer unread. Then it is cut off, which ends and settles its request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_bytes = 0
+        self._body_bytes = self._unread_bytes = 0
+        self._in_head = self._in_body = False
+        self._since = self.loop.time()
+        self._late_timer: asyncio.TimerHandle | None = None
+        self._stalled_timer: asyncio.TimerHandle | None = None
+        self._refusal: ApiError | None = None
+        self._expect(self.head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._late_timer, self._stalled_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """What comes in the same piece as the first line is counted by `on_headers_complete`."""
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.max_head_bytes:
+                self._refuse(_head_too_large(self.max_head_bytes))
+                return
+        super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal or invalid_request("this is not a valid HTTP request"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        self._expect(self.head_seconds)
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._in_body = False, True
+        self._body_bytes = self._unread_bytes = 0
+        if self.parser.get_http_version() not in VERSIONS:
+            raise httptools.HttpParserError("an old or an unknown version")
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > self.max_head_bytes or len(self.headers) > self.max_headers:
+            self._refusal = _head_too_large(self.max_head_bytes)
+            raise httptools.HttpParserError("headers too large")
+        self._expect(self.body_seconds)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self.cycle.response_complete:
+            self._unread_bytes += len(body)
+            if self._unread_bytes > self.max_unread_bytes:
+                self.transport.abort()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self._relax()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not (self._in_head or self._in_body or self.transport.is_closing()):
+            self._expect(self.head_seconds)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled_timer = self.loop.call_later(self.write_seconds, self._cut_off)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled_timer is not None:
+            self._stalled_timer.cancel()
+
+    def _expect(self, seconds: float) -> None:
+        self._since = self.loop.time()
+        self._look_in(seconds)
+
+    def _look_in(self, seconds: float) -> None:
+        self._relax()
+        self._late_timer = self.loop.call_later(seconds, self._late)
+
+    def _relax(self) -> None:
+        if self._late_timer is not None:
+            self._late_timer.cancel()
+
+    def _late(self) -> None:
+        left = 0.0
+        if self._in_body:
+            allowed = self.body_seconds + self._body_bytes / self.min_body_rate
+            left = self._since + allowed - self.loop.time()
+        if left > 0 or self.flow.read_paused or (not self._in_body and self._is_answering):
+            self._look_in(max(left, 1.0))
+        elif self._in_head or self._in_body:
+            self._refuse(invalid_request("the request did not arrive in time"))
+        else:
+            self.transport.abort()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _cut_off(self) -> None:
+        log.info("client_stalled", seconds=self.write_seconds)
+        self.transport.abort()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers if nothing was answered yet, and ends the connection: where the next request begins is unknown."""
+        begun = self.cycle is not None and (self.cycle.response_started if self._is_answering else self._in_body)
+        request_id = request_id_from("")
+        log.info("refused_on_the_wire", request_id=request_id, status=error.http_status, reason=error.message)
+        if begun:
+            self.transport.abort()
+            return
+        if self._is_answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.write(_answer(error, request_id))
+        self.transport.close()
+
+
+def guarded(app: ASGIApp, protocol: type[GuardedProtocol] = GuardedProtocol, **options: Any) -> uvicorn.Config:
+    """How the application is served. Whom a request comes from follows from its key, so no proxy's word counts."""
+    fixed: dict[str, Any] = {"ws": "none", "proxy_headers": False, "log_config": None, "access_log": False}
+    return uvicorn.Config(app, http=protocol, timeout_keep_alive=KEEP_ALIVE_SECONDS, **fixed, **options)
+
+
+def _head_too_large(most: int) -> ApiError:
+    return ApiError(
+        Fault.REQUEST_TOO_LARGE, f"the request's headers are more, or larger, than the {most} bytes allowed"
+    )
+
+
+def _answer(error: ApiError, request_id: str) -> bytes:
+    body = encode_json(error.body())
+    headers: dict[str, Any] = {
+        "content-type": "application/json",
+        "content-length": len(body),
+        "connection": "close",
+        "x-request-id": request_id,
+        **error.headers(),
+    }
+    lines = [f"HTTP/1.1 {error.http_status} {http.HTTPStatus(error.http_status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body

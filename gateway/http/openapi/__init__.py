@@ -1,0 +1,1 @@
+"""/openapi.json: the HTTP API's document, from what bodies are validated against and from the error table."""

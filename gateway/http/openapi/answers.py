@@ -1,0 +1,213 @@
+"""OpenAI's response bodies as the API's document describes them. What is sent is made in gateway/openai/render.py."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from gateway.adapters.status import AdapterStatus
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+class ErrorDetail(Struct):
+    message: str
+    type: str
+    param: str | None
+    """The field of the request that is to blame."""
+    code: str | None
+
+
+class Error(Struct):
+    """Every error has this shape; after the first byte of a stream it is the data of the last event."""
+
+    error: ErrorDetail
+
+
+class CachedTokens(Struct):
+    cached_tokens: int
+
+
+class Usage(Struct):
+    """In tokens. A prompt counts once, however many answers it gets."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class CalledTool(Struct):
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct):
+    id: str
+    type: Literal["function"]
+    function: CalledTool
+
+
+class AnswerMessage(Struct):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(Struct):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Head(Struct, kw_only=True):
+    """What all bodies of a response have in common."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    service_tier: Literal["priority", "flex"]
+
+
+class ChatCompletion(Head, kw_only=True):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ToolCallNews(Struct):
+    index: int
+    function: dict[str, str]
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
+class Delta(Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallNews] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(Head, kw_only=True):
+    """Data of one event of a stream. The last event is [DONE]."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class CompletionLogprobs(Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(Head, kw_only=True):
+    """Also the data of one event of a stream, where a finish_reason of null says that more comes."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Model(Struct):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+
+
+class Models(Struct):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Tokens(Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(Struct):
+    prompt: str
+
+
+class Health(Struct):
+    status: Literal["ok"]
+
+
+class Readiness(Struct):
+    status: Literal["ready", "not_ready"]
+    engine: bool
+    redis: bool
+    limiter: str
+    limiter_modes: list[str]
+
+
+class Version(Struct):
+    version: str
+
+
+class Adapters(Struct):
+    adapters: list[AdapterStatus]
+
+
+class Reloaded(Struct):
+    changed: bool
+    adapter: AdapterStatus
+
+
+class Unloaded(Struct):
+    aborted: int
+
+
+class Violations(Struct):
+    violations: list[str]
+
+
+class OpenApi(Struct):
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]

@@ -1,0 +1,117 @@
+"""The operations on batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from gateway.batches.record import Status
+from gateway.batches.service import DEFAULT_PAGE, MAX_PAGE
+from gateway.core.errors import Fault
+from gateway.http.batches import BATCH, BATCHES, CANCEL, BatchBody
+from gateway.http.openapi.operation import Operation
+
+
+class BatchLineError(Struct):
+    code: str
+    message: str
+    param: str | None
+    line: int | None
+    """From 1."""
+
+
+class BatchErrors(Struct):
+    object: Literal["list"]
+    data: list[BatchLineError]
+
+
+class BatchCounts(Struct):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchInputDetails(Struct):
+    cached_tokens: int
+
+
+class BatchOutputDetails(Struct):
+    reasoning_tokens: int
+
+
+class BatchUsage(Struct):
+    input_tokens: int
+    input_tokens_details: BatchInputDetails
+    output_tokens: int
+    output_tokens_details: BatchOutputDetails
+    total_tokens: int
+
+
+class Batch(Struct):
+    """Times are in seconds since 1970."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str | None
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Status
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: BatchCounts
+    usage: BatchUsage
+    metadata: dict[str, str] | None
+    eta_seconds: float | None
+    """Until its last line has ended; null: nobody can say."""
+
+
+class BatchList(Struct):
+    object: Literal["list"]
+    data: list[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+REGISTRY = frozenset({Fault.REGISTRY_UNAVAILABLE})
+ONE = REGISTRY | {Fault.BATCH_NOT_FOUND}
+PAGE: Mapping[str, Mapping[str, Any]] = {
+    "after": {"type": "string", "description": "Id of the last batch of the page before."},
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
+}
+
+BATCH_OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "POST",
+        BATCHES,
+        "Run the lines of a file.",
+        "tenant",
+        Batch,
+        BatchBody,
+        REGISTRY | {Fault.FILE_NOT_FOUND, Fault.INSUFFICIENT_QUOTA},
+    ),
+    Operation(
+        "GET",
+        BATCHES,
+        "The caller's batches.",
+        "tenant",
+        BatchList,
+        faults=REGISTRY | {Fault.INVALID_REQUEST},
+        query=PAGE,
+    ),
+    Operation("GET", BATCH, "One batch.", "tenant", Batch, faults=ONE),
+    Operation("POST", CANCEL, "Begin no more of its lines.", "tenant", Batch, faults=ONE | {Fault.BATCH_CONFLICT}),
+)

@@ -1,0 +1,159 @@
+"""The HTTP API's OpenAPI 3.1 document, generated from what requests are validated against and from the error table."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from gateway.core.errors import Fault
+from gateway.http.openapi.answers import Error
+from gateway.http.openapi.operation import Operation
+from gateway.http.openapi.operations import OPERATIONS
+from gateway.openai.schema import REFUSED, Sampled
+
+Json = dict[str, Any]
+
+PLACEHOLDER = re.compile(r"\{(\w+)(?::\w+)?\}")
+EVENTS = "text/event-stream"
+EVENT_DATA = "x-event-data"
+"""Of each event but the last, which is [DONE]. OpenAPI has a word of its own for this only from 3.2 on."""
+RATE_HEADERS = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
+HEADERS = {
+    "x-request-id": "The caller's own, if it sent a sane one.",
+    "x-loralane-lane": "The lane that served the request.",
+    "x-loralane-limiter": "degraded, open or closed: how limits were checked while Redis is away.",
+    "retry-after": "Seconds, rounded up, after which the same request can succeed.",
+    "retry-after-ms": "The same in milliseconds.",
+    "x-should-retry": "false: trying again cannot help.",
+    **dict.fromkeys(RATE_HEADERS, "Of the tightest limit, when the request was admitted or refused."),
+}
+
+
+def document(operations: Sequence[Operation] = OPERATIONS) -> Json:
+    """The whole document, as JSON."""
+    paths: dict[str, Json] = defaultdict(dict)
+    for operation in operations:
+        paths[PLACEHOLDER.sub(r"{\1}", operation.path)][operation.method.lower()] = _operation(operation)
+    headers = {name: {"description": text, "schema": {"type": "string"}} for name, text in HEADERS.items()}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "loralane", "version": version("loralane")},
+        "paths": dict(paths),
+        "components": {
+            "schemas": _schemas(operations),
+            "headers": headers,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(operation: Operation) -> Json:
+    name = PLACEHOLDER.sub(lambda match: _named(match[1], operation), operation.path)
+    return {
+        "operationId": "_".join([operation.method.lower(), *re.findall(r"\w+", name)]),
+        "summary": operation.summary,
+        "parameters": [*_path_parameters(operation.path), *_query_parameters(operation)],
+        "responses": _responses(operation),
+        "security": [] if operation.who == "anyone" else [{"key": []}],
+        **({"requestBody": _body(operation, operation.body)} if operation.body else {}),
+    }
+
+
+def _named(placeholder: str, operation: Operation) -> str:
+    """What a path's variable part stands for."""
+    if placeholder.endswith("_id"):
+        return placeholder.removesuffix("_id")
+    return "adapter" if operation.who == "admin" else "model"
+
+
+def _body(operation: Operation, kind: type[Struct]) -> Json:
+    return {"required": True, "content": {operation.body_type: {"schema": _reference(kind)}}}
+
+
+def _path_parameters(path: str) -> list[Json]:
+    schema = {"type": "string", "minLength": 1}
+    return [
+        {"name": match[1], "in": "path", "required": True, "schema": schema} for match in PLACEHOLDER.finditer(path)
+    ]
+
+
+def _query_parameters(operation: Operation) -> list[Json]:
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()]
+
+
+def _responses(operation: Operation) -> Json:
+    status = operation.status
+    responses = {status: _response("Done.", _content(operation), _headers(status, operation))}
+    for status, kind in operation.other.items():
+        responses[status] = _response("Not now.", _json(kind), _headers(status, operation))
+    for status, faults in _by_status(operation.all_faults):
+        responses[status] = _response(_codes(faults), _json(Error), _headers(status, operation))
+    return {str(status): responses[status] for status in sorted(responses)}
+
+
+def _response(description: str, content: Json, headers: Iterable[str]) -> Json:
+    references = {name: {"$ref": f"#/components/headers/{name}"} for name in headers}
+    return {"description": description, "content": content, "headers": references}
+
+
+def _headers(status: int, operation: Operation) -> Iterable[str]:
+    yield "x-request-id"
+    if status in (429, 503) and status not in operation.other:
+        yield from ("retry-after", "retry-after-ms")
+    if status in (409, 429):
+        yield "x-should-retry"
+    if operation.events and status == 200:
+        yield "x-loralane-lane"
+    if operation.events and status in (200, 429):
+        yield from RATE_HEADERS
+    if operation.events and status in (200, 429, 503):
+        yield "x-loralane-limiter"
+
+
+def _content(operation: Operation) -> Json:
+    if isinstance(operation.answer, str):
+        return {operation.answer: {"schema": {"type": "string"}}}
+    if operation.events is None:
+        text = {operation.text: {"schema": {"type": "string"}}} if operation.text else {}
+        return {**_json(operation.answer), **text}
+    return {**_json(operation.answer), EVENTS: {EVENT_DATA: _reference(operation.events)}}
+
+
+def _json(kind: type[Struct]) -> Json:
+    return {"application/json": {"schema": _reference(kind)}}
+
+
+def _reference(kind: type[Struct]) -> Json:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def _by_status(faults: Iterable[Fault]) -> list[tuple[int, list[Fault]]]:
+    found: dict[int, list[Fault]] = defaultdict(list)
+    for fault in sorted(faults, key=lambda fault: fault.name):
+        found[fault.row.http_status].append(fault)
+    return sorted(found.items())
+
+
+def _codes(faults: Iterable[Fault]) -> str:
+    names = sorted({fault.row.code or "null" for fault in faults})
+    return f"code: {', '.join(names)}"
+
+
+def _schemas(operations: Iterable[Operation]) -> Json:
+    kinds: set[type[Struct]] = {Error}
+    for operation in operations:
+        named = (operation.answer, operation.body, operation.events, *operation.other.values())
+        kinds |= {kind for kind in named if isinstance(kind, type)}
+    ordered = sorted(kinds, key=lambda kind: kind.__name__)
+    _, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    for kind in ordered:
+        if issubclass(kind, Sampled):
+            refused = ", ".join(name for name in sorted(REFUSED) if name not in kind.__struct_fields__)
+            schemas[kind.__name__]["description"] += f" Refused unless they change nothing: {refused}."
+    return schemas

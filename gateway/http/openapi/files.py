@@ -1,0 +1,88 @@
+"""The operations on files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from gateway.core.errors import Fault
+from gateway.files.service import MAX_EXPIRY, MAX_PAGE, MIN_EXPIRY
+from gateway.http.files import ANCHOR, CONTENT, FILE, FILES, SECONDS
+from gateway.http.openapi.operation import Operation
+
+Purpose = Literal["batch", "batch_output"]
+
+
+class FileUpload(Struct):
+    """A form."""
+
+    file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
+    purpose: Literal["batch"]
+    anchor: Literal["created_at"] | UnsetType = field(default=UNSET, name=ANCHOR)
+    seconds: Annotated[int, Meta(ge=MIN_EXPIRY, le=MAX_EXPIRY)] | UnsetType = field(default=UNSET, name=SECONDS)
+    """From when the upload began to the file's end."""
+
+
+class File(Struct):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    """Unix seconds."""
+    expires_at: int | None
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"]
+
+
+class FileList(Struct):
+    object: Literal["list"]
+    data: list[File]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFile(Struct):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+REGISTRY = frozenset({Fault.REGISTRY_UNAVAILABLE})
+ONE = REGISTRY | {Fault.FILE_NOT_FOUND}
+BROUGHT = REGISTRY | {Fault.STORAGE_UNAVAILABLE, Fault.INSUFFICIENT_QUOTA}
+PAGE: Mapping[str, Mapping[str, Any]] = {
+    "purpose": {"type": "string"},
+    "after": {"type": "string"},
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE},
+    "order": {"type": "string", "enum": ["asc", "desc"]},
+}
+
+FILE_OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "POST",
+        FILES,
+        "Bring a file.",
+        "tenant",
+        File,
+        FileUpload,
+        BROUGHT,
+        body_type="multipart/form-data",
+    ),
+    Operation(
+        "GET", FILES, "The caller's files.", "tenant", FileList, faults=REGISTRY | {Fault.INVALID_REQUEST}, query=PAGE
+    ),
+    Operation("GET", FILE, "One file.", "tenant", File, faults=ONE),
+    Operation("DELETE", FILE, "Delete a file.", "tenant", DeletedFile, faults=ONE | {Fault.FILE_IN_USE}),
+    Operation(
+        "GET",
+        CONTENT,
+        "What a file holds.",
+        "tenant",
+        "application/octet-stream",
+        faults=ONE | {Fault.STORAGE_UNAVAILABLE},
+    ),
+)

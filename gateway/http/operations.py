@@ -1,0 +1,120 @@
+"""The HTTP API for lanes, live requests, and what the console looks at, below /admin/v1."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.status import AdapterStatus
+from gateway.core.errors import invalid_request
+from gateway.glance import Glance
+from gateway.http.admin_answers import TenantUse
+from gateway.http.limits import use_json
+from gateway.http.stream import json_response
+from gateway.limiter.admin import LimitAdmin
+from gateway.operations import MODES, EngineStatus, LaneStatus, LiveRequest, LiveRequests, Operations
+
+LANES = "/admin/v1/lanes"
+REQUESTS = "/admin/v1/requests"
+OVERVIEW = "/admin/v1/overview"
+
+Row = tuple[str, str, Callable[[Request], Awaitable[Response]]]
+
+
+class LaneStatuses(Struct):
+    lanes: list[LaneStatus]
+
+
+class CancelledRequest(Struct):
+    """As it was when it was ended."""
+
+    cancelled: LiveRequest
+
+
+class Overview(Struct):
+    """The sections that were asked for."""
+
+    engine: EngineStatus | UnsetType = UNSET
+    lanes: list[LaneStatus] | UnsetType = UNSET
+    requests: LiveRequests | UnsetType = UNSET
+    tenants: list[TenantUse] | UnsetType = UNSET
+    adapters: list[AdapterStatus] | UnsetType = UNSET
+
+
+class OperationsApi:
+    """Handlers that only administrators reach."""
+
+    def __init__(self, operations: Operations, limits: LimitAdmin, adapters: AdapterRegistry) -> None:
+        self._operations = operations
+        self._limits = limits
+        self._tenants, self._adapters = Glance(self._look_at_tenants), Glance(adapters.statuses)
+        self._sections: dict[str, Callable[[], Awaitable[Any]]] = {
+            "engine": operations.engine,
+            "lanes": operations.lanes,
+            "requests": operations.requests,
+            "tenants": self._tenants.get,
+            "adapters": self._adapters.get,
+        }
+
+    def table(self) -> list[Row]:
+        """Method, path and handler."""
+        changes: list[Row] = [("POST", f"{LANES}/{{lane}}/{action}", self._change(action)) for action in MODES]
+        return [
+            ("GET", LANES, self.lanes),
+            *changes,
+            ("GET", REQUESTS, self.requests),
+            ("POST", REQUESTS + "/{id}/cancel", self.cancel),
+            ("GET", OVERVIEW, self.overview),
+        ]
+
+    async def lanes(self, request: Request) -> Response:
+        return json_response({"lanes": await self._operations.lanes()})
+
+    async def requests(self, request: Request) -> Response:
+        return json_response(await self._operations.requests())
+
+    async def cancel(self, request: Request) -> Response:
+        return json_response({"cancelled": await self._operations.cancel(request.path_params["id"])})
+
+    async def overview(self, request: Request) -> Response:
+        """Everything a page needs in one answer, so that it asks once a turn."""
+        asked = request.query_params.get("sections")
+        names = list(self._sections) if asked is None else asked.split(",")
+        unknown = [name for name in names if name not in self._sections]
+        if unknown:
+            known = ", ".join(self._sections)
+            raise invalid_request(f"sections: {unknown[0]!r} is none of {known}", "sections")
+        found = await asyncio.gather(*[self._sections[name]() for name in names])
+        return json_response(dict(zip(names, found, strict=True)))
+
+    def forget(self) -> None:
+        """Something has been changed: the next who looks sees it, not what somebody saw a second ago."""
+        for glance in (self._tenants, self._adapters):
+            glance.forget()
+        self._operations.forget()
+
+    def _change(self, action: str) -> Callable[[Request], Awaitable[Response]]:
+        async def change(request: Request) -> Response:
+            return json_response(await self._operations.set_mode(request.path_params["lane"], action))
+
+        return change
+
+    async def _look_at_tenants(self) -> Sequence[dict[str, Any]]:
+        busy, reserved = await self._operations.tenants(), await self._operations.reserved()
+        usage = await self._limits.usage()
+        return [
+            {
+                **use_json(used),
+                "running": busy.get(used.scope.tenant, (0, 0))[0],
+                "waiting": busy.get(used.scope.tenant, (0, 0))[1],
+                "reserved_tokens": reserved.get(used.scope.tenant, 0),
+            }
+            for used in usage
+            if used.scope.kind == "tenant"
+        ]

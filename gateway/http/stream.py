@@ -1,0 +1,172 @@
+"""Answers on the wire: server-sent events or one body, for as long as the client listens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.core.errors import ApiError, internal
+from gateway.core.tenants import Principal
+from gateway.generation import Generation, Usage
+from gateway.openai.calls import Call
+from gateway.openai.render import Envelope, encode_json
+from gateway.service import Gateway
+
+log = structlog.get_logger("http")
+
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResponse:
+    """An ASGI response that generates while it is sent. Errors before the first byte are raised."""
+
+    gateway: Gateway
+    principal: Principal
+    call: Call
+    ping_seconds: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with Presence(receive) as client:
+            await (self._stream(send) if self.call.stream else self._whole(client, scope, receive, send))
+
+    async def _whole(self, client: Presence, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer goes out first, then it is settled: the next request to come here is weighed after that."""
+        async with self.gateway.generate(self.principal, self.call.request) as generation:
+            chunks = [chunk async for chunk in generation]
+            admitted = generation.admitted
+            response = json_response(self.call.envelope(admitted).whole(chunks), headers=admitted.headers())
+            client.may_leave()
+            await response(scope, receive, send)
+
+    async def _stream(self, send: Send) -> None:
+        events = EventStream(send)
+        try:
+            async with self.gateway.generate(self.principal, self.call.request) as generation:
+                envelope = self.call.envelope(generation.admitted)
+                await events.open(generation.admitted.headers())
+                async with events.pings(self.ping_seconds):
+                    usage = await self._chunks(events, generation, envelope)
+            events.add(envelope.usage(usage) if usage else None)
+            events.done()
+        except (ApiError, OSError) as error:
+            if not events.is_open or isinstance(error, OSError):
+                raise
+            events.add(encode_json(error.body()))
+        except Exception:
+            if not events.is_open:
+                raise
+            log.exception("stream_failed", request_id=self.call.request.request_id)
+            events.add(encode_json(internal(self.call.request.request_id).body()))
+        await events.close()
+
+    async def _chunks(self, events: EventStream, generation: Generation, envelope: Envelope) -> Usage | None:
+        usage = None
+        for index in range(len(generation.admitted.prompts) * self.call.request.n):
+            events.add(envelope.opening(index))
+        async for chunk in generation:
+            events.add(envelope.delta(chunk))
+            usage = chunk.usage
+            if not chunk.more:
+                await events.flush()
+        return usage
+
+
+class EventStream:
+    """Server-sent events. What is written is whole events, so pings may come between any two writes."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._frames: list[bytes] = []
+        self.is_open = False
+
+    async def open(self, headers: Mapping[str, str]) -> None:
+        raw = [(name.encode(), value.encode()) for name, value in {**STREAM_HEADERS, **headers}.items()]
+        self.is_open = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": raw})
+
+    def add(self, body: bytes | None) -> None:
+        """An event for the next write, in JSON. None: none."""
+        if body is not None:
+            self._frames.append(b"data: %b\n\n" % body)
+
+    def done(self) -> None:
+        self._frames.append(b"data: [DONE]\n\n")
+
+    async def flush(self) -> None:
+        if self._frames:
+            await self._write(self._taken())
+
+    async def close(self) -> None:
+        await self._send({"type": "http.response.body", "body": self._taken(), "more_body": False})
+
+    def _taken(self) -> bytes:
+        frames, self._frames = self._frames, []
+        return b"".join(frames)
+
+    @asynccontextmanager
+    async def pings(self, seconds: float) -> AsyncIterator[None]:
+        """Keeps proxies from giving a silent stream up."""
+        pinger = asyncio.create_task(self._ping(seconds))
+        try:
+            yield
+        finally:
+            pinger.cancel()
+            await asyncio.wait((pinger,))
+
+    async def _ping(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await self._write(b": ping\n\n")
+
+    async def _write(self, frame: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": frame, "more_body": True})
+
+
+class Presence:
+    """Cancels the task that entered it as soon as the client is gone; then nothing more needs to be said."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._is_gone = False
+
+    async def __aenter__(self) -> Presence:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = asyncio.create_task(self._until_gone())
+        self._watcher.add_done_callback(self._leave)
+        return self
+
+    def may_leave(self) -> None:
+        """It has all it came for, or is about to."""
+        self._watcher.remove_done_callback(self._leave)
+        self._watcher.cancel()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        self.may_leave()
+        # Cancelled from elsewhere as well, it ends as one who was cancelled.
+        return self._is_gone and self._task.uncancel() == 0 and kind is asyncio.CancelledError
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def _leave(self, watcher: asyncio.Task[None]) -> None:
+        self._is_gone = True
+        self._task.cancel()
+
+
+def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encode_json(body), status, headers, media_type="application/json")

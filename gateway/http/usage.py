@@ -1,0 +1,57 @@
+"""The HTTP API for usage: /admin/v1/usage, as JSON or CSV."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.core.errors import invalid_request
+from gateway.http.stream import json_response
+from gateway.usage.admin import UsageAdmin
+from gateway.usage.render import report_csv, report_json
+from gateway.usage.report import UsageReport, parse_query
+
+USAGE = "/admin/v1/usage"
+CSV = "text/csv"
+FORMATS = ("json", "csv")
+FILTERS = ("tenant", "key", "adapter", "lane", "from", "to", "group_by")
+
+
+class UsageApi:
+    """A handler that only administrators reach."""
+
+    def __init__(self, usage: UsageAdmin) -> None:
+        self._usage = usage
+
+    async def usage(self, request: Request) -> Response:
+        given = request.query_params
+        _check_names(given)
+        report = await self._usage.report(parse_query(given))
+        return await asyncio.to_thread(_csv if _wants_csv(request) else _json, report)
+
+
+def _json(report: UsageReport) -> Response:
+    return json_response(report_json(report))
+
+
+def _csv(report: UsageReport) -> Response:
+    name = f"usage-{report.query.since}-{report.query.until}.csv"
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(report_csv(report), media_type=CSV, headers=headers)
+
+
+def _check_names(given: Mapping[str, str]) -> None:
+    """A filter that is misspelt must not become a bill for everybody."""
+    for name in given:
+        if name not in (*FILTERS, "format"):
+            raise invalid_request(f"there is no parameter {name!r}; known are: {', '.join((*FILTERS, 'format'))}", name)
+
+
+def _wants_csv(request: Request) -> bool:
+    asked = request.query_params.get("format", "")
+    if asked not in ("", *FORMATS):
+        raise invalid_request(f"format must be one of {', '.join(FORMATS)}, not {asked!r}", "format")
+    return asked == "csv" or (not asked and CSV in request.headers.get("accept", ""))

@@ -1,0 +1,203 @@
+"""Prometheus metrics: what requests lived through, and the engine's state at the moment of the scrape.
+
+docs/metrics.md lists all of them; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
+from engine.core.types import Lane
+from engine.pb import engine_pb2 as pb
+from gateway.core.lanes import lane_name
+from gateway.observe.engine_metrics import GOAL, EngineMetrics
+from gateway.request_record import RequestRecord
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_TENANTS = 100
+"""Tenants with a label of their own; those seen later share `other`."""
+
+# Bounds of histograms, in seconds. The lanes' default goals are among them, so that the share of tokens in time can be
+# read off exactly; a GPU's tokens come every few milliseconds, and batch work may wait for an hour.
+FIRST_TOKEN = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0),
+    *(30.0, 60.0, 300.0, 900.0, 3600.0),
+)
+TOKEN = (
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0),
+    *(2.5, 10.0, 60.0),
+)
+QUEUE = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+DURATION = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+LIMITER_CALL = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
+
+DEFAULT_GOALS: Mapping[Lane, LaneGoals] = {Lane.INTERACTIVE: INTERACTIVE_GOALS, Lane.BATCH: BATCH_GOALS}
+BATCH_OUTCOMES = ("completed", "failed")
+WEBHOOK_OUTCOMES = ("delivered", "failed", "given_up")
+DECISIONS = ("admitted", "rate_limit_exceeded", "insufficient_quota", "limiter_unavailable")
+
+
+class Metrics:
+    """An `Observer`, and the text of /metrics."""
+
+    def __init__(self, goals: Mapping[Lane, LaneGoals] = DEFAULT_GOALS, shared: Path | None = None) -> None:
+        """`goals`: what the lanes promise.
+
+        `shared`: where the processes of one `serve` count together (prometheus_client's multiprocess mode, which the
+        library was imported in); each then tells what all of them have counted. None: this process counts alone.
+        """
+        disable_created_metrics()  # which in the text format are a gauge more for every series, and nobody reads
+        self._registry = CollectorRegistry()
+        self._extra = CollectorRegistry()
+        self._shared = shared
+        self._tenants: set[str] = set()
+        self._ttft = self._by_lane("time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
+        itl = self._by_lane(
+            "inter_token_latency_seconds",
+            "Between two tokens of an answer.",
+            TOKEN,
+        )
+        self._itl = {lane: itl.labels(lane_name(lane)) for lane in Lane}
+        self._tpot = self._by_lane("time_per_output_token_seconds", "Mean per request, after the first.", TOKEN)
+        self._queue = self._by_lane("queue_time_seconds", "Submitted to first worked on.", QUEUE)
+        self._duration = self._by_lane("request_duration_seconds", "Arrival to end.", DURATION)
+        self._requests = self._counter("requests", "Requests by how they ended.", ["lane", "finish", "code"])
+        self._tokens = self._counter("tokens", "Tokens that were charged.", ["tenant", "lane", "direction"])
+        self._batch_lines = self._counter("batch_lines", "Lines of batches that were answered.", ["outcome"])
+        for outcome in BATCH_OUTCOMES:
+            self._batch_lines.labels(outcome)
+        self._webhooks = self._counter("webhook_tries", "Tries to tell a tenant that a batch has ended.", ["outcome"])
+        for outcome in WEBHOOK_OUTCOMES:
+            self._webhooks.labels(outcome)
+        self._count_limits()
+        self._promises = Promises(goals)
+
+    def collect(self) -> Iterable[Metric]:
+        """What requests lived through, without the engine's state."""
+        return self._counted().collect()
+
+    def inter_token(self, lane: Lane, seconds: float) -> None:
+        self._itl[lane].observe(seconds)
+
+    def finished(self, record: RequestRecord) -> None:
+        lane = "none" if record.lane is None else lane_name(record.lane)
+        spans = (
+            (self._ttft, record.ttft_seconds),
+            (self._tpot, record.tpot_seconds),
+            (self._queue, record.queue_seconds),
+            (self._duration, None if record.lane is None else record.duration_seconds),
+        )
+        for histogram, seconds in spans:
+            if seconds is not None:
+                histogram.labels(lane).observe(seconds)
+        self._requests.labels(lane, record.finish, record.error_code).inc()
+        self._count_tokens(record, lane)
+        self._count_decision(record)
+
+    def batch_line(self, outcome: str) -> None:
+        """A line of a batch was answered. `outcome`: one of BATCH_OUTCOMES."""
+        self._batch_lines.labels(outcome).inc()
+
+    def count_webhook(self, outcome: str) -> None:
+        """`outcome`: one of WEBHOOK_OUTCOMES."""
+        self._webhooks.labels(outcome).inc()
+
+    def register(self, collector: Collector) -> None:
+        """What else /metrics tells: collected at every scrape."""
+        self._extra.register(collector)
+
+    def render(
+        self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_modes: Collection[str]
+    ) -> bytes:
+        """The text of /metrics.
+
+        Args:
+            stats: None while there is no engine.
+            names: adapter version -> every name it goes by.
+        """
+        snapshot = CollectorRegistry()
+        snapshot.register(self._promises)
+        snapshot.register(EngineMetrics(stats, names, limiter_modes))
+        return b"".join(map(generate_latest, (self._counted(), self._extra, snapshot)))
+
+    def _counted(self) -> CollectorRegistry:
+        if self._shared is None:
+            return self._registry
+        together = CollectorRegistry()
+        MultiProcessCollector(together, path=str(self._shared))
+        return together
+
+    def _by_lane(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"loralane_{name}", help, ["lane"], buckets=buckets, registry=self._registry)
+
+    def _counter(self, name: str, help: str, labels: list[str]) -> Counter:
+        return Counter(f"loralane_{name}", help, labels, registry=self._registry)
+
+    def _count_limits(self) -> None:
+        self._decisions = self._counter("limiter_decisions", "Reservations asked for.", ["decision"])
+        for decision in DECISIONS:
+            self._decisions.labels(decision)
+        self._refusals = self._counter(
+            "limiter_refusals", "Refused by a limit, of the scope that had least room.", ["tenant", "scope", "limit"]
+        )
+        self._shadowed = self._counter(
+            "limiter_shadow_refusals", "Admitted, though a limit in shadow said no.", ["scope", "limit"]
+        )
+        self._reserve = Histogram(
+            "loralane_limiter_reserve_seconds",
+            "What the limiter took to decide.",
+            buckets=LIMITER_CALL,
+            registry=self._registry,
+        )
+
+    def _count_tokens(self, record: RequestRecord, lane: str) -> None:
+        if record.refund or record.submitted is None:
+            return
+        tenant = self._tenant(record.tenant)
+        self._tokens.labels(tenant, lane, "prompt").inc(record.prompt_tokens)
+        self._tokens.labels(tenant, lane, "completion").inc(record.completion_tokens)
+
+    def _count_decision(self, record: RequestRecord) -> None:
+        if record.reserve_seconds is not None:
+            self._reserve.observe(record.reserve_seconds)
+        for scope, limit in record.shadowed:
+            self._shadowed.labels(scope, limit).inc()
+        if record.submitted is not None:
+            self._decisions.labels("admitted").inc()
+        elif record.error_code in DECISIONS:
+            self._decisions.labels(record.error_code).inc()
+            if "limit" in record.error_metadata:
+                kind = record.error_metadata["scope"].partition(":")[0]
+                self._refusals.labels(self._tenant(record.tenant), kind, record.error_metadata["limit"]).inc()
+
+    def _tenant(self, name: str) -> str:
+        if len(self._tenants) < MAX_TENANTS:
+            self._tenants.add(name)
+        return name if name in self._tenants else "other"
+
+
+class Promises(Collector):
+    """What does not change while a gateway runs: its version, and what its lanes promise."""
+
+    def __init__(self, goals: Mapping[Lane, LaneGoals]) -> None:
+        self._version = version("loralane")
+        self._goals = {lane_name(lane): promised for lane, promised in goals.items()}
+
+    def collect(self) -> Iterator[Metric]:
+        build = GaugeMetricFamily("loralane_build_info", "1; the version is in the label.", labels=["version"])
+        build.add_metric([self._version], 1)
+        share = GaugeMetricFamily("loralane_slo_target", "Share of tokens to be in time, as promised.", labels=["lane"])
+        seconds = GaugeMetricFamily("loralane_slo_goal_seconds", "The time that a lane promises.", labels=GOAL)
+        for lane, promised in self._goals.items():
+            share.add_metric([lane], promised.attainment)
+            seconds.add_metric([lane, "ttft"], promised.ttft_s)
+            seconds.add_metric([lane, "itl"], promised.itl_s)
+        yield from (build, share, seconds)

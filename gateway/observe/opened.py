@@ -1,0 +1,33 @@
+"""What the section `observability` asks for, opened: traces and the request log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.config.file import ConfigError
+from gateway.config.sections import ObservabilityConfig
+from gateway.observe.observers import Observer
+from gateway.observe.request_log import RequestLog
+
+
+@asynccontextmanager
+async def open_observers(config: ObservabilityConfig) -> AsyncIterator[tuple[Observer, ...]]:
+    """Traces come first: the log tells the id of a trace that begins here.
+
+    Raises:
+        ConfigError: traces are asked for, and the extra `otel` is not installed.
+    """
+    log = (RequestLog(),) if config.request_log else ()
+    if not config.traces.endpoint:
+        yield log
+        return
+    try:
+        from gateway.observe.tracing import Tracing, collector  # which nobody pays for who wants no traces
+    except ImportError as error:
+        raise ConfigError("observability.traces: needs pip install 'loralane[otel]'") from error
+    tracing = Tracing(collector(config.traces.endpoint), config.traces.ratio)
+    try:
+        yield (tracing, *log)
+    finally:
+        await tracing.close()

@@ -1,0 +1,60 @@
+"""A call of one of OpenAI's endpoints: what its body asks for and how its answer is worded, whoever brings the body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from gateway.core.trace_context import UNKNOWN, Ingress
+from gateway.generation import Admitted, GenerateRequest
+from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.render import ChatStyle, CompletionStyle, Envelope, Style
+from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled, parse
+from gateway.openai.tools import call_reader
+from gateway.service import Gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Good for one answer: its style remembers what it has read of it."""
+
+    request: GenerateRequest
+    style: Style
+    stream: bool
+    include_usage: bool
+
+    def envelope(self, admitted: Admitted) -> Envelope:
+        return Envelope(self.style, admitted, include_usage=self.include_usage)
+
+
+def chat_call(gateway: Gateway, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> Call:
+    """Raises ApiError: INVALID_JSON, INVALID_REQUEST, UNSUPPORTED_PARAMETER; so does `completion_call`."""
+    body = parse(text, ChatRequest)
+    request = chat_request(body, request_id, ingress)
+    tools = call_reader(request, gateway.intake.dialect)
+    return _call(body, request, ChatStyle(gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools))
+
+
+def completion_call(gateway: Gateway, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> Call:
+    body = parse(text, CompletionRequest)
+    request = completion_request(body, request_id, ingress)
+    echo = _prompt_texts(gateway, request) if body.echo else ()
+    return _call(body, request, CompletionStyle(gateway.tokenizer, token_ids=bool(body.return_token_ids), echo=echo))
+
+
+CALLS: Mapping[str, Callable[[Gateway, bytes, str, Ingress], Call]] = MappingProxyType(
+    {"/v1/chat/completions": chat_call, "/v1/completions": completion_call}
+)
+"""By the path of the endpoint."""
+
+
+def _call(body: Sampled, request: GenerateRequest, style: Style) -> Call:
+    return Call(request, style, bool(body.stream), body.include_usage)
+
+
+def _prompt_texts(gateway: Gateway, request: GenerateRequest) -> list[str]:
+    """One for each answer."""
+    decode = gateway.tokenizer.decode
+    texts = [decode(prompt) if isinstance(prompt, tuple) else str(prompt) for prompt in request.inputs]
+    return [text for text in texts for _ in range(request.n)]

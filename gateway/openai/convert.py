@@ -1,0 +1,180 @@
+"""OpenAI's request bodies in the gateway's own words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.core.grammars import Grammar
+from engine.core.types import SamplingParams
+from gateway.core.errors import invalid_request, unsupported_parameter
+from gateway.core.lanes import asked_lane
+from gateway.core.routing import ModelQuery
+from gateway.core.trace_context import UNKNOWN, Ingress
+from gateway.generation import Chat, GenerateRequest, PromptInput
+from gateway.openai.messages import ROLES, ChatMessage, ContentPart
+from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled, Slo
+from gateway.openai.structured import constraint
+from gateway.openai.tools import offered_tools, template_call, tool_rule
+from gateway.tokenizer import Message
+
+COMPLETION_TOKENS = 16
+"""Default output of /v1/completions, as OpenAI documents it."""
+
+
+def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
+    """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid_request("top_logprobs needs logprobs to be true", "top_logprobs")
+    limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
+    return _request(
+        body,
+        inputs=(_chat(body),),
+        request_id=request_id,
+        ingress=ingress,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        max_tokens=limits[0] if limits else None,
+        reserve_tokens=max(limits, default=0),
+    )
+
+
+def _chat(body: ChatRequest) -> Chat:
+    tools = offered_tools(body.tools or (), body.tool_choice)
+    rule = tool_rule(body.tools or (), body.tool_choice, body.parallel_tool_calls)
+    return Chat(chat_messages(body.messages), tools, rule)
+
+
+def completion_request(body: CompletionRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
+    """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    if body.echo and body.logprobs is not None:
+        raise unsupported_parameter("echo", "together with logprobs is not supported")
+    return _request(
+        body,
+        inputs=_prompts(body.prompt),
+        request_id=request_id,
+        ingress=ingress,
+        logprobs=body.logprobs,
+        max_tokens=body.max_tokens,
+        default_max_tokens=COMPLETION_TOKENS,
+    )
+
+
+def chat_messages(messages: list[ChatMessage]) -> tuple[Message, ...]:
+    """As chat templates read them. Raises ApiError."""
+    if not messages:
+        raise invalid_request("messages must not be empty", "messages")
+    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages))
+
+
+def _message(message: ChatMessage, place: str) -> Message:
+    if message.role == "function" or message.function_call:
+        field = "role" if message.role == "function" else "function_call"
+        raise unsupported_parameter(f"{place}.{field}", "is not supported; use tools")
+    if message.role not in ROLES:
+        raise invalid_request(f"unknown role {message.role!r}", f"{place}.role")
+    if message.content is None and message.role != "assistant":
+        raise invalid_request("content must be a text", f"{place}.content")
+    role = "system" if message.role == "developer" else message.role
+    return {"role": role, "content": _text(message.content, place), **_calls(message, place)}
+
+
+def _calls(message: ChatMessage, place: str) -> Message:
+    """What a message says of calls of tools."""
+    if message.role == "tool":
+        if message.tool_call_id is None:
+            raise invalid_request("a tool's message needs a tool_call_id", f"{place}.tool_call_id")
+        return {"tool_call_id": message.tool_call_id} | ({"name": message.name} if message.name else {})
+    if not message.tool_calls:
+        return {}
+    if message.role != "assistant":
+        raise invalid_request("only an assistant calls tools", f"{place}.tool_calls")
+    calls = enumerate(message.tool_calls)
+    return {"tool_calls": [template_call(call, f"{place}.tool_calls[{index}]") for index, call in calls]}
+
+
+def _text(content: str | list[ContentPart] | None, place: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_part(part, f"{place}.content[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: ContentPart, place: str) -> str:
+    if part.type != "text":
+        raise unsupported_parameter(f"{place}.type", f"{part.type!r} is not supported; this model reads text")
+    if part.text is None:
+        raise invalid_request("a text part needs a text", f"{place}.text")
+    return part.text
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[PromptInput, ...]:
+    """A text, token ids, or a list of either."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not prompt:
+        raise invalid_request("the prompt is empty", "prompt")
+    for kind in (str, int, list):
+        if all(isinstance(item, kind) for item in prompt):
+            return (tuple(prompt),) if kind is int else tuple(_prompt(item) for item in prompt)  # type: ignore[arg-type]
+    raise invalid_request("prompt must be a text, token ids, a list of texts or a list of lists of token ids", "prompt")
+
+
+def _prompt(item: str | int | list[int]) -> PromptInput:
+    return tuple(item) if isinstance(item, list) else str(item)
+
+
+def _request(
+    body: Sampled,
+    *,
+    inputs: tuple[PromptInput, ...],
+    request_id: str,
+    ingress: Ingress,
+    logprobs: int | None,
+    max_tokens: int | None,
+    reserve_tokens: int = 0,
+    default_max_tokens: int | None = None,
+) -> GenerateRequest:
+    if body.stream_options is not None and not body.stream:
+        raise invalid_request("stream_options needs stream to be true", "stream_options")
+    if body.best_of not in (None, body.n or 1):
+        raise unsupported_parameter("best_of")
+    slo, asked = body.slo or Slo(), constraint(body)
+    return GenerateRequest(
+        model=ModelQuery(body.model, body.adapter_id, body.lora_path),
+        inputs=inputs,
+        request_id=request_id,
+        ingress=ingress,
+        sampling=_sampling(body, logprobs, asked.grammar),
+        grammar_field=asked.field,
+        max_tokens=max_tokens,
+        reserve_tokens=reserve_tokens,
+        default_max_tokens=default_max_tokens,
+        seed=body.seed,
+        stop=body.stop_strings,
+        whole=not body.stream,
+        n=body.n or 1,
+        lane=asked_lane(body.service_tier),
+        priority=body.priority or 0,
+        ttft=slo.ttft,
+        itl=slo.itl,
+    )
+
+
+def _sampling(body: Sampled, logprobs: int | None, grammar: Grammar | None) -> SamplingParams:
+    def given(name: str, default: float) -> Any:
+        value = getattr(body, name)
+        return default if value is None else value
+
+    return SamplingParams(
+        min_tokens=given("min_tokens", 0),
+        temperature=given("temperature", 1.0),
+        top_p=given("top_p", 1.0),
+        top_k=max(0, given("top_k", 0)),
+        min_p=given("min_p", 0.0),
+        presence_penalty=given("presence_penalty", 0.0),
+        frequency_penalty=given("frequency_penalty", 0.0),
+        repetition_penalty=given("repetition_penalty", 1.0),
+        logit_bias=tuple((body.logit_bias or {}).items()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs,
+        grammar=grammar,
+    )

@@ -1,0 +1,269 @@
+"""OpenAI's request bodies: what is read, and what is refused by name.
+
+Unknown fields are accepted, as OpenAI's own servers do. A field that would change the answer and is not supported is
+refused, unless it holds the value that changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.core.errors import ApiError, Fault, invalid_request, unsupported_parameter
+from gateway.core.lanes import LANE_OF_TIER
+from gateway.openai.messages import ChatMessage, Choice, Tool, ToolChoice
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Biases = Annotated[dict[int, Bias], Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}})]
+Tier = Annotated[str, Meta(extra_json_schema={"enum": sorted(filter(None, LANE_OF_TIER))})]
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Alternatives = Annotated[int, Meta(ge=0, le=20)]
+Milliseconds = Annotated[float, Meta(gt=0, le=86_400_000)]
+
+NOTHING: tuple[Any, ...] = (None, False, [], {})
+
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "allowed_token_ids": NOTHING,
+    "audio": NOTHING,
+    "bad_words": NOTHING,
+    "chat_template": NOTHING,
+    "chat_template_kwargs": NOTHING,
+    "add_generation_prompt": (None, True),
+    "continue_final_message": NOTHING,
+    "documents": NOTHING,
+    "function_call": (None, "none"),
+    "functions": NOTHING,
+    "guided_whitespace_pattern": NOTHING,
+    "include_stop_str_in_output": NOTHING,
+    "length_penalty": (None, 1, 1.0),
+    "modalities": (None, [], ["text"]),
+    "prediction": NOTHING,
+    "prompt_logprobs": NOTHING,
+    "skip_special_tokens": (None, True),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": NOTHING,
+    "truncate_prompt_tokens": NOTHING,
+    "use_beam_search": NOTHING,
+    "web_search_options": NOTHING,
+}
+"""Fields that are not supported, but where an endpoint has them; with the values that change nothing."""
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class Slo(Struct):
+    """Ours: what a request asks for instead of its lane's goals."""
+
+    ttft_ms: Milliseconds | None = None
+    """To the first token."""
+    itl_ms: Milliseconds | None = None
+    """Between two tokens."""
+
+    @property
+    def ttft(self) -> float | None:
+        """In seconds."""
+        return None if self.ttft_ms is None else self.ttft_ms / 1000
+
+    @property
+    def itl(self) -> float | None:
+        """In seconds."""
+        return None if self.itl_ms is None else self.itl_ms / 1000
+
+
+class JsonSchema(Struct, kw_only=True):
+    """A named schema. Answers follow it whether or not it asks for that by `strict`."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """OpenAI's."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Struct, kw_only=True):
+    """vLLM's; exactly one kind."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+
+
+class Sampled(Struct, kw_only=True):
+    """Fields that chats and completions share."""
+
+    model: str
+    adapter_id: str | None = None
+    lora_path: str | None = None
+    max_tokens: Count | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    best_of: int | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Fraction | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: Biases | None = None
+    seed: Int64 | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    service_tier: Tier | None = None
+    priority: Int32 | None = None
+    slo: Slo | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class ChatRequest(Sampled, kw_only=True):
+    """Body of /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(extra_json_schema={"minItems": 1})]
+    max_completion_tokens: Count | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Choice | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+
+
+class CompletionRequest(Sampled, kw_only=True):
+    """Body of /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: Alternatives | None = None
+    echo: bool | None = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """Body of /tokenize, as vLLM has it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """Body of /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class LoadAdapterRequest(Struct, kw_only=True):
+    """Body of /v1/load_lora_adapter, as vLLM has it."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool | None = None
+
+
+class UnloadAdapterRequest(Struct, kw_only=True):
+    """Body of /v1/unload_lora_adapter."""
+
+    lora_name: str
+
+
+class NativeLoadRequest(Struct, kw_only=True):
+    """Body of POST /admin/v1/adapters."""
+
+    name: str
+    source: str
+    replace: bool = False
+    tenants: list[str] = []
+
+
+class AliasRequest(Struct, kw_only=True):
+    """Body of /admin/v1/adapters/NAME/aliases."""
+
+    alias: str
+    remove: bool = False
+
+
+class AllowRequest(Struct, kw_only=True):
+    """Body of /admin/v1/adapters/NAME/tenants. None named: every tenant whose configuration lets it."""
+
+    tenants: list[str]
+
+
+Body = TypeVar("Body", bound=Struct)
+
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+
+
+def parse(body: bytes, kind: type[Body]) -> Body:
+    """Raises ApiError: INVALID_JSON; INVALID_REQUEST and UNSUPPORTED_PARAMETER, naming the field."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:  # the last: thousands of digits, broken UTF-8
+        raise ApiError(Fault.INVALID_JSON, f"the body is not valid JSON: {error}") from error
+    try:
+        parsed = msgspec.convert(document, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error)) from error
+    if issubclass(kind, Sampled):
+        _refuse_unsupported(document, kind)
+    return parsed
+
+
+def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
+    """A field that the one endpoint reads may be refused by the other."""
+    for name in filter(body.__contains__, REFUSED):
+        value, harmless = body[name], REFUSED[name]
+        reads = name in kind.__struct_fields__
+        if not reads and not any(type(value) is type(other) and value == other for other in harmless):
+            raise unsupported_parameter(name)
+
+
+def invalid_field(message: str) -> ApiError:
+    """msgspec's words with the place as `param`: Expected `int`, got `str` - at `$.max_tokens`."""
+    match = _PLACE.match(message)
+    what, path = (match["what"], (match["path"] or "").removesuffix("[...]")) if match else (message, "")
+    missing = _MISSING.match(what)
+    if missing:
+        param = ".".join(filter(None, (path, missing[1])))
+        return invalid_request(f"{param} is required", param)
+    return invalid_request(f"{path}: {what}" if path else what, path or None)

@@ -1,0 +1,101 @@
+"""What a caller wants its answer to match, in every spelling that is accepted, as one grammar."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.core.grammars import Grammar, GrammarKind
+from gateway.core.depth import check_depth
+from gateway.core.errors import invalid_request, unsupported_parameter
+from gateway.openai.schema import ResponseFormat, Sampled, StructuredOutputs
+
+ANY_OBJECT = '{"type":"object"}'
+GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+"""The names vLLM had before `structured_outputs`, and which of its kinds each is."""
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+NOT_SUPPORTED = ("structural_tag", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar, and the field of the request that asks for it; neither where the answer is free."""
+
+    grammar: Grammar | None = None
+    field: str | None = None
+
+
+def constraint(body: Sampled) -> Constraint:
+    """At most one of the ways to ask may be used. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    asked = [
+        _by_format(body.response_format) if body.response_format else Constraint(),
+        by_kind(body.structured_outputs) if body.structured_outputs else Constraint(),
+        *(_guided(body, name) for name in GUIDED),
+    ]
+    found = [one for one in asked if one.grammar]
+    if len(found) > 1:
+        first, second = ((one.field or "").partition(".")[0] for one in found[:2])
+        raise invalid_request(f"{second} and {first} exclude each other", second)
+    return found[0] if found else Constraint()
+
+
+def _by_format(wanted: ResponseFormat) -> Constraint:
+    match wanted.type:
+        case "text":
+            return Constraint()
+        case "json_object":
+            return Constraint(Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT), "response_format")
+        case "json_schema":
+            if wanted.json_schema is None:
+                raise invalid_request("response_format.json_schema is required", "response_format.json_schema")
+            return _of_kind("json", wanted.json_schema.schema, "response_format.json_schema.schema")
+    raise unsupported_parameter("response_format.type", f"{wanted.type!r} is not supported")
+
+
+def by_kind(wanted: StructuredOutputs) -> Constraint:
+    """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    for name in NOT_SUPPORTED:
+        if getattr(wanted, name):
+            raise unsupported_parameter(f"structured_outputs.{name}")
+    given = [name for name in KINDS if getattr(wanted, name) not in (None, False)]
+    if len(given) != 1:
+        raise invalid_request(f"structured_outputs needs one of {', '.join(KINDS)}", "structured_outputs")
+    return _of_kind(given[0], getattr(wanted, given[0]), f"structured_outputs.{given[0]}")
+
+
+def _guided(body: Sampled, name: str) -> Constraint:
+    value = getattr(body, name)
+    return Constraint() if value is None else _of_kind(GUIDED[name], value, name)
+
+
+def _of_kind(kind: str, value: Any, field: str) -> Constraint:
+    return Constraint(_grammar(kind, value, field), field)
+
+
+def _grammar(kind: str, value: Any, field: str) -> Grammar:
+    match kind:
+        case "json":
+            return _schema(value, field)
+        case "regex":
+            return Grammar(GrammarKind.REGEX, value)
+        case "grammar":
+            return Grammar(GrammarKind.CONTEXT_FREE, value)
+        case "choice":
+            return _one_of(value, field)
+    return Grammar(GrammarKind.JSON_SCHEMA, ANY_OBJECT)
+
+
+def _schema(schema: object, field: str) -> Grammar:
+    """In the order it was written in: that of the answer's properties."""
+    check_depth(schema, field)
+    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    return Grammar(GrammarKind.JSON_SCHEMA, text)
+
+
+def _one_of(choices: list[str], field: str) -> Grammar:
+    if not choices:
+        raise invalid_request(f"{field} must not be empty", field)
+    return Grammar(GrammarKind.CONTEXT_FREE, "start: " + " | ".join(map(json.dumps, choices)))

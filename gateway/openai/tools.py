@@ -1,0 +1,154 @@
+"""Tools as OpenAI words them: what a request offers the model, and the calls it makes of them."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gateway.core.depth import check_depth
+from gateway.core.errors import invalid_request, unsupported_parameter
+from gateway.generation import GenerateRequest, GenerationChunk
+from gateway.openai.messages import AssistantCall, Tool, ToolChoice
+from gateway.tokenizer import ToolSchema
+from gateway.tools.calls import Call
+from gateway.tools.dialects import Dialect
+from gateway.tools.parser import ToolParser
+from gateway.tools.rule import ToolRule
+
+Json = dict[str, Any]
+
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def offered_tools(tools: Sequence[Tool], choice: str | ToolChoice | None = None) -> tuple[Json, ...]:
+    """What the model is shown: nothing where it may call nothing. Raises ApiError."""
+    names = [_check(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    if len(set(names)) < len(names):
+        raise invalid_request("two tools have one name", "tools")
+    _check_choice(choice, names)
+    return () if choice == "none" else tuple(_shown(tool) for tool in tools)
+
+
+def tool_rule(tools: Sequence[Tool], choice: str | ToolChoice | None, parallel: bool | None) -> ToolRule:
+    """How tools that were offered may be called."""
+    functions = [tool.function for tool in tools if tool.function]
+    return ToolRule(
+        required=choice == "required",
+        named=choice.function.name if isinstance(choice, ToolChoice) and choice.function else None,
+        strict=frozenset(function.name for function in functions if function.strict),
+        parallel=parallel is not False,
+    )
+
+
+def call_reader(request: GenerateRequest, dialect: Dialect | None) -> ToolCalls | None:
+    """What reads the calls in the answers to a request; None: it offers no tools. Raises ApiError."""
+    chat = request.offering
+    return None if chat is None else ToolCalls(_spoken(dialect), chat.tools, parallel=chat.rule.several)
+
+
+def _spoken(dialect: Dialect | None) -> Dialect:
+    if dialect is None:
+        raise unsupported_parameter("tools", "cannot be used: calls are not read from this model (model.tool_parser)")
+    return dialect
+
+
+def template_call(call: AssistantCall, place: str) -> Json:
+    """A call of an earlier answer, as chat templates read them: arguments as an object. Raises ApiError."""
+    try:
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid_request(f"arguments are not valid JSON: {error}", f"{place}.function.arguments") from error
+    if not isinstance(arguments, dict):
+        raise invalid_request("arguments must be a JSON object", f"{place}.function.arguments")
+    check_depth(arguments, f"{place}.function.arguments")
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _check(tool: Tool, place: str) -> str:
+    """Returns the tool's name."""
+    if tool.type != "function" or tool.function is None:
+        raise unsupported_parameter(f"{place}.type", f"{tool.type!r} is not supported; tools are functions")
+    if not NAME.fullmatch(tool.function.name):
+        raise invalid_request("a tool's name has 1 to 64 letters, digits, '_', '.' and '-'", f"{place}.function.name")
+    check_depth(tool.function.parameters, f"{place}.function.parameters")
+    return tool.function.name
+
+
+def _check_choice(choice: str | ToolChoice | None, names: Sequence[str]) -> None:
+    if choice in (None, "auto", "none"):
+        return
+    if isinstance(choice, str) and choice != "required":
+        raise invalid_request("tool_choice must be none, auto, required or name a tool", "tool_choice")
+    if not names:
+        raise invalid_request("tool_choice needs tools", "tool_choice")
+    if isinstance(choice, ToolChoice):
+        _check_named(choice, names)
+
+
+def _check_named(choice: ToolChoice, names: Sequence[str]) -> None:
+    if choice.type != "function":
+        raise unsupported_parameter("tool_choice.type", f"{choice.type!r} is not supported; a choice is a function")
+    if choice.function is None:
+        raise invalid_request("tool_choice.function is required", "tool_choice.function")
+    if choice.function.name not in names:
+        raise invalid_request(f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice")
+
+
+def _shown(tool: Tool) -> Json:
+    assert tool.function is not None
+    function = {"name": tool.function.name, "description": tool.function.description or ""}
+    parameters = tool.function.parameters or NO_PARAMETERS
+    return {"type": "function", "function": {**function, "parameters": parameters}}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A chunk's text, once calls are told from it."""
+
+    text: str
+    calls: list[Json]
+    """Each call once, with all the chunk has of it."""
+    finish_reason: str | None
+
+
+def as_text(chunk: GenerationChunk) -> Told:
+    """Where no tools are offered, nothing is a call."""
+    return Told(chunk.text, [], chunk.finish_reason)
+
+
+class ToolCalls:
+    """Reads the calls in the answers of one request."""
+
+    def __init__(self, dialect: Dialect, tools: Sequence[ToolSchema], *, parallel: bool = True) -> None:
+        """`parallel`: an answer may make several calls; otherwise only its first counts."""
+        self._dialect = dialect
+        self._names = frozenset(tool["function"]["name"] for tool in tools)
+        self._parallel = parallel
+        self._parsers: dict[int, ToolParser] = {}
+
+    def read(self, chunk: GenerationChunk) -> Told:
+        """Chunks of an answer have to come in order."""
+        if (parser := self._parsers.get(chunk.answer)) is None:
+            parser = self._parsers[chunk.answer] = ToolParser(self._dialect, self._names)
+        parts = parser.push(chunk.text) + (parser.flush() if chunk.finish_reason else [])
+        text = "".join(part for part in parts if isinstance(part, str))
+        calls = [part for part in parts if isinstance(part, Call) and (self._parallel or part.index == 0)]
+        called = parser.num_calls and chunk.finish_reason == "stop"
+        return Told(text, _joined(calls), "tool_calls" if called else chunk.finish_reason)
+
+
+def _joined(news: Sequence[Call]) -> list[Json]:
+    calls: dict[int, Json] = {}
+    for call in news:
+        entry = calls.setdefault(call.index, {"index": call.index, "function": {"arguments": ""}})
+        if call.name:
+            function = {"name": call.name, "arguments": ""}
+            entry |= {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+        entry["function"]["arguments"] += call.arguments
+    return list(calls.values())

@@ -1,0 +1,1 @@
+"""gRPC: loralane.v1, health and reflection on grpc.aio."""

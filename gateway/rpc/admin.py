@@ -1,0 +1,131 @@
+"""The service loralane.v1.AdapterAdmin, for administrators' keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc
+
+from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.watch import Difference, watch
+from gateway.core.errors import invalid_request
+from gateway.core.tenants import Authenticator
+from gateway.pb import adapters_pb2 as pb
+from gateway.pb import adapters_pb2_grpc as pb_grpc
+from gateway.rpc.calls import Call, administer, watch_interval
+from gateway.rpc.wire import adapter_to_pb
+
+MAX_DRAIN_SECONDS = 86_400.0
+
+T = TypeVar("T")
+
+
+class AdapterAdminService(pb_grpc.AdapterAdminServicer):
+    """A change that has begun goes on when its caller leaves: a registry and an engine half way apart help nobody."""
+
+    def __init__(self, adapters: AdapterRegistry, keys: Authenticator) -> None:
+        self._adapters = adapters
+        self._keys = keys
+        self._changes: set[asyncio.Task[Any]] = set()
+        self._closing = asyncio.Event()
+
+    async def Load(  # noqa: N802
+        self, request: pb.LoadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.Adapter:
+        return await self._administer(context, partial(self._load, request))
+
+    async def Reload(  # noqa: N802
+        self, request: pb.ReloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ReloadAdapterResponse:
+        return await self._administer(context, partial(self._reload, request))
+
+    async def Unload(  # noqa: N802
+        self, request: pb.UnloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.UnloadAdapterResponse:
+        return await self._administer(context, partial(self._unload, request))
+
+    async def Pin(  # noqa: N802
+        self, request: pb.PinAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.Adapter:
+        change = partial(self._adapters.pin, request.name, request.pinned)
+        return await self._administer(context, partial(self._changed, request.name, change))
+
+    async def Alias(  # noqa: N802
+        self, request: pb.AliasAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.Adapter:
+        change = partial(self._adapters.alias, request.name, request.alias, remove=request.remove)
+        return await self._administer(context, partial(self._changed, request.name, change))
+
+    async def Allow(  # noqa: N802
+        self, request: pb.AllowTenantsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.Adapter:
+        change = partial(self._adapters.allow, request.name, tuple(request.tenants))
+        return await self._administer(context, partial(self._changed, request.name, change))
+
+    async def List(  # noqa: N802
+        self, request: pb.ListAdaptersRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListAdaptersResponse:
+        return await self._administer(context, self._list)
+
+    async def Watch(  # noqa: N802
+        self, request: pb.WatchAdaptersRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        await administer(context, self._keys, partial(self._watch, request))
+
+    def stop_watching(self) -> None:
+        """Ends every Watch: they would go on for as long as their callers stay."""
+        self._closing.set()
+
+    async def close(self) -> None:
+        """Ends changes under way."""
+        for change in self._changes:
+            change.cancel()
+        await asyncio.gather(*self._changes, return_exceptions=True)
+
+    async def _administer(self, context: grpc.aio.ServicerContext, work: Callable[[], Awaitable[T]]) -> T:
+        return await administer(context, self._keys, lambda _: work())
+
+    async def _load(self, request: pb.LoadAdapterRequest) -> pb.Adapter:
+        load = partial(
+            self._adapters.load, request.name, request.path, replace=request.replace, tenants=tuple(request.tenants)
+        )
+        return await self._changed(request.name, load)
+
+    async def _reload(self, request: pb.ReloadAdapterRequest) -> pb.ReloadAdapterResponse:
+        changed = await self._finish(self._adapters.reload(request.name))
+        adapter = adapter_to_pb(await self._adapters.status(request.name))
+        return pb.ReloadAdapterResponse(adapter=adapter, changed=changed)
+
+    async def _unload(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
+        if not 0 <= request.drain_seconds <= MAX_DRAIN_SECONDS:
+            raise invalid_request(f"drain_seconds must be from 0 to {MAX_DRAIN_SECONDS:g}", "drain_seconds")
+        aborted = await self._finish(self._adapters.unload(request.name, request.drain_seconds or None))
+        return pb.UnloadAdapterResponse(aborted=aborted)
+
+    async def _list(self) -> pb.ListAdaptersResponse:
+        return pb.ListAdaptersResponse(adapters=map(adapter_to_pb, await self._adapters.statuses()))
+
+    async def _watch(self, request: pb.WatchAdaptersRequest, call: Call) -> None:
+        seconds = watch_interval(request.interval_seconds)
+        await call.open()
+        async with aclosing(watch(self._adapters, seconds, self._closing)) as differences:
+            async for difference in differences:
+                await call.send(_difference_to_pb(difference))
+
+    async def _changed(self, name: str, change: Callable[[], Coroutine[Any, Any, Any]]) -> pb.Adapter:
+        await self._finish(change())
+        return adapter_to_pb(await self._adapters.status(name))
+
+    async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+
+def _difference_to_pb(difference: Difference) -> pb.WatchAdaptersResponse:
+    return pb.WatchAdaptersResponse(adapters=map(adapter_to_pb, difference.adapters), removed=difference.removed)

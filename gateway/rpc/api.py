@@ -1,0 +1,185 @@
+"""The public gRPC server: loralane.v1, health and reflection on one port."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import grpc
+from grpc_health.v1 import health
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from grpc_reflection.v1alpha import reflection
+
+from gateway.accounts.admin import AccountAdmin
+from gateway.accounts.registry import AccountRegistry
+from gateway.batches.outlook import Outlook
+from gateway.batches.service import Batches
+from gateway.core.part import Part, offers_service
+from gateway.core.tenants import Authenticator
+from gateway.files.service import Files
+from gateway.limiter.admin import LimitAdmin
+from gateway.operations import Operations
+from gateway.pb import (
+    adapters_pb2,
+    adapters_pb2_grpc,
+    batches_pb2,
+    batches_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    limits_pb2,
+    limits_pb2_grpc,
+    operations_pb2,
+    operations_pb2_grpc,
+    tenants_pb2,
+    tenants_pb2_grpc,
+    usage_pb2,
+    usage_pb2_grpc,
+)
+from gateway.rpc.accounts import TenantAdminService
+from gateway.rpc.admin import AdapterAdminService
+from gateway.rpc.batches import BatchesService
+from gateway.rpc.generation import GenerationService
+from gateway.rpc.health import EngineHealth
+from gateway.rpc.limits import LimitAdminService
+from gateway.rpc.operations import LaneAdminService, RequestAdminService
+from gateway.rpc.usage import UsageAdminService
+from gateway.service import Gateway
+from gateway.tls import Certificate
+from gateway.usage.admin import UsageAdmin
+
+SERVICES = (
+    generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,
+    batches_pb2.DESCRIPTOR.services_by_name["Batches"].full_name,
+    adapters_pb2.DESCRIPTOR.services_by_name["AdapterAdmin"].full_name,
+    limits_pb2.DESCRIPTOR.services_by_name["LimitAdmin"].full_name,
+    tenants_pb2.DESCRIPTOR.services_by_name["TenantAdmin"].full_name,
+    usage_pb2.DESCRIPTOR.services_by_name["UsageAdmin"].full_name,
+    operations_pb2.DESCRIPTOR.services_by_name["LaneAdmin"].full_name,
+    operations_pb2.DESCRIPTOR.services_by_name["RequestAdmin"].full_name,
+)
+
+KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+)
+"""Finds peers that are gone without a word within 40 s; clients may ping every 10 s, between calls too."""
+
+
+class GrpcServer:
+    """An async context manager: entered it serves, and yields the port it listens on; left it has stopped."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        keys: Authenticator,
+        accounts: AccountRegistry | None = None,
+        operations: Operations | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        certificate: Certificate | None = None,
+        shared: bool = False,
+        max_message_bytes: int = 8 * 2**20,
+        grace_seconds: float = 10.0,
+        usage: UsageAdmin | None = None,
+        files: Files | None = None,
+        batches: Batches | None = None,
+        part: Part = "all",
+    ) -> None:
+        """
+        Args:
+            accounts: None leaves tenants and keys to the configuration.
+            operations: None leaves lanes and live requests alone.
+            port: 0 takes any free one.
+            certificate: None speaks without TLS.
+            shared: other processes of ours listen on it too, and the kernel deals connections out.
+            max_message_bytes: of one request; gRPC itself refuses a larger one with RESOURCE_EXHAUSTED.
+            grace_seconds: how long running calls may go on when the server stops.
+            usage: None where nothing counts it.
+            files, batches: None where there are none.
+            part: what this port offers.
+        """
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._certificate = certificate
+        self._grace_seconds = grace_seconds
+        self._admin = AdapterAdminService(gateway.adapters, keys)
+        self._limits = LimitAdminService(LimitAdmin(gateway.limiter), keys)
+        services = tuple(name for name in SERVICES if offers_service(part, name))
+        self._health = EngineHealth(services, lambda: gateway.engine.ready)
+        self._server = grpc.aio.server(options=_options(max_message_bytes, shared))
+        self._batches: BatchesService | None = None
+        if part != "admin":
+            generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(gateway, keys), self._server)
+            self._batches = self._add_batches(gateway, keys, files, batches)
+        if part != "public":
+            self._add_administration(gateway, keys, accounts, operations, usage)
+        add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+
+    def _add_batches(
+        self, gateway: Gateway, keys: Authenticator, files: Files | None, batches: Batches | None
+    ) -> BatchesService | None:
+        if files is None or batches is None:
+            return None
+        service = BatchesService(files, batches, Outlook(batches, gateway.engine), keys)
+        batches_pb2_grpc.add_BatchesServicer_to_server(service, self._server)
+        return service
+
+    def _add_administration(
+        self,
+        gateway: Gateway,
+        keys: Authenticator,
+        accounts: AccountRegistry | None,
+        operations: Operations | None,
+        usage: UsageAdmin | None,
+    ) -> None:
+        adapters_pb2_grpc.add_AdapterAdminServicer_to_server(self._admin, self._server)
+        limits_pb2_grpc.add_LimitAdminServicer_to_server(self._limits, self._server)
+        if accounts is not None:
+            tenants = TenantAdminService(AccountAdmin(accounts, gateway.limiter.drop), keys)
+            tenants_pb2_grpc.add_TenantAdminServicer_to_server(tenants, self._server)
+        if usage is not None:
+            usage_pb2_grpc.add_UsageAdminServicer_to_server(UsageAdminService(usage, keys), self._server)
+        if operations is not None:
+            operations_pb2_grpc.add_LaneAdminServicer_to_server(LaneAdminService(operations, keys), self._server)
+            operations_pb2_grpc.add_RequestAdminServicer_to_server(RequestAdminService(operations, keys), self._server)
+
+    async def start(self) -> int:
+        """Returns the port. Raises OSError: the address is in use or not ours."""
+        try:
+            port = self._add_port()
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self._address}; use another port") from error
+        await self._server.start()
+        return port
+
+    def _add_port(self) -> int:
+        if self._certificate is None:
+            return self._server.add_insecure_port(self._address)
+        return self._server.add_secure_port(self._address, self._certificate.for_grpc())
+
+    async def stop(self) -> None:
+        """Takes no more calls, lets running ones end for a while, then cancels them."""
+        self._health.stop_serving()
+        self._admin.stop_watching()
+        self._limits.stop_watching()
+        if self._batches is not None:
+            self._batches.stop_watching()
+        await self._server.stop(self._grace_seconds)
+        await self._admin.close()
+
+    async def __aenter__(self) -> int:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+def _options(max_message_bytes: int, shared: bool) -> tuple[tuple[str, int], ...]:
+    sizes = (("grpc.max_receive_message_length", max_message_bytes), ("grpc.max_send_message_length", -1))
+    # Without SO_REUSEPORT a port that another server holds is an error, not a coin toss between the two.
+    return (*KEEPALIVE, *sizes, ("grpc.so_reuseport", int(shared)))

@@ -1,0 +1,246 @@
+"""The service loralane.v1.Batches, for tenants' keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from functools import partial
+
+import grpc
+
+from gateway.batches.outlook import Outlook
+from gateway.batches.record import TIMES, Batch
+from gateway.batches.service import DEFAULT_PAGE, Batches, Wish
+from gateway.core.errors import ApiError, Fault, invalid_request
+from gateway.core.tenants import Authenticator, Principal
+from gateway.files.record import BATCH, FileRecord
+from gateway.files.service import MAX_PAGE, Files
+from gateway.pb import batches_pb2 as pb
+from gateway.pb import batches_pb2_grpc as pb_grpc
+from gateway.rpc.calls import Call, answer, watch_interval
+
+READ_SECONDS = 60.0
+"""That a caller may take over the next piece of a file."""
+DEFAULT_WINDOW = "24h"
+PLAIN_FIELDS = (
+    "id",
+    "status",
+    "endpoint",
+    "model",
+    "input_file_id",
+    "completion_window",
+    "output_file_id",
+    "error_file_id",
+    *TIMES,
+)
+"""Of a batch, by the same name on both sides."""
+
+
+class BatchesService(pb_grpc.BatchesServicer):
+    def __init__(self, files: Files, batches: Batches, outlook: Outlook, keys: Authenticator) -> None:
+        self._files = files
+        self._batches = batches
+        self._outlook = outlook
+        self._keys = keys
+        self._closing = asyncio.Event()
+
+    async def CreateFile(  # noqa: N802
+        self, requests: AsyncIterator[pb.CreateFileRequest], context: grpc.aio.ServicerContext
+    ) -> pb.File:
+        return await answer(context, self._keys, partial(self._create_file, requests))
+
+    async def GetFile(  # noqa: N802
+        self, request: pb.GetFileRequest, context: grpc.aio.ServicerContext
+    ) -> pb.File:
+        return await answer(context, self._keys, partial(self._get_file, request))
+
+    async def ListFiles(  # noqa: N802
+        self, request: pb.ListFilesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListFilesResponse:
+        return await answer(context, self._keys, partial(self._list_files, request))
+
+    async def DeleteFile(  # noqa: N802
+        self, request: pb.DeleteFileRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DeleteFileResponse:
+        return await answer(context, self._keys, partial(self._delete_file, request))
+
+    async def ReadFile(  # noqa: N802
+        self, request: pb.ReadFileRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        await answer(context, self._keys, partial(self._read_file, request))
+
+    async def CreateBatch(  # noqa: N802
+        self, request: pb.CreateBatchRequest, context: grpc.aio.ServicerContext
+    ) -> pb.Batch:
+        return await answer(context, self._keys, partial(self._create_batch, request))
+
+    async def GetBatch(  # noqa: N802
+        self, request: pb.GetBatchRequest, context: grpc.aio.ServicerContext
+    ) -> pb.Batch:
+        return await answer(context, self._keys, partial(self._get_batch, request))
+
+    async def ListBatches(  # noqa: N802
+        self, request: pb.ListBatchesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListBatchesResponse:
+        return await answer(context, self._keys, partial(self._list_batches, request))
+
+    async def CancelBatch(  # noqa: N802
+        self, request: pb.CancelBatchRequest, context: grpc.aio.ServicerContext
+    ) -> pb.Batch:
+        return await answer(context, self._keys, partial(self._cancel_batch, request))
+
+    async def WatchBatch(  # noqa: N802
+        self, request: pb.WatchBatchRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        await answer(context, self._keys, partial(self._watch_batch, request))
+
+    def stop_watching(self) -> None:
+        """Ends every WatchBatch: jobs may go on for days."""
+        self._closing.set()
+
+    async def _create_file(
+        self, requests: AsyncIterator[pb.CreateFileRequest], call: Call, principal: Principal
+    ) -> pb.File:
+        tenant = principal.as_tenant().tenant.name
+        first = await _next(requests)
+        if first is None or first.WhichOneof("part") != "header":
+            raise invalid_request("the first message has the header", "header")
+        header = first.header
+        expires_after = header.expires_after_seconds if header.HasField("expires_after_seconds") else None
+        async with aclosing(_pieces(requests)) as pieces:
+            record = await self._files.create(
+                tenant, header.filename, header.purpose or BATCH, pieces, expires_after=expires_after
+            )
+        return _file(record)
+
+    async def _get_file(self, request: pb.GetFileRequest, call: Call, principal: Principal) -> pb.File:
+        return _file(await self._files.get(principal.as_tenant().tenant.name, request.file_id))
+
+    async def _list_files(self, request: pb.ListFilesRequest, call: Call, principal: Principal) -> pb.ListFilesResponse:
+        page = await self._files.list(
+            principal.as_tenant().tenant.name,
+            purpose=request.purpose or None,
+            after=request.after or None,
+            limit=_files_limit(request.limit),
+            newest_first=not request.oldest_first,
+        )
+        return pb.ListFilesResponse(data=map(_file, page.data), has_more=page.has_more)
+
+    async def _delete_file(
+        self, request: pb.DeleteFileRequest, call: Call, principal: Principal
+    ) -> pb.DeleteFileResponse:
+        await self._files.delete(principal.as_tenant().tenant.name, request.file_id)
+        return pb.DeleteFileResponse(id=request.file_id, deleted=True)
+
+    async def _read_file(self, request: pb.ReadFileRequest, call: Call, principal: Principal) -> None:
+        record = await self._files.get(principal.as_tenant().tenant.name, request.file_id)
+        start, length = _range(request, record.bytes)
+        async with aclosing(self._files.content(record, start, length)) as pieces:
+            async for piece in pieces:
+                await call.open()
+                await call.send(pb.FileChunk(data=piece))
+
+    async def _create_batch(self, request: pb.CreateBatchRequest, call: Call, principal: Principal) -> pb.Batch:
+        return await self._told(await self._batches.create(principal.as_tenant(), _wish(request)))
+
+    async def _get_batch(self, request: pb.GetBatchRequest, call: Call, principal: Principal) -> pb.Batch:
+        return await self._told(await self._batches.get(principal.as_tenant(), request.batch_id))
+
+    async def _list_batches(
+        self, request: pb.ListBatchesRequest, call: Call, principal: Principal
+    ) -> pb.ListBatchesResponse:
+        limit = request.limit or DEFAULT_PAGE
+        batches, more = await self._batches.list(principal.as_tenant(), request.after or None, limit)
+        return pb.ListBatchesResponse(data=[await self._told(batch) for batch in batches], has_more=more)
+
+    async def _cancel_batch(self, request: pb.CancelBatchRequest, call: Call, principal: Principal) -> pb.Batch:
+        return await self._told(await self._batches.cancel(principal.as_tenant(), request.batch_id))
+
+    async def _watch_batch(self, request: pb.WatchBatchRequest, call: Call, principal: Principal) -> None:
+        seconds, tenant = watch_interval(request.interval_seconds), principal.as_tenant()
+        seen: Batch | None = None
+        while True:
+            batch = await self._batches.get(tenant, request.batch_id)
+            if seen is None or (batch.status, batch.tally) != (seen.status, seen.tally):
+                await call.open()
+                await call.send(await self._told(batch))
+            seen = batch
+            if batch.ended or await self._stopping(seconds):
+                return
+
+    async def _stopping(self, seconds: float) -> bool:
+        """Whether the server stops within so many seconds."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), seconds)
+        return self._closing.is_set()
+
+    async def _told(self, batch: Batch) -> pb.Batch:
+        return batch_to_pb(batch, await self._outlook.eta(batch))
+
+
+async def _next(requests: AsyncIterator[pb.CreateFileRequest]) -> pb.CreateFileRequest | None:
+    """None: that was all. Raises ApiError: DEADLINE_EXCEEDED, the caller takes too long."""
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            return await anext(requests, None)
+    except TimeoutError as error:
+        raise ApiError(Fault.DEADLINE_EXCEEDED, f"no piece of the file came for {READ_SECONDS:g} s") from error
+
+
+async def _pieces(requests: AsyncIterator[pb.CreateFileRequest]) -> AsyncGenerator[bytes, None]:
+    while (request := await _next(requests)) is not None:
+        if request.WhichOneof("part") != "data":
+            raise invalid_request("a message behind the first has data", "data")
+        yield request.data
+
+
+def _wish(request: pb.CreateBatchRequest) -> Wish:
+    return Wish(
+        request.endpoint,
+        request.input_file_id,
+        request.completion_window or DEFAULT_WINDOW,
+        dict(request.metadata) or None,
+        request.output_expires_after_seconds if request.HasField("output_expires_after_seconds") else None,
+    )
+
+
+def _files_limit(limit: int) -> int:
+    """Raises ApiError: INVALID_REQUEST."""
+    if not 0 <= limit <= MAX_PAGE:
+        raise invalid_request(f"limit must be at most {MAX_PAGE}", "limit")
+    return limit or MAX_PAGE
+
+
+def _range(request: pb.ReadFileRequest, size: int) -> tuple[int, int]:
+    """Start and length. Raises ApiError: INVALID_REQUEST."""
+    if not 0 <= request.offset <= size:
+        raise invalid_request(f"offset must be within the file's {size} bytes", "offset")
+    left = size - request.offset
+    if not request.HasField("limit"):
+        return request.offset, left
+    if request.limit < 0:
+        raise invalid_request("limit must not be negative", "limit")
+    return request.offset, min(request.limit, left)
+
+
+def _file(record: FileRecord) -> pb.File:
+    shown = record.shown()
+    return pb.File(**{name: value for name, value in shown.items() if name != "object"})
+
+
+def batch_to_pb(batch: Batch, eta_seconds: float | None) -> pb.Batch:
+    tally = batch.tally
+    return pb.Batch(
+        **{name: getattr(batch, name) for name in PLAIN_FIELDS},
+        request_counts=pb.RequestCounts(total=batch.total, completed=tally.completed, failed=tally.failed),
+        usage=pb.BatchUsage(
+            input_tokens=tally.input_tokens,
+            cached_tokens=tally.cached_tokens,
+            output_tokens=tally.output_tokens,
+            total_tokens=tally.input_tokens + tally.output_tokens,
+        ),
+        metadata=batch.metadata,
+        errors=[pb.BatchError(**error.json()) for error in batch.errors],
+        eta_seconds=eta_seconds,
+    )

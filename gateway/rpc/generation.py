@@ -1,0 +1,99 @@
+"""The service loralane.v1.Generation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+import grpc
+
+from gateway.core.errors import Fault, unavailable
+from gateway.core.tenants import Authenticator, Principal
+from gateway.generation import Generation
+from gateway.openai.tools import as_text, call_reader
+from gateway.pb import generation_pb2 as pb
+from gateway.pb import generation_pb2_grpc as pb_grpc
+from gateway.rpc.calls import Call, answer, respond
+from gateway.rpc.wire import (
+    Read,
+    chunk_to_pb,
+    generate_request,
+    model_query,
+    prompt_input,
+    response_to_pb,
+    usage_metadata,
+)
+from gateway.service import Gateway
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Generation"]
+GENERATE, GENERATE_STREAM = (
+    f"/{SERVICE.full_name}/{SERVICE.methods_by_name[name].name}" for name in ("Generate", "GenerateStream")
+)
+
+
+class GenerationService(pb_grpc.GenerationServicer):
+    """gRPC cancels a handler's task when its caller leaves or its deadline passes; the gateway does the rest."""
+
+    def __init__(self, gateway: Gateway, keys: Authenticator) -> None:
+        self._gateway = gateway
+        self._keys = keys
+        self._token_text = gateway.tokenizer.token_text
+
+    async def Generate(  # noqa: N802
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GenerateResponse:
+        return await respond(context, partial(self._generate, request))
+
+    async def GenerateStream(  # noqa: N802
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        # Not an async generator: gRPC would leave a cancelled one to the garbage collector, and the engine running.
+        await respond(context, partial(self._stream, request))
+
+    async def Tokenize(  # noqa: N802
+        self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> pb.TokenizeResponse:
+        return await answer(context, self._keys, partial(self._tokenize, request))
+
+    async def _generate(self, request: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
+        async with self._admitted(request, call, GENERATE) as (generation, read):
+            chunks = [chunk async for chunk in generation]
+            if usage := chunks[-1].usage:
+                call.set_trailing(usage_metadata(usage))
+            return response_to_pb(generation.admitted, chunks, read, self._token_text)
+
+    async def _stream(self, request: pb.GenerateRequest, call: Call) -> None:
+        async with self._admitted(request, call, GENERATE_STREAM) as (generation, read):
+            async for chunk in generation:
+                told = read(chunk)
+                if chunk.usage:
+                    call.set_trailing(usage_metadata(chunk.usage))
+                if told.text or chunk.token_ids or chunk.finish_reason:
+                    await call.send(chunk_to_pb(generation.admitted, chunk, told, self._token_text))
+
+    async def _tokenize(self, request: pb.TokenizeRequest, call: Call, principal: Principal) -> pb.TokenizeResponse:
+        """A context length is known only from an engine that was there."""
+        tenant = principal.as_tenant().tenant
+        intake, engine = self._gateway.intake, self._gateway.engine
+        if not engine.ready:
+            raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
+        intake.resolve(tenant, model_query(request.model))
+        ids = await intake.encode(prompt_input(request))
+        return pb.TokenizeResponse(ids=ids, max_model_len=engine.info.max_model_len)
+
+    @asynccontextmanager
+    async def _admitted(
+        self, request: pb.GenerateRequest, call: Call, method: str
+    ) -> AsyncIterator[tuple[Generation, Read]]:
+        """And what reads its answers. Initial metadata go out with admission, not before: until then a status can still
+        be the whole answer."""
+        with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
+            principal = arrival.identify(self._keys.authenticate(call.token))
+            wanted = generate_request(request, call.request_id, call.time_remaining)
+            wanted = replace(wanted, ingress=arrival.ingress, whole=method == GENERATE)
+            calls = call_reader(wanted, self._gateway.intake.dialect)
+        async with self._gateway.generate(principal, wanted) as generation:
+            await call.open(generation.admitted.headers())
+            yield generation, calls.read if calls else as_text

@@ -1,0 +1,115 @@
+"""The service loralane.v1.LimitAdmin, for administrators' keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import grpc
+
+from gateway.core.limits import LIMIT_NAMES, Limits, Scope
+from gateway.core.tenants import Authenticator
+from gateway.limiter.admin import LimitAdmin, scope_of
+from gateway.limiter.base import LimitEntry
+from gateway.limiter.usage import ScopeUsage
+from gateway.pb import limits_pb2 as pb
+from gateway.pb import limits_pb2_grpc as pb_grpc
+from gateway.rpc.calls import Call, administer, watch_interval
+
+
+class LimitAdminService(pb_grpc.LimitAdminServicer):
+    def __init__(self, limits: LimitAdmin, keys: Authenticator) -> None:
+        self._limits = limits
+        self._keys = keys
+        self._closing = asyncio.Event()
+
+    async def Get(  # noqa: N802
+        self, request: pb.GetLimitsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetLimitsResponse:
+        return await administer(context, self._keys, partial(self._get, request))
+
+    async def Set(  # noqa: N802
+        self, request: pb.SetLimitsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.LimitEntry:
+        return await administer(context, self._keys, partial(self._set, request))
+
+    async def Reset(  # noqa: N802
+        self, request: pb.ResetLimitsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ResetLimitsResponse:
+        return await administer(context, self._keys, partial(self._reset, request))
+
+    async def Usage(  # noqa: N802
+        self, request: pb.LimitUsageRequest, context: grpc.aio.ServicerContext
+    ) -> pb.LimitUsageResponse:
+        return await administer(context, self._keys, partial(self._usage, request))
+
+    async def Watch(  # noqa: N802
+        self, request: pb.WatchLimitsRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        await administer(context, self._keys, partial(self._watch, request))
+
+    def stop_watching(self) -> None:
+        """Ends every Watch: they would go on for as long as their callers stay."""
+        self._closing.set()
+
+    async def _get(self, request: pb.GetLimitsRequest, call: Call) -> pb.GetLimitsResponse:
+        return pb.GetLimitsResponse(entries=map(_entry_to_pb, await self._limits.get(request.tenant)))
+
+    async def _set(self, request: pb.SetLimitsRequest, call: Call) -> pb.LimitEntry:
+        return _entry_to_pb(await self._limits.set(_scope(request.scope), _changes(request)))
+
+    async def _reset(self, request: pb.ResetLimitsRequest, call: Call) -> pb.ResetLimitsResponse:
+        limits = await self._limits.reset(_scope(request.scope), used=request.used)
+        return pb.ResetLimitsResponse(limits=_limits_to_pb(limits))
+
+    async def _usage(self, request: pb.LimitUsageRequest, call: Call) -> pb.LimitUsageResponse:
+        return _usage_to_pb(await self._limits.usage(request.tenant))
+
+    async def _watch(self, request: pb.WatchLimitsRequest, call: Call) -> None:
+        seconds = watch_interval(request.interval_seconds)
+        async with aclosing(self._limits.watch(request.tenant, seconds, self._closing)) as changes:
+            async for changed in changes:
+                await call.open()
+                await call.send(_usage_to_pb(changed))
+
+
+def _scope(scope: pb.LimitScope) -> Scope:
+    return scope_of(scope.tenant, scope.key, scope.adapter)
+
+
+def _changes(request: pb.SetLimitsRequest) -> dict[str, Any]:
+    changes: dict[str, Any] = dict.fromkeys(request.lift)
+    changes |= {name: getattr(request.limits, name) for name in LIMIT_NAMES if request.limits.HasField(name)}
+    if request.set_shadow or request.limits.shadow:
+        changes["shadow"] = list(request.limits.shadow)
+    if request.set_when_redis_is_away or request.limits.when_redis_is_away:
+        changes["when_redis_is_away"] = dict(request.limits.when_redis_is_away)
+    return changes
+
+
+def _limits_to_pb(limits: Limits) -> pb.Limits:
+    return pb.Limits(**limits.given())
+
+
+def _entry_to_pb(entry: LimitEntry) -> pb.LimitEntry:
+    return pb.LimitEntry(
+        scope=pb.LimitScope(**asdict(entry.scope)), limits=_limits_to_pb(entry.limits), source=entry.source
+    )
+
+
+def _usage_to_pb(usage: Sequence[ScopeUsage]) -> pb.LimitUsageResponse:
+    return pb.LimitUsageResponse(
+        scopes=[
+            pb.ScopeUsage(
+                scope=pb.LimitScope(**asdict(used.scope)),
+                limits=[pb.LimitUsage(**asdict(limit)) for limit in used.limits],
+                refused_at=used.refused_at,
+                refused_by=used.refused_by,
+            )
+            for used in usage
+        ]
+    )

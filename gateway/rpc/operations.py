@@ -1,0 +1,60 @@
+"""The services loralane.v1.LaneAdmin and RequestAdmin, for administrators' keys."""
+
+from __future__ import annotations
+
+import msgspec
+from grpc.aio import ServicerContext as Context
+
+from gateway.core.errors import invalid_request
+from gateway.core.tenants import Authenticator
+from gateway.operations import MODES, LaneStatus, LiveRequest, Operations
+from gateway.pb import operations_pb2 as pb
+from gateway.pb import operations_pb2_grpc as pb_grpc
+from gateway.rpc.calls import Call, administer
+
+
+class LaneAdminService(pb_grpc.LaneAdminServicer):
+    def __init__(self, operations: Operations, keys: Authenticator) -> None:
+        self._operations = operations
+        self._keys = keys
+
+    async def List(self, request: pb.ListLanesRequest, context: Context) -> pb.ListLanesResponse:  # noqa: N802
+        async def work(call: Call) -> pb.ListLanesResponse:
+            return pb.ListLanesResponse(lanes=map(_lane, await self._operations.lanes()))
+
+        return await administer(context, self._keys, work)
+
+    async def Set(self, request: pb.SetLaneRequest, context: Context) -> pb.LaneStatus:  # noqa: N802
+        async def work(call: Call) -> pb.LaneStatus:
+            if request.action not in MODES:
+                raise invalid_request(f"action must be one of {', '.join(MODES)}", "action")
+            return _lane(await self._operations.set_mode(request.lane, request.action))
+
+        return await administer(context, self._keys, work)
+
+
+class RequestAdminService(pb_grpc.RequestAdminServicer):
+    def __init__(self, operations: Operations, keys: Authenticator) -> None:
+        self._operations = operations
+        self._keys = keys
+
+    async def List(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:  # noqa: N802
+        async def work(call: Call) -> pb.ListRequestsResponse:
+            live = await self._operations.requests()
+            return pb.ListRequestsResponse(requests=map(_request, live.requests), total=live.total)
+
+        return await administer(context, self._keys, work)
+
+    async def Cancel(self, request: pb.CancelRequestRequest, context: Context) -> pb.LiveRequest:  # noqa: N802
+        async def work(call: Call) -> pb.LiveRequest:
+            return _request(await self._operations.cancel(request.id))
+
+        return await administer(context, self._keys, work)
+
+
+def _lane(status: LaneStatus) -> pb.LaneStatus:
+    return pb.LaneStatus(**msgspec.to_builtins(status))
+
+
+def _request(request: LiveRequest) -> pb.LiveRequest:
+    return pb.LiveRequest(**msgspec.structs.asdict(request))

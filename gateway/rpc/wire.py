@@ -1,0 +1,244 @@
+"""Messages of `loralane.v1` to the gateway's own words and back. The only place that knows both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_type_hints
+
+import msgspec
+
+from engine.core.grammars import Grammar
+from engine.core.types import Lane, SamplingParams, TokenLogprobs
+from gateway.adapters.status import STATUS_FIELDS, AdapterStatus
+from gateway.core.errors import invalid_request
+from gateway.core.routing import ModelQuery
+from gateway.generation import Admitted, Chat, GenerateRequest, GenerationChunk, PromptInput, Usage
+from gateway.joined import join_answers
+from gateway.openai.convert import chat_messages
+from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
+from gateway.openai.schema import CompletionRequest, Slo, StructuredOutputs
+from gateway.openai.structured import Constraint, by_kind
+from gateway.openai.tools import Told, offered_tools, tool_rule
+from gateway.pb import adapters_pb2
+from gateway.pb import generation_pb2 as pb
+
+RANGES: Mapping[str, Any] = get_type_hints(CompletionRequest, include_extras=True)
+"""What HTTP accepts for a field of this name, as msgspec reads it."""
+SLO_RANGES: Mapping[str, Any] = get_type_hints(Slo, include_extras=True)
+
+NOT_SAMPLING = frozenset({"max_tokens", "seed", "stop"})
+"""Fields of the message SamplingParams that are the gateway's business, not the sampler's."""
+
+TokenText = Callable[[int], str]
+Read = Callable[[GenerationChunk], Told]
+"""Tells calls from text."""
+
+_LANE_ASKED: Mapping[int, Lane | None] = {
+    pb.LANE_UNSPECIFIED: None,
+    pb.LANE_INTERACTIVE: Lane.INTERACTIVE,
+    pb.LANE_BATCH: Lane.BATCH,
+}
+_LANE: Mapping[Lane, pb.Lane] = {Lane.INTERACTIVE: pb.LANE_INTERACTIVE, Lane.BATCH: pb.LANE_BATCH}
+_TOOL_MODE: Mapping[int, str] = {
+    pb.ToolChoice.MODE_UNSPECIFIED: "auto",
+    pb.ToolChoice.MODE_AUTO: "auto",
+    pb.ToolChoice.MODE_NONE: "none",
+    pb.ToolChoice.MODE_REQUIRED: "required",
+}
+_FINISH: Mapping[str | None, pb.FinishReason] = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+    "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
+}
+
+
+def generate_request(message: pb.GenerateRequest, request_id: str, deadline: float | None) -> GenerateRequest:
+    """`deadline`: seconds this caller will wait. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    given = {field.name: _plain(value) for field, value in message.sampling.ListFields()}
+    _check_ranges(given, RANGES)
+    slo, asked = _slo(message.slo), _asked(message.structured_outputs)
+    _check_ranges(count := {"n": message.n} if message.HasField("n") else {}, RANGES)
+    return GenerateRequest(
+        model=model_query(message.model),
+        inputs=(prompt_input(message),),
+        request_id=request_id,
+        sampling=_sampling(given, asked.grammar),
+        grammar_field=asked.field,
+        max_tokens=given.get("max_tokens"),
+        seed=given.get("seed"),
+        stop=tuple(given.get("stop", ())),
+        n=count.get("n", 1),
+        lane=_lane(message.lane),
+        priority=message.priority,
+        deadline=deadline,
+        ttft=slo.ttft,
+        itl=slo.itl,
+    )
+
+
+def model_query(model: str) -> ModelQuery:
+    """Raises ApiError: INVALID_REQUEST."""
+    if not model:
+        raise invalid_request("model is required", "model")
+    return ModelQuery(model)
+
+
+def prompt_input(message: pb.GenerateRequest | pb.TokenizeRequest) -> PromptInput:
+    """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    match message.WhichOneof("input"):
+        case "chat":
+            return _chat(message.chat)
+        case "prompt":
+            return message.prompt
+        case "prompt_ids" if isinstance(message, pb.GenerateRequest):
+            return tuple(message.prompt_ids.ids)
+    names = [field.name for field in message.DESCRIPTOR.oneofs_by_name["input"].fields]
+    raise invalid_request(f"one of {', '.join(names)} is required", "input")
+
+
+def chunk_to_pb(admitted: Admitted, chunk: GenerationChunk, told: Told, token_text: TokenText) -> pb.GenerateChunk:
+    choice = _choice(chunk, told, token_text)
+    return pb.GenerateChunk(choice=choice, usage=_usage(chunk.usage), **_head(admitted))
+
+
+def response_to_pb(
+    admitted: Admitted, chunks: Sequence[GenerationChunk], read: Read, token_text: TokenText
+) -> pb.GenerateResponse:
+    """`chunks`: all of all answers, each answer's in order."""
+    choices = [_choice(answer, read(answer), token_text) for answer in join_answers(chunks)]
+    return pb.GenerateResponse(choices=choices, usage=_usage(chunks[-1].usage), **_head(admitted))
+
+
+def usage_metadata(usage: Usage) -> dict[str, str]:
+    """Final usage as trailing metadata."""
+    return {
+        "x-loralane-prompt-tokens": str(usage.prompt),
+        "x-loralane-cached-tokens": str(usage.cached),
+        "x-loralane-completion-tokens": str(usage.completion),
+    }
+
+
+def adapter_to_pb(status: AdapterStatus) -> adapters_pb2.Adapter:
+    """The message has the same fields, by the same names."""
+    return adapters_pb2.Adapter(**{name: getattr(status, name) for name in STATUS_FIELDS})
+
+
+def _chat(message: pb.Chat) -> Chat:
+    """In OpenAI's words first, whose meaning is known."""
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(message.tools)]
+    choice = _tool_choice(message.tool_choice)
+    parallel = message.parallel_tool_calls if message.HasField("parallel_tool_calls") else None
+    rule = tool_rule(tools, choice, parallel)
+    return Chat(chat_messages(list(map(_message, message.messages))), offered_tools(tools, choice), rule)
+
+
+def _message(message: pb.ChatMessage) -> ChatMessage:
+    calls = [AssistantCall(CalledFunction(call.name, call.arguments), call.id) for call in message.tool_calls]
+    return ChatMessage(message.role, message.content, calls, message.tool_call_id or None, message.name or None)
+
+
+def _tool(tool: pb.Tool, place: str) -> Tool:
+    try:
+        parameters = msgspec.json.decode(tool.parameters or "null", type=dict[str, Any] | None)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid_request(f"{place}.parameters: {error}", f"{place}.parameters") from error
+    return Tool("function", Function(tool.name, tool.description, parameters, tool.strict))
+
+
+def _tool_choice(message: pb.ToolChoice) -> str | ToolChoice | None:
+    if message.WhichOneof("choice") == "name":
+        return ToolChoice("function", FunctionName(message.name))
+    if message.mode not in _TOOL_MODE:
+        raise invalid_request(f"mode {message.mode} is none of {', '.join(pb.ToolChoice.Mode.keys())}", "tool_choice")
+    return _TOOL_MODE[message.mode]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Sequence) else value
+
+
+def _check_ranges(given: Mapping[str, Any], ranges: Mapping[str, Any], place: str = "") -> None:
+    for name, value in given.items():
+        try:
+            msgspec.convert(value, ranges[name])
+        except msgspec.ValidationError as error:
+            raise invalid_request(f"{place}{name}: {error}", f"{place}{name}") from error
+
+
+def _slo(message: pb.Slo) -> Slo:
+    given = {field.name: value for field, value in message.ListFields()}
+    _check_ranges(given, SLO_RANGES, "slo.")
+    return Slo(**given)
+
+
+def _asked(message: pb.StructuredOutputs) -> Constraint:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return Constraint()
+    value = list(message.choice.choice) if kind == "choice" else getattr(message, kind)
+    return by_kind(msgspec.convert({kind: value}, StructuredOutputs))
+
+
+def _sampling(given: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:
+    values = {name: value for name, value in given.items() if name not in NOT_SAMPLING}
+    values["logit_bias"] = tuple(given.get("logit_bias", {}).items())
+    values["stop_token_ids"] = tuple(given.get("stop_token_ids", ()))
+    return SamplingParams(**values, grammar=grammar)
+
+
+def _lane(number: int) -> Lane | None:
+    if number not in _LANE_ASKED:
+        raise invalid_request(f"lane {number} is none of {', '.join(pb.Lane.keys())}", "lane")
+    return _LANE_ASKED[number]
+
+
+def _head(admitted: Admitted) -> dict[str, Any]:
+    """Fields that a response and a chunk of a stream have in common."""
+    return {
+        "id": admitted.id,
+        "model": admitted.model,
+        "lane": _LANE[admitted.lane],
+        "system_fingerprint": admitted.fingerprint,
+    }
+
+
+def _choice(chunk: GenerationChunk, told: Told, token_text: TokenText) -> pb.Choice:
+    return pb.Choice(
+        index=chunk.answer,
+        text=told.text,
+        token_ids=chunk.token_ids,
+        logprobs=_logprobs(chunk, token_text),
+        finish_reason=_FINISH[told.finish_reason],
+        tool_calls=map(_tool_call, told.calls),
+    )
+
+
+def _tool_call(call: Mapping[str, Any]) -> pb.ToolCall:
+    function = call["function"]
+    return pb.ToolCall(
+        index=call["index"],
+        id=call.get("id", ""),
+        name=function.get("name", ""),
+        arguments=function["arguments"],
+    )
+
+
+def _logprobs(chunk: GenerationChunk, token_text: TokenText) -> list[pb.TokenLogprob]:
+    if not chunk.logprobs:
+        return []
+    pairs = zip(chunk.token_ids, chunk.logprobs, strict=True)
+    return [_token_logprob(token_id, values, token_text) for token_id, values in pairs]
+
+
+def _token_logprob(token_id: int, values: TokenLogprobs, token_text: TokenText) -> pb.TokenLogprob:
+    top = [pb.TopLogprob(token_id=other, token=token_text(other), logprob=logprob) for other, logprob in values.top]
+    return pb.TokenLogprob(token_id=token_id, token=token_text(token_id), logprob=values.logprob, top=top)
+
+
+def _usage(usage: Usage | None) -> pb.Usage | None:
+    if usage is None:
+        return None
+    return pb.Usage(prompt_tokens=usage.prompt, cached_tokens=usage.cached, completion_tokens=usage.completion)

@@ -1,0 +1,1 @@
+"""What `loralane serve` starts, ties together and stops: processes, their ports, their signals."""

@@ -1,0 +1,238 @@
+"""Puts a gateway together and runs it: the composition root of the gateway process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from redis.asyncio import Redis
+from rich.console import Console
+from rich.progress import Progress
+
+from engine.client import EngineClient
+from engine.core.types import Lane
+from gateway.accounts.registry import open_accounts
+from gateway.accounts.store import account_store
+from gateway.adapters.mirror import CONCURRENT_LOADS
+from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.sources import AdapterSources
+from gateway.adapters.store import adapter_store
+from gateway.batches.opened import open_batches
+from gateway.config.whole import Config
+from gateway.core.errors import ApiError
+from gateway.limiter.failover import FailoverLimiter
+from gateway.limiter.local import LocalLimiter
+from gateway.limiter.redis import RedisLimiter
+from gateway.observe.latency import LatencyWindow
+from gateway.observe.loop_metrics import LoopMetrics
+from gateway.observe.metrics import Metrics
+from gateway.observe.opened import open_observers
+from gateway.operations import Operations
+from gateway.serve.addresses import Ports
+from gateway.serve.banner import Banner
+from gateway.serve.doors import Door, Offer, doors, opened
+from gateway.serve.launch import Ground, Launch, StartError, grounded, model_name
+from gateway.serve.process import settle_memory, told_to_stop
+from gateway.serve.supervisor import EngineSupervisor
+from gateway.service import Gateway
+from gateway.settings import ServiceSettings
+from gateway.store import connected
+from gateway.tokenizer import Tokenizer
+from gateway.usage.admin import UsageAdmin
+from gateway.usage.books import RedisUsageBooks
+from gateway.usage.metrics import UsageMetrics
+
+ENGINE_START_SECONDS = 600.0
+"""Reading tens of gigabytes of weights takes minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A gateway that could answer, if it listened."""
+
+    config: Config
+    gateway: Gateway
+    engine: EngineClient
+    limiter: FailoverLimiter
+    doors: tuple[Door, ...]
+    """The first is for callers."""
+
+    def banner(self, ports: Sequence[Ports]) -> Banner:
+        """`ports`: of every door."""
+        return Banner(self.config, self.gateway, self.engine.info, ports)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A gateway that answers, with an engine of its own."""
+
+    gateway: Gateway
+    engine: EngineClient
+    supervisor: EngineSupervisor
+    limiter: FailoverLimiter
+    ports: tuple[Ports, ...]
+    """Of callers, and of administrators where they have their own."""
+    banner: Banner
+
+    @property
+    def http_port(self) -> int:
+        """For callers."""
+        return self.ports[0].http
+
+    @property
+    def grpc_port(self) -> int:
+        """For callers."""
+        return self.ports[0].grpc
+
+
+async def serve(launch: Launch, console: Console) -> None:
+    """Runs until SIGINT or SIGTERM, then lets running requests end."""
+    stopping = told_to_stop()
+    async with running(launch, console) as app:
+        settle_memory()
+        app.banner.print(console)
+        await stopping.wait()
+        console.print("stopping ...")
+
+
+@asynccontextmanager
+async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
+    """A gateway with its store and engine, taken down in the opposite order of how it is built up.
+
+    Raises:
+        StartError: something that the configuration names is not there or not usable.
+        ConfigError: it asks for what is not installed, or for certificates that cannot be used.
+    """
+    async with (
+        grounded(launch) as (ground, supervisor),
+        built(launch, ground, console, supervisor) as app,
+        opened(app.doors, shared=False) as ports,
+    ):
+        yield Running(app.gateway, app.engine, supervisor, app.limiter, ports, app.banner(ports))
+
+
+@asynccontextmanager
+async def built(
+    launch: Launch, ground: Ground, console: Console, supervisor: EngineSupervisor | None = None
+) -> AsyncIterator[Built]:
+    """A gateway over a store and an engine that are there, or about to be.
+
+    `supervisor`: of the engine, where this process started it: one that dies before it was ready will not get better.
+
+    Raises:
+        StartError: something that the configuration names is not there or not usable.
+        ConfigError: the same of a certificate.
+    """
+    config = launch.config
+    async with AsyncExitStack() as stack:
+        redis = await stack.enter_async_context(connected(ground.store, cluster=config.redis.cluster))
+        limiter = _limiter(config, redis)
+        stack.push_async_callback(limiter.close)
+        seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
+        registered = account_store(redis, config.redis.key_prefix)
+        accounts = await stack.enter_async_context(open_accounts(registered, config.admins(), limiter.know, seeds))
+        sources = AdapterSources(config.adapters, config.adapters.cache or launch.data_dir / "fetched")
+        stack.callback(sources.close)
+        engine, adapters = await _connect(stack, ground.engine, redis, config, sources)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, launch.model_dir)
+        await _wait_for_engine(engine, supervisor, console)
+        await _preload(adapters, config, console)
+        metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, ground.metrics)
+        observers = await stack.enter_async_context(open_observers(config.observability))
+        gateway = Gateway(
+            engine,
+            tokenizer,
+            adapters,
+            limiter,
+            base_names=(model_name(config),),
+            settings=_settings(config),
+            observers=(metrics, *observers),
+        )
+        stack.push_async_callback(gateway.close)
+        usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
+        metrics.register(UsageMetrics(limiter))
+        metrics.register(LoopMetrics(asyncio.get_running_loop()))
+        operations = Operations(engine, LatencyWindow(metrics.collect))
+        opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics)
+        files, batches = await stack.enter_async_context(opening)
+        offer = Offer(gateway, accounts, metrics, operations, usage, files, batches)
+        yield Built(config, gateway, engine, limiter, doors(offer, config, shared=ground.metrics is not None))
+
+
+async def _connect(
+    stack: AsyncExitStack, address: str, redis: Redis, config: Config, sources: AdapterSources
+) -> tuple[EngineClient, AdapterRegistry]:
+    """A client that gives an engine the registry's adapters before it counts as ready."""
+    engine = EngineClient(address, load_seconds=config.adapters.load_timeout_s)
+    base = model_name(config)
+    adapters = AdapterRegistry(
+        engine,
+        adapter_store(redis, base, config.redis.key_prefix),
+        sources,
+        reserved=(base,),
+        drain_seconds=config.adapters.drain_seconds,
+    )
+    await adapters.start()
+    engine.on_connect = adapters.restore
+    await engine.start()
+    stack.push_async_callback(engine.close)
+    stack.push_async_callback(adapters.close)
+    return engine, adapters
+
+
+def _settings(config: Config) -> ServiceSettings:
+    return ServiceSettings(
+        request_timeout=config.http.request_timeout_s,
+        first_token_timeout=config.http.first_token_timeout_s,
+        lane_capacity={lane: config.lanes.of(lane).max_requests for lane in Lane},
+        tool_parser=config.model.tool_parser,
+    )
+
+
+def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
+    shared = RedisLimiter(
+        redis,
+        timeout=config.redis.timeout_ms / 1000,
+        lease_seconds=config.limits.lease_seconds,
+        prefix=config.redis.key_prefix,
+        retention_days=config.billing.retention_days,
+    )
+    limits = config.limits
+    return FailoverLimiter(shared, LocalLimiter(limits.replicas, policy=limits.when_redis_is_away))
+
+
+async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | None, console: Console) -> None:
+    """Raises StartError: it has died, or is not ready in time."""
+    waiting = [asyncio.create_task(engine.wait_ready())]
+    waiting += [asyncio.create_task(supervisor.wait_first_exit())] if supervisor else []
+    with console.status("starting the engine: loading weights"):
+        await asyncio.wait(waiting, timeout=ENGINE_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+    if not engine.ready:
+        raise StartError("the engine did not start; its last words are above")
+
+
+async def _preload(adapters: AdapterRegistry, config: Config, console: Console) -> None:
+    """Several at a time: reading one keeps a core busy, and the disk waiting."""
+    turns = asyncio.Semaphore(CONCURRENT_LOADS)
+
+    async def seed(name: str, path: Path) -> None:
+        async with turns:
+            try:
+                await adapters.seed(name, str(path))
+            except ApiError as error:
+                raise StartError(f"adapter {name}: {error.message}") from error
+        progress.advance(task)
+
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("loading adapters", total=len(config.adapters.preload))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, path in config.adapters.preload.items():
+                    group.create_task(seed(name, path))
+        except* StartError as errors:
+            raise errors.exceptions[0] from None

@@ -1,0 +1,89 @@
+"""What `loralane serve` prints when it is ready: what is served, and calls to copy and paste."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from engine.pb import engine_pb2 as pb
+from gateway.config.tls import TlsConfig
+from gateway.config.whole import DEMO_HASHES, DEMO_KEYS, Config
+from gateway.serve.addresses import Ports
+from gateway.service import Gateway
+
+QUESTION = "What is the capital of France?"
+
+
+class Banner:
+    """Shows a key only if it is the demo's, which everybody knows."""
+
+    def __init__(self, config: Config, gateway: Gateway, info: pb.EngineInfo, ports: Sequence[Ports]) -> None:
+        """`ports`: of callers, and of administrators where they have their own."""
+        self._config = config
+        self._gateway = gateway
+        self._info = info
+        self._http = _url(config.http.host, ports[0].http, config.http.tls)
+        self._grpc = f"{config.grpc.host}:{ports[0].grpc}"
+        self._admin = _url(config.admin.host, ports[1].http, config.admin.tls) if ports[1:] else self._http
+        self._admin_grpc = f"{config.admin.host}:{ports[1].grpc}" if ports[1:] else ""
+
+    def print(self, console: Console) -> None:
+        console.print("\n[bold green]loralane is ready[/bold green]")
+        console.print(self._facts())
+        for title, text in self._calls().items():
+            console.print(f"\n[bold]{title}[/bold]")
+            # Never wrapped or cut: these lines are there to be copied.
+            console.print(text, soft_wrap=True, markup=False, highlight=False)
+        console.print("\n[dim]Ctrl-C stops it.[/dim]\n")
+
+    def _facts(self) -> Table:
+        info, table = self._info, Table.grid(padding=(0, 2))
+        gib = info.num_pages * info.page_bytes / 2**30
+        rows = {
+            "base model": f"{self._gateway.base_name}  ({info.architecture}, {info.dtype} on {info.device})",
+            "adapters": ", ".join(sorted(self._gateway.adapters.records)) or "none yet",
+            "context": f"{info.max_model_len} tokens, {info.max_seqs} sequences at once",
+            "page pool": f"{info.num_pages} pages of {info.block_size} tokens, {gib:.1f} GiB, for KV and adapters",
+            "tenants": ", ".join(sorted(self._config.tenants)),
+            "HTTP": self._http + _clients(self._config.http.tls),
+            "gRPC": self._grpc + (", TLS" if self._config.grpc.tls else "") + _clients(self._config.grpc.tls),
+            "console": f"{self._admin}/console" + _clients(self._config.admin.tls),
+        }
+        if self._admin_grpc:
+            rows["admin gRPC"] = self._admin_grpc + (", TLS" if self._config.admin.tls else "")
+        for name, value in rows.items():
+            table.add_row(Text(name, style="dim"), value)
+        return table
+
+    def _calls(self) -> dict[str, str]:
+        key, model = self._key(), next(iter(sorted(self._gateway.adapters.records)), self._gateway.base_name)
+        message = f'{{"role": "user", "content": "{QUESTION}"}}'
+        return {
+            "curl": f"curl {self._http}/v1/chat/completions -H 'authorization: Bearer {key}' \\\n"
+            f"  -H 'content-type: application/json' \\\n"
+            f'  -d \'{{"model": "{model}", "messages": [{message}], "stream": true}}\'',
+            "openai": f"from openai import OpenAI\n"
+            f'client = OpenAI(base_url="{self._http}/v1", api_key="{key}")\n'
+            f'answer = client.chat.completions.create(model="{model}", messages=[{message}])\n'
+            f"print(answer.choices[0].message.content)",
+            "gRPC": f"grpcurl{' ' if self._config.grpc.tls else ' -plaintext '}-H 'authorization: Bearer {key}' \\\n"
+            f'  -d \'{{"model": "{model}", "chat": {{"messages": [{message}]}}}}\' \\\n'
+            f"  {self._grpc} loralane.v1.Generation/GenerateStream",
+            "terminal": f"loralane chat --url {self._http} --model {model}",
+        }
+
+    def _key(self) -> str:
+        held = {key for entry in self._config.tenants.values() for key in entry.keys}
+        return DEMO_KEYS[0] if held & DEMO_HASHES else "YOUR_KEY"
+
+
+def _url(host: str, port: int, tls: TlsConfig | None) -> str:
+    return f"{'https' if tls else 'http'}://{host}:{port}"
+
+
+def _clients(tls: TlsConfig | None) -> str:
+    """What a port asks of them, beside a key."""
+    return f"  (clients show a certificate of {tls.client_ca.name})" if tls and tls.client_ca else ""

@@ -1,0 +1,227 @@
+"""Several gateway processes on one pair of ports, over one engine and one Redis: `loralane serve --gateways N`.
+
+This process serves nothing. It starts the store, the engine and the gateways, starts again what dies, and stops all of
+them in order. The kernel deals connections out between the gateways that listen (SO_REUSEPORT): one that is dead, or
+not ready yet, gets none, and nothing stands between a client and its gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+from prometheus_client.multiprocess import mark_process_dead
+from rich.console import Console
+
+from gateway.serve.addresses import Front, Ports, fronts, with_ports
+from gateway.serve.launch import Launch, StartError, grounded, share_of
+from gateway.serve.listeners import reserved
+from gateway.serve.orders import ANNOUNCE, LISTEN, LISTENING, READY, Orders
+from gateway.serve.process import told_to_stop
+from gateway.serve.supervisor import Backoff, EngineSupervisor
+
+log = structlog.get_logger("fleet")
+
+STOP_SECONDS = 40.0
+"""HTTP and gRPC each give running requests ten seconds, one after the other; then settlements are sent."""
+
+
+class Member:
+    """One gateway process, and those that come after it."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.ready = asyncio.Event()
+        """The first had everything but the ports."""
+        self.serving = asyncio.Event()
+        """Cleared while there is none that listens."""
+        self.may_begin = asyncio.Event()
+        self.may_listen = asyncio.Event()
+        self.restarts = 0
+        self._orders = orders
+        self._has_served = False
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return self._process.pid if self._process and self._process.returncode is None else None
+
+    async def run(self) -> None:
+        """For good; cancelled, it lets the process end its requests.
+
+        Raises:
+            StartError: the first one died before it served, and so would the next.
+        """
+        backoff = Backoff()
+        try:
+            while True:
+                backoff.started()
+                code = await self._live()
+                if not self._has_served:
+                    raise StartError("a gateway did not start; its last words are above")
+                pause = backoff.died()
+                log.error("gateway_exited", gateway=self._orders.number, code=code, restart_in_seconds=pause)
+                await asyncio.sleep(pause)
+                self.restarts += 1
+        finally:
+            await self._stop()
+
+    def announce(self) -> None:
+        """Has it print the banner."""
+        if self._writer is not None:
+            self._writer.write(ANNOUNCE)
+
+    async def _live(self) -> int:
+        """One life; returns its exit code."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # In a session of its own: a terminal's Ctrl-C is for the process that stops all of them, in order.
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gateway.serve.worker", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=_environment(self._orders.ground.metrics),
+                start_new_session=True,
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        try:
+            with suppress(ConnectionError):
+                await self._instruct(reader, self._writer)
+            return await self._process.wait()
+        finally:
+            self.serving.clear()
+            self._bury(self._process)
+
+    async def _instruct(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.may_begin.wait()
+        self._orders.write(writer)
+        if await reader.readline() != READY:
+            return
+        self.ready.set()
+        await self.may_listen.wait()
+        writer.write(LISTEN)
+        if await reader.readline() == LISTENING:
+            self._has_served = True
+            self.serving.set()
+
+    def _bury(self, process: asyncio.subprocess.Process) -> None:
+        if process.returncode is not None and self._orders.ground.metrics is not None:
+            mark_process_dead(process.pid, str(self._orders.ground.metrics))
+
+    async def _stop(self) -> None:
+        process = self._process
+        if process is not None and process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), STOP_SECONDS)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        if self._writer is not None:
+            self._writer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Gateways that answer."""
+
+    members: Sequence[Member]
+    supervisor: EngineSupervisor
+    ports: tuple[Ports, ...]
+    """Of callers, and of administrators where they have their own."""
+
+    @property
+    def http_port(self) -> int:
+        """For callers."""
+        return self.ports[0].http
+
+    @property
+    def grpc_port(self) -> int:
+        """For callers."""
+        return self.ports[0].grpc
+
+
+async def serve(launch: Launch, console: Console) -> None:
+    """Runs until SIGINT or SIGTERM, then lets running requests end. Raises StartError."""
+    stopping = told_to_stop()
+    async with sailing(launch) as fleet:
+        fleet.members[0].announce()
+        await stopping.wait()
+        console.print("stopping ...")
+
+
+@asynccontextmanager
+async def sailing(launch: Launch) -> AsyncIterator[Fleet]:
+    """As many gateways as the configuration says; entered when all of them serve. Raises StartError."""
+    if not sys.platform.startswith("linux"):
+        raise StartError("several gateways on one port need Linux, whose kernel deals connections out between them")
+    with ExitStack() as stack:
+        ports = tuple(_reserved(stack, front) for front in fronts(launch.config))
+        metrics = stack.enter_context(tempfile.TemporaryDirectory(prefix="loralane-metrics-"))
+        config = share_of(with_ports(launch.config, ports), launch.config.gateways)
+        async with grounded(launch) as (ground, supervisor):
+            own, ground = replace(launch, config=config), replace(ground, metrics=Path(metrics))
+            members = [Member(Orders(number, own, ground)) for number in range(config.gateways)]
+            async with _afloat(members, supervisor):
+                yield Fleet(members, supervisor, ports)
+
+
+def _reserved(stack: ExitStack, front: Front) -> Ports:
+    http = stack.enter_context(reserved(front.http.host, front.http.port))
+    return Ports(http, stack.enter_context(reserved(front.grpc.host, front.grpc.port)))
+
+
+@asynccontextmanager
+async def _afloat(members: Sequence[Member], supervisor: EngineSupervisor) -> AsyncIterator[None]:
+    """The first is ready before the others begin: what the configuration seeds, it has seeded by then. Meanwhile they
+    import what they need, which is most of their start."""
+    tasks = [asyncio.create_task(_engine_lives(supervisor))]
+    tasks += [asyncio.create_task(member.run(), name="gateway") for member in members]
+    try:
+        for crew in (members[:1], members[1:]):
+            for member in crew:
+                member.may_begin.set()
+            await _all([member.ready for member in crew], tasks)
+        for member in members:
+            member.may_listen.set()
+        await _all([member.serving for member in members], tasks)
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _engine_lives(supervisor: EngineSupervisor) -> None:
+    await supervisor.wait_first_exit()
+    raise StartError("the engine did not start; its last words are above")
+
+
+async def _all(events: Iterable[asyncio.Event], tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Waits for all events, or raises what ended one of the tasks first."""
+    waiting = asyncio.create_task(_each(events))
+    try:
+        done, _ = await asyncio.wait((waiting, *tasks), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        waiting.cancel()
+
+
+async def _each(events: Iterable[asyncio.Event]) -> None:
+    for event in events:
+        await event.wait()
+
+
+def _environment(metrics: Path | None) -> dict[str, str]:
+    """prometheus_client chooses between counting alone and counting together when it is imported."""
+    return {**os.environ, **({"PROMETHEUS_MULTIPROC_DIR": str(metrics)} if metrics else {})}

@@ -1,0 +1,68 @@
+"""One of several gateway processes: `python -m gateway.serve.worker FD`, started by the fleet. A composition root.
+
+FD is one end of a socket, with the process that started it at the other. It says what to serve, then, line by line, to
+listen and to print the banner; its end, however it came about, is this process's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from contextlib import AsyncExitStack
+
+import structlog
+from rich.console import Console
+
+from gateway.config.file import ConfigError
+from gateway.outputs import complain
+from gateway.serve.app import Built, built
+from gateway.serve.doors import opened
+from gateway.serve.launch import StartError
+from gateway.serve.orders import ANNOUNCE, LISTEN, LISTENING, READY, Orders
+from gateway.serve.process import configure_logging, leave_torch_out, run_loop, settle_memory, told_to_stop
+
+
+async def work(channel: socket.socket) -> None:
+    """Until told to stop, or until nobody is there who could."""
+    reader, writer = await asyncio.open_connection(sock=channel)
+    orders = await Orders.read(reader)
+    structlog.contextvars.bind_contextvars(gateway=orders.number)
+    stopping, console = told_to_stop(), Console(stderr=True)
+    async with built(orders.launch, orders.ground, console) as app:
+        settle_memory()
+        writer.write(READY)
+        obeying = asyncio.create_task(_obey(app, reader, writer, console))
+        told = asyncio.create_task(stopping.wait())
+        await asyncio.wait((obeying, told), return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not obeying.done():
+            obeying.cancel()
+            await asyncio.wait((obeying,))
+        if not obeying.cancelled():
+            obeying.result()
+
+
+async def _obey(app: Built, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: Console) -> None:
+    """Until the other end is gone. Cancelled, it lets running requests end."""
+    async with AsyncExitStack() as stack:
+        while order := await reader.readline():
+            if order == LISTEN:
+                ports = await stack.enter_async_context(opened(app.doors, shared=True))
+                writer.write(LISTENING)
+            elif order == ANNOUNCE:
+                app.banner(ports).print(console)
+
+
+def main() -> None:
+    leave_torch_out()
+    configure_logging()
+    try:
+        run_loop(work(socket.socket(fileno=int(sys.argv[1]))))
+    except (ConfigError, StartError) as error:
+        complain(str(error))
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

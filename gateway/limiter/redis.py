@@ -25,6 +25,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import structlog
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
@@ -38,6 +39,8 @@ from gateway.limiter.owed import Correction, Owed
 from gateway.limiter.published import LOST, PublishedLimits, decode_buckets
 from gateway.limiter.spool import UsageSpool, UsageTerms
 from gateway.limiter.usage import ScopeUsage
+
+log = structlog.get_logger("limiter")
 
 ADMITTED, UNPUBLISHED = 1, -1
 RECEIPT_SECONDS = 86_400.0
@@ -198,6 +201,7 @@ class RedisLimiter:
             await self._published.publish(request.tenant)
             reply = await self._calls.run(self._reserve_script, self.keys(grant), args)
         if reply[0] == UNPUBLISHED:
+            log.warning("limits_lost", tenant=request.tenant)  # twice in a row: who wipes or evicts them?
             raise StoreError(LOST)
         admitted, now, misses, values, tokens = reply
         return Decision(admitted == ADMITTED, decode_buckets(values, int(now)), (), _misses(misses), int(tokens))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import EACH, Limits, Scope
@@ -466,8 +467,10 @@ async def test_limits_that_are_lost_again_and_again_are_a_store_that_is_away(sha
     await shared.configure([Tenant("acme", limits=Limits(tokens_per_minute=10))])
     await valkey.flushall()
     monkeypatch.setattr(shared._published, "publish", lost)
-    grant = await FailoverLimiter(shared, LocalLimiter()).reserve(asking(1))
+    with capture_logs() as logs:
+        grant = await FailoverLimiter(shared, LocalLimiter()).reserve(asking(1))
     assert grant.source == "local"
+    assert [(line["event"], line["tenant"]) for line in logs] == [("limits_lost", "acme")]
 
 
 async def test_a_debt_outlives_the_idle_time(shared, valkey):

@@ -52,18 +52,21 @@ class GatewaySession:
     def _gathered(self) -> tuple[list[TokenEvent], bool]:
         """All that is there as soon as somebody waits for some of it; and whether more may come."""
         events: list[TokenEvent] = []
-        patience: float | None = None
         until = 0.0
+        """When there has been enough waiting, on the clock; 0: as soon as nothing more is there."""
         while len(events) < MAX_EVENTS:
             try:
-                step = self._outbox.get(timeout=patience)
+                step = self._outbox.get(timeout=max(0.0, until - self._clock()) if events else None)
             except queue.Empty:
                 break
             if step is None:
                 return events, False
-            until = until if events else self._clock() + HOLD_SECONDS
-            events += step[0]
-            patience = 0.0 if step[1] or patience == 0.0 else max(0.0, until - self._clock())
+            told, is_waited_for = step
+            if is_waited_for:
+                until = 0.0
+            elif not events:
+                until = self._clock() + HOLD_SECONDS
+            events += told
         return events, True
 
     def _is_waited_for(self, event: TokenEvent) -> bool:

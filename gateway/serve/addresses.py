@@ -44,6 +44,24 @@ class Ports:
     grpc: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """What has its ports open."""
+
+    ports: tuple[Ports, ...]
+    """Of callers, and of administrators where they have their own."""
+
+    @property
+    def http_port(self) -> int:
+        """For callers."""
+        return self.ports[0].http
+
+    @property
+    def grpc_port(self) -> int:
+        """For callers."""
+        return self.ports[0].grpc
+
+
 def fronts(config: Config) -> tuple[Front, ...]:
     """The first is for callers."""
     http = Address(config.http.host, config.http.port, config.http.tls, "http")

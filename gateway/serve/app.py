@@ -31,7 +31,7 @@ from gateway.observe.loop_metrics import LoopMetrics
 from gateway.observe.metrics import Metrics
 from gateway.observe.opened import open_observers
 from gateway.operations import Operations
-from gateway.serve.addresses import Ports
+from gateway.serve.addresses import Listening, Ports
 from gateway.serve.banner import Banner
 from gateway.serve.doors import Door, Offer, doors, opened
 from gateway.serve.launch import Ground, Launch, StartError, grounded, model_name
@@ -66,26 +66,14 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class Running(Listening):
     """A gateway that answers, with an engine of its own."""
 
     gateway: Gateway
     engine: EngineClient
     supervisor: EngineSupervisor
     limiter: FailoverLimiter
-    ports: tuple[Ports, ...]
-    """Of callers, and of administrators where they have their own."""
     banner: Banner
-
-    @property
-    def http_port(self) -> int:
-        """For callers."""
-        return self.ports[0].http
-
-    @property
-    def grpc_port(self) -> int:
-        """For callers."""
-        return self.ports[0].grpc
 
 
 async def serve(launch: Launch, console: Console) -> None:
@@ -111,7 +99,7 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
         built(launch, ground, console, supervisor) as app,
         opened(app.doors, shared=False) as ports,
     ):
-        yield Running(app.gateway, app.engine, supervisor, app.limiter, ports, app.banner(ports))
+        yield Running(app.gateway, app.engine, supervisor, app.limiter, app.banner(ports), ports=ports)
 
 
 @asynccontextmanager

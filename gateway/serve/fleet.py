@@ -21,7 +21,7 @@ import structlog
 from prometheus_client.multiprocess import mark_process_dead
 from rich.console import Console
 
-from gateway.serve.addresses import Front, Ports, fronts, with_ports
+from gateway.serve.addresses import Front, Listening, Ports, fronts, with_ports
 from gateway.serve.launch import Launch, StartError, grounded, share_of
 from gateway.serve.listeners import reserved
 from gateway.serve.orders import ANNOUNCE, LISTEN, LISTENING, READY, Orders
@@ -131,23 +131,11 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class Fleet(Listening):
     """Gateways that answer."""
 
     members: Sequence[Member]
     supervisor: EngineSupervisor
-    ports: tuple[Ports, ...]
-    """Of callers, and of administrators where they have their own."""
-
-    @property
-    def http_port(self) -> int:
-        """For callers."""
-        return self.ports[0].http
-
-    @property
-    def grpc_port(self) -> int:
-        """For callers."""
-        return self.ports[0].grpc
 
 
 async def serve(launch: Launch, console: Console) -> None:
@@ -172,7 +160,7 @@ async def sailing(launch: Launch) -> AsyncIterator[Fleet]:
             own, ground = replace(launch, config=config), replace(ground, metrics=Path(metrics))
             members = [Member(Orders(number, own, ground)) for number in range(config.gateways)]
             async with _afloat(members, supervisor):
-                yield Fleet(members, supervisor, ports)
+                yield Fleet(members, supervisor, ports=ports)
 
 
 def _reserved(stack: ExitStack, front: Front) -> Ports:

@@ -250,7 +250,7 @@ def _attend_tile(
         _prefetch(block, fmt, ahead, t // size, ahead_pages, ahead_offset)
         key = block.kv + simd.read_i32(table + 4 * (t // size)) * block.page + head_offset
         count = min(size, seen - t)
-        dot_rows(fmt, rows, query, row_bytes, key, block.token, count, block.dims, scores + 4 * t, score_bytes)
+        dot_rows(fmt, rows, query, row_bytes, key, block.token, count, block.dims, scores + 4 * t, score_bytes, 0)
     for i in range(rows):
         position = first + (r + i) // block.group - tile
         low = min(seen, max(0, position - block.window + 1))
@@ -264,7 +264,7 @@ def _attend_tile(
         _prefetch(block, fmt, ahead, t // size, ahead_pages, ahead_offset + block.side)
         value = block.kv + simd.read_i32(table + 4 * (t // size)) * block.page + head_offset + block.side
         count = min(size, seen - t)
-        mix_rows(fmt, rows, scores + 4 * t, score_bytes, value, block.token, count, block.dims, sums, row_bytes)
+        mix_rows(fmt, rows, scores + 4 * t, score_bytes, value, block.token, count, block.dims, sums, row_bytes, 0)
 
 
 @njit

@@ -2,7 +2,8 @@
 
 An *item* is up to four rows of one adapter, and the projections that read the same input: one, or all where the rows
 alone keep every thread busy, whose weights are then one stretch of memory. Shrink and expand go together, so that
-nothing between them leaves the core. Each of an adapter's weights is read once for its four rows.
+nothing between them leaves the core. Each of an adapter's weights is read once for its four rows, and asked for while
+the thread's item before is computed. High ranks come first, so that neighbours are alike and the last items short.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from lora_kernels import simd
 from lora_kernels.backend import ProjectionGroup
 from lora_kernels.formats import Format, load_as, size_of, store_as
-from lora_kernels.layout import ALIGN, MAX_RANK, MAX_TILES, RANK_TILE, LoraTable
+from lora_kernels.layout import ALIGN, MAX_RANK, MAX_TILES, RANK_TILE, SIDE_A, SIDE_B, LoraTable
 from lora_kernels.openmp import ITEM, THREAD, TICKETS, Kernel, Team
 from lora_kernels.products import MAX_ROWS, dot_rows, mix_rows
 from lora_kernels.segments import SegmentPlan
@@ -58,10 +59,9 @@ def make_kernel(fmt: Format) -> Kernel:
         scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
         item = simd.take_ticket(pointer, ITEM)
         while item < block.num_items:
-            parts = block.num_targets // block.item_targets
-            first = block.targets + 24 * block.item_targets * (item % parts)
-            _add_item(block, fmt, scratch, block.tiles + 12 * (item // parts), first)
-            item = simd.take_ticket(pointer, ITEM)
+            following = simd.take_ticket(pointer, ITEM)
+            _add_item(block, fmt, scratch, item, following if following < block.num_items else item)
+            item = following
 
     return Kernel(add, Block)
 
@@ -128,16 +128,21 @@ def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora 
     """See `Backend.prepare_lora`."""
     if not plan.num_segments:
         return None
-    return PreparedLora(arena, table, plan.rows, cut_tiles(plan))
+    return PreparedLora(arena, table, plan.rows, cut_tiles(plan, table.max_ranks))
 
 
-def cut_tiles(plan: SegmentPlan) -> Int32Array:
-    """int32 [num_tiles, 3]: slot, first of the plan's rows, number of rows."""
+def cut_tiles(plan: SegmentPlan, ranks: Int32Array) -> Int32Array:
+    """int32 [num_tiles, 3]: slot, first of the plan's rows, number of rows; the highest ranks first.
+
+    Args:
+        ranks: of every slot.
+    """
     counts = -(-plan.lengths // MAX_ROWS)
     segment = np.repeat(np.arange(plan.num_segments), counts)
     within = (np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)) * MAX_ROWS
     rows = np.minimum(MAX_ROWS, plan.lengths[segment] - within)
-    return np.stack([plan.slots[segment], plan.starts[segment] + within, rows], axis=1).astype(np.int32)
+    tiles = np.stack([plan.slots[segment], plan.starts[segment] + within, rows], axis=1).astype(np.int32)
+    return tiles[np.argsort(-ranks[tiles[:, 0]], kind="stable")]
 
 
 def _scratch_bytes(in_features: int) -> int:
@@ -146,9 +151,10 @@ def _scratch_bytes(in_features: int) -> int:
 
 
 @njit
-def _add_item(block, fmt, scratch, tile, target):
+def _add_item(block, fmt, scratch, item, following):
     simd.stay_apart()
-    slot, num_rows = simd.read_i32(tile), simd.read_i32(tile + 8)
+    (tile, target), (next_tile, next_target) = _parts(block, item), _parts(block, following)
+    slot, next_slot, num_rows = simd.read_i32(tile), simd.read_i32(next_tile), simd.read_i32(tile + 8)
     rows = block.rows + 4 * simd.read_i32(tile + 4)
     width, size = block.in_features, size_of(fmt)
     x_bytes = 4 * (-(-width // LANES) * LANES)
@@ -157,34 +163,58 @@ def _add_item(block, fmt, scratch, tile, target):
         for i in range(0, width, LANES):
             simd.store(scratch + r * x_bytes + 4 * i, load_as(fmt, source + size * i, width - i))
     for _ in range(block.item_targets):
-        rank = simd.read_i32(block.ranks + slot * block.ranks_slot + 4 * simd.read_i64(target))
-        if rank > 0:
-            _add_target(block, fmt, scratch, x_bytes, rows, num_rows, slot, target, rank)
+        _add_target(block, fmt, scratch, x_bytes, rows, num_rows, (slot, target), (next_slot, next_target))
         target += 24
+        next_target += 24
 
 
 @njit
-def _add_target(block, fmt, scratch, x_bytes, rows, num_rows, slot, target, rank):
+def _parts(block, item):
+    """Addresses of an item's tile and of the first of its targets."""
+    parts = block.num_targets // block.item_targets
+    return block.tiles + 12 * (item // parts), block.targets + 24 * block.item_targets * (item % parts)
+
+
+@njit
+def _add_target(block, fmt, scratch, x_bytes, rows, num_rows, of, following):
+    """`of`, `following`: slot and address of the target, here and in the thread's next item."""
     simd.stay_apart()
-    columns, features = simd.read_i64(target + 8), simd.read_i64(target + 16)
-    offsets = block.offsets + slot * block.offsets_slot + simd.read_i64(target) * 8 * MAX_TILES
+    rank, next_rank = _rank(block, of), _rank(block, following)
+    if not rank:
+        return
+    columns, features = simd.read_i64(of[1] + 8), simd.read_i64(of[1] + 16)
     width, size = block.in_features, size_of(fmt)
     shrunk = scratch + MAX_ROWS * x_bytes
     shrunk_bytes = 4 * MAX_RANK
     sums = shrunk + MAX_ROWS * shrunk_bytes
     for first in range(0, rank, RANK_TILE):
-        a = block.arena + simd.read_i32(offsets + 4 * (first // RANK_TILE)) * ALIGN * size
-        count = min(RANK_TILE, rank - first)
-        dot_rows(fmt, num_rows, scratch, x_bytes, a, width * size, count, width, shrunk + 4 * first, shrunk_bytes)
+        a = _weights(block, fmt, of, SIDE_A, first)
+        ahead = _weights(block, fmt, following, SIDE_A, first) - a if first < next_rank else 0
+        tall, to = min(RANK_TILE, rank - first), shrunk + 4 * first
+        dot_rows(fmt, num_rows, scratch, x_bytes, a, width * size, tall, width, to, shrunk_bytes, ahead)
     for chunk in range(0, features, CHUNK):
         count = min(CHUNK, features - chunk)
         _load_sums(block, fmt, rows, num_rows, columns + chunk, count, sums)
         for first in range(0, rank, RANK_TILE):
-            b = block.arena + simd.read_i32(offsets + 4 * (MAX_TILES + first // RANK_TILE)) * ALIGN * size
-            b += chunk * size
-            tall = min(RANK_TILE, rank - first)
-            mix_rows(fmt, num_rows, shrunk + 4 * first, shrunk_bytes, b, features * size, tall, count, sums, 4 * CHUNK)
+            b = _weights(block, fmt, of, SIDE_B, first)
+            ahead = _weights(block, fmt, following, SIDE_B, first) - b if first < next_rank else 0
+            tall, p, w = min(RANK_TILE, rank - first), shrunk + 4 * first, b + chunk * size
+            mix_rows(fmt, num_rows, p, shrunk_bytes, w, features * size, tall, count, sums, 4 * CHUNK, ahead)
         _store_sums(block, fmt, rows, num_rows, columns + chunk, count, sums)
+
+
+@njit
+def _rank(block, of):
+    slot, target = of
+    return simd.read_i32(block.ranks + slot * block.ranks_slot + 4 * simd.read_i64(target))
+
+
+@njit
+def _weights(block, fmt, of, side, first):
+    """Address of the tile of A or B that begins with a rank."""
+    slot, target = of
+    offsets = block.offsets + slot * block.offsets_slot + simd.read_i64(target) * 8 * MAX_TILES
+    return block.arena + simd.read_i32(offsets + 4 * (side * MAX_TILES + first // RANK_TILE)) * ALIGN * size_of(fmt)
 
 
 @njit

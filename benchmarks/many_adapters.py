@@ -1,6 +1,6 @@
 """`make bench-many-adapters`: thousands of adapters of different ranks behind one engine.
 
-    python -m benchmarks.many_adapters [--adapters 2000] [--repeat 3] [--cores 0,1] [--keep FOLDER] [--json FILE]
+    python -m benchmarks.many_adapters [--adapters 2000] [--repeat 7] [--cores 0,1] [--keep FOLDER] [--json FILE]
 
 Adapters have ranks of 4 to 64 (a rank is as likely as it is small) on all seven projections. Answered, in one run:
 
@@ -92,7 +92,8 @@ def spread(items: Sequence[Item], names: Sequence[str], seed: int) -> list[Item]
 def one_against_all(
     server: Server, folders: Mapping[str, Path], ranks: Sequence[int], arguments: argparse.Namespace
 ) -> list[Figure]:
-    """In turn, each time over other adapters: a shared machine's speed moves by a tenth from minute to minute."""
+    """In turn, each time over other adapters: a shared machine's speed moves by a tenth from minute to minute, so that
+    many short turns say more than few long ones."""
     names = list(folders)
     items = requests(names[:1], arguments.requests)
     one = [replace(item, model=names[ranks.index(8)]) for item in items]
@@ -268,8 +269,8 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> Non
 def main() -> None:
     parser = make_parser("many_adapters", __doc__, peer=False)
     parser.add_argument("--adapters", type=int, default=2000)
-    parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--repeat", type=int, default=3, help="times one adapter and all are run in turn")
+    parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--repeat", type=int, default=7, help="times one adapter and all are run in turn")
     parser.add_argument("--host-gb", type=float, default=2.0, help="host memory for packed adapters")
     parser.add_argument("--keep", type=Path, help="write the adapters here (13 GB for 2,000) and keep them")
     run(partial(bench, parser.parse_args()))

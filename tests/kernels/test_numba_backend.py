@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from backend_checks import CHECKS, run_attention, run_lora
@@ -9,7 +10,9 @@ from kernel_cases import attention_case, lora_case
 
 from lora_kernels import reference, select
 from lora_kernels.numba_backend import NumbaBackend
+from lora_kernels.numba_lora import cut_tiles
 from lora_kernels.pointwise import TorchPointwise
+from lora_kernels.segments import plan_segments
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -126,3 +129,12 @@ def test_kernels_are_compiled_before_they_are_needed():
     backend = select.select_backend(torch.device("cpu"), torch.float32, lambda *news: told.append(news))
     assert backend.name.startswith("numba")
     assert told == [(done, 6) for done in range(7)]
+
+
+def test_tiles_hold_every_row_once_and_high_ranks_come_first() -> None:
+    ranks = np.array([4, 64, 8], dtype=np.int32)
+    plan = plan_segments(np.array([0, 1, 0, 0, 2, 0, -1, 0, 1], dtype=np.int32))
+    tiles = cut_tiles(plan, ranks)
+    assert tiles[:, [0, 2]].tolist() == [[1, 2], [2, 1], [0, 4], [0, 1]]
+    rows = [row for _, first, count in tiles for row in plan.rows[first : first + count].tolist()]
+    assert rows == [1, 8, 4, 0, 2, 3, 5, 7]

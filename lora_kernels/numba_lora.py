@@ -179,7 +179,7 @@ def _parts(block, item):
 def _add_target(block, fmt, scratch, x_bytes, rows, num_rows, of, following):
     """`of`, `following`: slot and address of the target, here and in the thread's next item."""
     simd.stay_apart()
-    rank, next_rank = _rank(block, of), _rank(block, following)
+    rank = _rank(block, of)
     if not rank:
         return
     columns, features = simd.read_i64(of[1] + 8), simd.read_i64(of[1] + 16)
@@ -188,16 +188,14 @@ def _add_target(block, fmt, scratch, x_bytes, rows, num_rows, of, following):
     shrunk_bytes = 4 * MAX_RANK
     sums = shrunk + MAX_ROWS * shrunk_bytes
     for first in range(0, rank, RANK_TILE):
-        a = _weights(block, fmt, of, SIDE_A, first)
-        ahead = _weights(block, fmt, following, SIDE_A, first) - a if first < next_rank else 0
+        a, ahead = _weights(block, fmt, of, following, SIDE_A, first)
         tall, to = min(RANK_TILE, rank - first), shrunk + 4 * first
         dot_rows(fmt, num_rows, scratch, x_bytes, a, width * size, tall, width, to, shrunk_bytes, ahead)
     for chunk in range(0, features, CHUNK):
         count = min(CHUNK, features - chunk)
         _load_sums(block, fmt, rows, num_rows, columns + chunk, count, sums)
         for first in range(0, rank, RANK_TILE):
-            b = _weights(block, fmt, of, SIDE_B, first)
-            ahead = _weights(block, fmt, following, SIDE_B, first) - b if first < next_rank else 0
+            b, ahead = _weights(block, fmt, of, following, SIDE_B, first)
             tall, p, w = min(RANK_TILE, rank - first), shrunk + 4 * first, b + chunk * size
             mix_rows(fmt, num_rows, p, shrunk_bytes, w, features * size, tall, count, sums, 4 * CHUNK, ahead)
         _store_sums(block, fmt, rows, num_rows, columns + chunk, count, sums)
@@ -210,8 +208,14 @@ def _rank(block, of):
 
 
 @njit
-def _weights(block, fmt, of, side, first):
-    """Address of the tile of A or B that begins with a rank."""
+def _weights(block, fmt, of, following, side, first):
+    """Address of the tile of A or B that begins with a rank, and how far away the next item's lies; 0: it has none."""
+    here = _tile(block, fmt, of, side, first)
+    return here, _tile(block, fmt, following, side, first) - here if first < _rank(block, following) else 0
+
+
+@njit
+def _tile(block, fmt, of, side, first):
     slot, target = of
     offsets = block.offsets + slot * block.offsets_slot + simd.read_i64(target) * 8 * MAX_TILES
     return block.arena + simd.read_i32(offsets + 4 * (side * MAX_TILES + first // RANK_TILE)) * ALIGN * size_of(fmt)

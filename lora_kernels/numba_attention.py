@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,18 @@ class Block(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("scratch", "scratch_bytes", "scratch_rows")),
         ("scale", ctypes.c_float),
     ]
+    of_step = ("num_items", "items", "tables", "table", "scratch", "scratch_bytes", "scratch_rows")
+
+
+class AttentionForm(NamedTuple):
+    """What the layers that are alike have in common. `kv_shape`, `kv_stride`: of one layer's KV, in numbers."""
+
+    heads: int
+    kv_shape: tuple[int, ...]
+    kv_stride: tuple[int, ...]
+    number_bytes: int
+    scale: float
+    window: int | None
 
 
 def make_kernel(fmt: Format) -> Kernel:
@@ -73,13 +86,12 @@ class AttentionPlan:
     batch: AttentionBatch
 
 
-def plan_attention(query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None) -> AttentionPlan:
-    heads, dims = query.shape[1:]
-    block_size, kv_heads = kv.shape[2:4]
+def plan_attention(form: AttentionForm, batch: AttentionBatch) -> AttentionPlan:
+    heads, (block_size, kv_heads, dims) = form.heads, form.kv_shape[2:]
     items = plan_items(batch, kv_heads, torch.get_num_threads())
     rows = max(MAX_ROWS, int((items[:, 2] * items[:, 5]).max()) * heads // kv_heads)
     scratch = torch.empty(torch.get_num_threads(), _scratch_bytes(rows, dims, block_size), dtype=torch.uint8)
-    page, side, token, head = (stride * kv.element_size() for stride in kv.stride()[:4])
+    page, side, token, head = (stride * form.number_bytes for stride in form.kv_stride[:4])
     block = Block(
         num_items=len(items),
         items=items.ctypes.data,
@@ -93,11 +105,11 @@ def plan_attention(query: Tensor, kv: Tensor, batch: AttentionBatch, scale: floa
         heads=heads,
         group=heads // kv_heads,
         dims=dims,
-        window=window or NO_WINDOW,
+        window=form.window or NO_WINDOW,
         scratch=scratch.data_ptr(),
         scratch_bytes=scratch.shape[1],
         scratch_rows=rows,
-        scale=scale,
+        scale=form.scale,
     )
     return AttentionPlan(block, items, scratch, batch)
 

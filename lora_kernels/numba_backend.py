@@ -13,8 +13,10 @@ from lora_kernels import numba_attention, numba_lora, numba_pointwise
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.formats import FORMATS
 from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.numba_attention import AttentionForm, AttentionPlan, plan_attention
 from lora_kernels.numba_pointwise import NumbaPointwise
-from lora_kernels.openmp import Kernel, Team
+from lora_kernels.numba_tape import Tape
+from lora_kernels.openmp import Kernel, team
 from lora_kernels.pointwise import HeadNorms, rotated_heads
 from lora_kernels.segments import SegmentPlan
 
@@ -23,12 +25,12 @@ class NumbaBackend:
     """`Backend` for CPU tensors. Keeps what it derived from the last batch and the last plan, to use in every layer."""
 
     def __init__(self) -> None:
-        self._team = Team()
+        self._team = team()
         self.pointwise = NumbaPointwise(self._team)
         self.name = "numba" if self._team.is_parallel else "numba, one thread"
         self._kernels: dict[tuple[Any, torch.dtype], Kernel] = {}
         self._batch: AttentionBatch | None = None
-        self._attention_plans: dict[tuple[Any, ...], numba_attention.AttentionPlan] = {}
+        self._attention_plans: dict[AttentionForm, AttentionPlan] = {}
         self._lora_key: tuple[Any, ...] = ()
         self._lora: numba_lora.PreparedLora | None = None
 
@@ -57,17 +59,14 @@ class NumbaBackend:
         self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
     ) -> Tensor:
         """See `Backend.attention`."""
-        self._remember(batch)
         query = query if query.stride(2) == 1 else query.contiguous()
-        key = (query.shape[1:], kv.stride(), scale, window)
-        plan = self._attention_plans.get(key)
-        if plan is None:
-            plan = self._attention_plans[key] = numba_attention.plan_attention(query, kv, batch, scale, window)
-        out = torch.empty(query.shape, dtype=query.dtype)
-        block, size = plan.block, query.element_size()
+        size = query.element_size()
+        form = AttentionForm(query.shape[1], kv.shape, kv.stride(), size, scale, window)
+        block = self._attention_plan(form, batch).block
+        out = self._team.empty(query.shape, query.dtype)
         block.query, block.out, block.kv = query.data_ptr(), out.data_ptr(), kv.data_ptr()
         block.query_row, block.query_head = query.stride(0) * size, query.stride(1) * size
-        self._team.run(self._kernel(numba_attention, query.dtype), block, block.num_items)
+        self._team.run(self._kernel(numba_attention, query.dtype), block, block.num_items, form)
         return out
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> numba_lora.PreparedLora | None:
@@ -85,14 +84,23 @@ class NumbaBackend:
         """See `Backend.add_lora`."""
         prepared.add(out, x, layer, group, self._team, self._kernel(numba_lora, x.dtype))
 
+    def renew(self, tape: Tape, batch: AttentionBatch, prepared: numba_lora.PreparedLora | None) -> None:
+        """Before a recorded step is played: what this step has planned, in place of what the recorded one had."""
+        for form in tape.forms:
+            if isinstance(form, AttentionForm):
+                tape.renew(form, self._attention_plan(form, batch).block)
+            elif prepared is not None:
+                tape.renew(form, prepared.plan(form).block)
+
     def _kernel(self, module: Any, dtype: torch.dtype) -> Kernel:
         key = (module, dtype)
         if key not in self._kernels:
             self._kernels[key] = module.make_kernel(FORMATS[dtype])
         return self._kernels[key]
 
-    def _remember(self, batch: AttentionBatch) -> None:
-        """Forgets what belongs to another batch. Identity is enough: a batch never changes."""
-        if batch is not self._batch:
-            self._batch = batch
-            self._attention_plans = {}
+    def _attention_plan(self, form: AttentionForm, batch: AttentionBatch) -> AttentionPlan:
+        if batch is not self._batch:  # identity is enough: a batch never changes
+            self._batch, self._attention_plans = batch, {}
+        if form not in self._attention_plans:
+            self._attention_plans[form] = plan_attention(form, batch)
+        return self._attention_plans[form]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lora_kernels import simd
 from lora_kernels.formats import BF16, emit_store
-from lora_kernels.openmp import ITEM, TICKETS, Kernel, Team
+from lora_kernels.openmp import ITEM, TICKETS, Kernel, team
 from lora_kernels.simd import I32, I64, LANES, VEC, Emit
 
 PANEL_VECTORS, TILE_ROWS = 3, 8
@@ -66,7 +66,7 @@ class PackedLinear:
         self._bias = torch.zeros(len(self._weight) * PANEL)
         if bias is not None:
             self._bias[: self._features] = bias
-        self._kernel, self._team = _kernel(), _team()
+        self._kernel, self._team = _kernel(), team()
         self._block = Block(
             panels=len(self._weight),
             w=self._weight.data_ptr(),
@@ -81,7 +81,7 @@ class PackedLinear:
         if x.dtype != torch.bfloat16 or x.shape[1] != self._width:
             raise ValueError(f"a linear of bf16 [num_rows, {self._width}] was given {x.dtype} {list(x.shape)}")
         x, rows = x.contiguous(), x.shape[0]
-        out = x.new_empty(rows, self._features)
+        out = self._team.empty((rows, self._features), x.dtype)
         block = self._block
         block.rows, block.x, block.x_row, block.out = rows, x.data_ptr(), 2 * self._width, out.data_ptr()
         self._team.run(self._kernel, block, block.panels if rows else 0)
@@ -135,11 +135,6 @@ def _kernel() -> Kernel:
             panel = following
 
     return Kernel(multiply, Block)
-
-
-@cache
-def _team() -> Team:
-    return Team()
 
 
 def _make_tile(rows: int) -> Any:

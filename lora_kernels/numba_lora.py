@@ -51,6 +51,7 @@ class Block(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("ranks", "ranks_slot", "offsets", "offsets_slot")),
         *((name, ctypes.c_int64) for name in ("scratch", "scratch_bytes")),
     ]
+    of_step = ("num_items", "item_targets", "tiles", "targets", "rows", "scratch", "scratch_bytes")
 
 
 def make_kernel(fmt: Format) -> Kernel:
@@ -88,16 +89,18 @@ class PreparedLora:
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup, team: Team, kernel: Kernel) -> None:
         """See `Backend.add_lora`."""
-        plan = self.groups.get(group) or self._plan(group)
-        if not plan.touched[layer]:
-            return
+        plan = self.plan(group)
         block, table = plan.block, self.table
         size = x.element_size()
         block.x, block.x_row = x.data_ptr(), x.stride(0) * size
         block.out, block.out_row = out.data_ptr(), out.stride(0) * size
         block.ranks = table.host_ranks.ctypes.data + layer * table.host_ranks.strides[1]
         block.offsets = table.host_offsets.ctypes.data + layer * table.host_offsets.strides[1]
-        team.run(kernel, block, block.num_items)
+        team.run(kernel, block, block.num_items if plan.touched[layer] else 0, group)
+
+    def plan(self, group: ProjectionGroup) -> GroupPlan:
+        """What the layers share in this step."""
+        return self.groups.get(group) or self._plan(group)
 
     def _plan(self, group: ProjectionGroup) -> GroupPlan:
         columns = np.cumsum((0, *group.out_features[:-1]))

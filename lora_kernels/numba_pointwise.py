@@ -62,7 +62,7 @@ class NumbaPointwise:
             raise ValueError(f"rows of strides {x.stride()} cannot be added to in place")
         delta = None if delta is None else delta.contiguous()
         rows, width = x.shape
-        out = torch.empty_like(x)
+        out = self._team.empty(x.shape, x.dtype)
         block = NormBlock(
             0, 0, rows, _item_rows(width), x.data_ptr(), 0 if delta is None else delta.data_ptr(), weight.data_ptr(),
             out.data_ptr(), width, eps,
@@ -87,7 +87,7 @@ class NumbaPointwise:
         """See `Pointwise.swiglu`."""
         gate_up = gate_up.contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = gate_up.new_empty(rows, width)
+        out = self._team.empty((rows, width), gate_up.dtype)
         self._run(
             "swiglu",
             gate_up.dtype,

@@ -11,13 +11,17 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numba
 import numpy as np
 import torch
+from torch import Tensor
 
 MAPS = Path("/proc/self/maps")
 HERE = Path(__file__).parent
@@ -36,25 +40,74 @@ class Kernel:
         self.alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
 
 
+class Recorder(Protocol):
+    """Is told of every kernel that is run, and has the memory for what they give each other."""
+
+    def take(self, kernel: Kernel, block: ctypes.Structure, form: Hashable) -> None: ...
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor: ...
+
+
+class _OfThread(threading.local):
+    recorder: Recorder | None = None
+
+
 class Team:
-    """Runs kernels. `is_parallel` is False where torch's OpenMP library is not one we can call: kernels run alone."""
+    """Runs kernels. `is_parallel` is False where torch's OpenMP library is not one we can call: kernels run alone.
+
+    Attributes:
+        barrier: address of the function at which the threads of one kernel wait for each other; 0: there is one thread.
+    """
 
     def __init__(self) -> None:
         path = find_libgomp(MAPS.read_text(), Path(torch.__file__).parent) if MAPS.is_file() else None
         self.is_parallel = path is not None
+        self.barrier = 0
+        self._own = _OfThread()
         if path is not None:
-            self._parallel = ctypes.CDLL(path).GOMP_parallel
+            library = ctypes.CDLL(path)
+            self._parallel = library.GOMP_parallel
             self._parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
             self._parallel.restype = None
+            self.barrier = ctypes.cast(library.GOMP_barrier, ctypes.c_void_p).value or 0
 
-    def run(self, kernel: Kernel, block: ctypes.Structure, num_items: int) -> None:
-        """Returns when every thread has drawn an item beyond the last. One item is not worth a team."""
+    @contextmanager
+    def recorded_by(self, recorder: Recorder) -> Iterator[None]:
+        """What this thread runs; it is run all the same."""
+        self._own.recorder = recorder
+        try:
+            yield
+        finally:
+            self._own.recorder = None
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor for a kernel to fill."""
+        if self._own.recorder is not None:
+            return self._own.recorder.empty(shape, dtype)
+        return torch.empty(shape, dtype=dtype)
+
+    def run(self, kernel: Kernel, block: ctypes.Structure, num_items: int, form: Hashable = None) -> None:
+        """Returns when every thread has drawn an item beyond the last. One item is not worth a team, none not a call.
+
+        Args:
+            form: what has planned the block for a whole step, if anything has. See `Tape.renew`.
+        """
+        if self._own.recorder is not None:
+            self._own.recorder.take(kernel, block, form)
+        if not num_items:
+            return
         block.item = block.thread = 0
         threads = min(num_items, torch.get_num_threads())
         if threads > 1 and self.is_parallel:
             self._parallel(kernel.address, ctypes.addressof(block), threads, 0)
         else:
             kernel.alone(ctypes.addressof(block))
+
+
+@cache
+def team() -> Team:
+    """The one there is."""
+    return Team()
 
 
 def _compile(function: Callable[[Any], None], signature: Any) -> Any:

@@ -72,23 +72,27 @@ class Decoder:
         Returns:
             Logits [num_samples, vocab_size] of `batch.sample_rows`, in the model's dtype.
         """
-        step = Step(
-            angles=angles(batch.positions, self.inv_freq, self.spec.rope.attention_factor),
-            attention=batch.attention,
-            arena=arena,
-            backend=backend,
-            lora=lora or prepare_lora(backend, arena.flat, arena.table, batch.segments),
-        )
-        x = F.embedding(batch.token_ids, self.embed)
-        pointwise, eps, delta = backend.pointwise, self.spec.rms_norm_eps, None
+        step = self.step(batch, arena, backend, lora or prepare_lora(backend, arena.flat, arena.table, batch.segments))
+        return self.compute(self.embedded(batch), step, batch.sample_rows)
+
+    def embedded(self, batch: BatchInput) -> Tensor:
+        return F.embedding(batch.token_ids, self.embed)
+
+    def step(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep) -> Step:
+        turned = angles(batch.positions, self.inv_freq, self.spec.rope.attention_factor)
+        return Step(turned, batch.attention, arena, backend, lora)
+
+    def compute(self, x: Tensor, step: Step, sample_rows: Tensor | None) -> Tensor:
+        """From embedded rows, which change, to the logits of some of them; None: of all."""
+        pointwise, eps, delta = step.backend.pointwise, self.spec.rms_norm_eps, None
         for layer in self.layers:
-            arena.copies.wait(layer.index)
+            step.arena.copies.wait(layer.index)
             delta = self._attend(layer, pointwise.add_norm(x, delta, layer.input_norm, eps), step)
             delta = self._feed_forward(layer, pointwise.add_norm(x, delta, layer.post_norm, eps), step)
-        if not batch.sample_ids:
+        if sample_rows is not None and not len(sample_rows):
             return x.new_empty(0, self.spec.vocab_size)
-        if (rows := batch.sample_rows) is not None:
-            x, delta = x[rows], None if delta is None else delta[rows]
+        if sample_rows is not None:
+            x, delta = x[sample_rows], None if delta is None else delta[sample_rows]
         return self.head(pointwise.add_norm(x, delta, self.norm, eps))
 
     def _attend(self, layer: Layer, x: Tensor, step: Step) -> Tensor:

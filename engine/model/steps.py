@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.model.arena import Arena, PageShape
-from engine.model.batch import HostBatch
+from engine.model.batch import BatchInput, HostBatch
 from engine.model.decoder import Decoder
 from engine.model.masks import TokenMasks
 from engine.model.sampling import Sample, SlotSampler
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 Masks = Callable[[Sequence[str]], TokenMasks | None]
 
 
+class Forward(Protocol):
+    """What of a `Decoder` a step needs."""
+
+    def forward(self, batch: BatchInput, arena: Arena, backend: Any) -> Tensor: ...
+
+
 class Steps:
     """From gathered rows to tokens.
 
@@ -32,7 +40,7 @@ class Steps:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Forward,
         arena: Arena,
         backend: Backend,
         sampler: SlotSampler,
@@ -59,6 +67,15 @@ class Steps:
         if not batch.sample_ids:
             return None
         return self._sampler.start(logits, batch.sample_ids, masks(batch.sample_ids) if masks else None)
+
+
+def taped(decoder: Decoder, backend: Backend) -> Forward:
+    """The decoder, with tapes where its steps can be recorded."""
+    if backend.name == "torch" or not find_spec("numba"):
+        return decoder
+    from engine.model.taped import TapedDecoder, can_tape  # few platforms have no numba
+
+    return TapedDecoder(decoder) if can_tape(decoder, backend) else decoder
 
 
 def plan_graphs(

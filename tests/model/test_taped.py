@@ -1,0 +1,143 @@
+"""Steps on tapes: tokens and logprobs are bitwise what they are when every kernel is started by itself."""
+
+from collections import Counter
+
+import pytest
+import torch
+from tiny_adapters import save_adapter
+from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
+
+from engine.config import EngineConfig
+from engine.core.check import leftovers, violations
+from engine.core.commands import Submit
+from engine.core.config import CoreConfig
+from engine.core.state import EngineState
+from engine.core.types import Request, SamplingParams
+from engine.engine import Engine
+from engine.model.runner import ModelRunner
+from engine.model.steps import Steps
+from engine.model.taped import TapedDecoder
+from lora_kernels.numba_gemm import can_pack
+from lora_kernels.numba_tape import Tape
+
+SIZES = {"block_size": 16, "num_pages": 40, "max_seqs": 4, "max_model_len": 64}
+GREEDY = SamplingParams(14, temperature=0.0, ignore_eos=True, logprobs=3)
+DRAWN = SamplingParams(9, temperature=1.1, seed=5, ignore_eos=True, logprobs=1)
+packs = pytest.mark.skipif(not can_pack(torch.empty(2, 2, dtype=torch.bfloat16)), reason="needs AVX512-BF16")
+
+
+def make_runner(model, threads=1, **options):
+    config = {"dtype": "bfloat16", "device": "cpu", "max_resident_adapters": 2, "threads": threads, **SIZES, **options}
+    runner = ModelRunner(EngineConfig(str(model), **config))
+    runner._arena.pages[1:] = torch.nan
+    return runner
+
+
+def untaped(runner):
+    runner._steps = Steps(runner._decoder, runner._arena, runner.backend, runner._sampler)
+    return runner
+
+
+def serve(runner, adapters):
+    """{request: its tokens and logprobs}. Requests come and go, at first for the base, then for more adapters than the
+    device has slots for."""
+    core = CoreConfig(**SIZES, token_budget=16, max_resident_adapters=2)
+    ticks = iter(range(10**9))
+    engine = Engine(EngineState.create(core), runner, clock=lambda: next(ticks) / 1000)
+    versions = [None, *(engine.load_adapter(str(path)).id for path in adapters)]
+    found = {}
+    for wave in range(4):
+        for number in range(5):
+            name, version = f"{wave}-{number}", versions[(wave + number) % len(versions)] if wave else None
+            prompt = tuple(range(5 + number, 12 + 3 * number + wave))
+            engine.inbox.put(Submit(Request(name, prompt, DRAWN if number == 2 else GREEDY, version)))
+        for _ in range(11):
+            _step(engine, found)
+    while engine.state.has_work:
+        _step(engine, found)
+    assert leftovers(engine.state) == [] and engine.state.counters.adapter_evictions > 0
+    return found
+
+
+def _step(engine, found):
+    for event in engine.step():
+        found.setdefault(event.request_id, []).extend(zip(event.tokens, event.logprobs, strict=True))
+    assert violations(engine.state) == []
+
+
+@pytest.fixture
+def adapters(tmp_path):
+    for number, rank in enumerate((3, 16, 40)):
+        save_adapter(tmp_path / f"adapter-{number}", rank, seed=number)
+    return sorted(tmp_path.glob("adapter-*"))
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """How often a tape was played, by its number of calls."""
+    count, play = Counter(), Tape.play
+
+    def counted(tape):
+        count[tape.num_calls] += 1
+        play(tape)
+
+    monkeypatch.setattr(Tape, "play", counted)
+    return count
+
+
+@pytest.fixture
+def threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@packs
+@pytest.mark.usefixtures("threads_as_before")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_they_say_what_single_kernels_say(tiny_llama, adapters, played, threads):
+    expected = serve(untaped(make_runner(tiny_llama, threads)), adapters)
+    assert not played
+    assert serve(make_runner(tiny_llama, threads), adapters) == expected
+    assert len(played) == 2 and min(played.values()) > 5, "with adapters and without, which are fewer calls"
+
+
+@packs
+@pytest.mark.usefixtures("threads_as_before")
+def test_layers_that_see_a_window_have_plans_of_their_own(tmp_path, adapters, played):
+    """Of two layers one sees the last nine tokens, as some of Qwen 2's do."""
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, sliding_window=9,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "model")
+    expected = serve(untaped(make_runner(tmp_path / "model")), adapters)
+    assert serve(make_runner(tmp_path / "model"), adapters) == expected
+    assert played
+
+
+@packs
+@pytest.mark.usefixtures("threads_as_before")
+def test_tapes_are_as_many_as_there_are_sizes(tiny_llama, adapters, monkeypatch):
+    runner = make_runner(tiny_llama)
+    serve(runner, adapters)
+    decoder = runner._steps._decoder
+    assert isinstance(decoder, TapedDecoder) and 4 < len(decoder._tapes) <= 2 * SIZES["max_seqs"]
+    assert len(decoder._workspace._pieces) < 20, "layers use each other's memory"
+    monkeypatch.setattr("engine.model.taped.MAX_TAPES", 2)
+    few = make_runner(tiny_llama)
+    assert serve(few, adapters) == serve(untaped(make_runner(tiny_llama)), adapters)
+    assert len(few._steps._decoder._tapes) == 2
+
+
+@pytest.mark.usefixtures("threads_as_before")
+def test_no_step_is_recorded_in_which_torch_computes(tiny_llama, tmp_path):
+    """Linears in fp32 are oneDNN's, and norms of heads torch's."""
+    assert not isinstance(make_runner(tiny_llama, dtype="float32")._steps._decoder, TapedDecoder)
+    config = Qwen3Config(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "model")
+    assert not isinstance(make_runner(tmp_path / "model")._steps._decoder, TapedDecoder)

@@ -37,7 +37,8 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class Block(ctypes.Structure):
-    """Addresses, and strides in bytes. `items`: int32 [num_items, 6], see `plan_items`; `scratch`: a piece a thread."""
+    """Addresses, and strides in bytes. `items`: int32 [num_items, 6], see `plan_items`; `scratch`: a piece a thread.
+    `of_step`: all that differs from step to step, the same in all layers; see `Tape.renew`."""
 
     _fields_ = [
         *TICKETS,

@@ -15,7 +15,7 @@ from lora_kernels.formats import FORMATS
 from lora_kernels.layout import LoraTable, ProjectionGroup
 from lora_kernels.numba_attention import AttentionForm, AttentionPlan, plan_attention
 from lora_kernels.numba_pointwise import NumbaPointwise
-from lora_kernels.numba_tape import Tape
+from lora_kernels.numba_tape import Tape, player
 from lora_kernels.openmp import Kernel, team
 from lora_kernels.pointwise import HeadNorms, rotated_heads
 from lora_kernels.segments import SegmentPlan
@@ -36,8 +36,10 @@ class NumbaBackend:
 
     def compile(self, dtype: torch.dtype, on_kernel: Callable[[int, int], None]) -> None:
         """Compiles every kernel for a dtype now instead of at its first call."""
-        compilers = [partial(self._kernel, module, dtype) for module in (numba_attention, numba_lora)]
-        compilers += [partial(self.pointwise.kernel, name, dtype) for name in numba_pointwise.MAKERS]
+        compilers: list[Callable[[], object]] = [
+            partial(self._kernel, module, dtype) for module in (numba_attention, numba_lora)
+        ]
+        compilers += [player, *(partial(self.pointwise.kernel, name, dtype) for name in numba_pointwise.MAKERS)]
         for done, compiler in enumerate(compilers):
             on_kernel(done, len(compilers))
             compiler()

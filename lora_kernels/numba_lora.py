@@ -41,7 +41,7 @@ class Block(ctypes.Structure):
 
     `tiles`: int32 [num_tiles, 3], slot, first of `rows`, number of rows. `targets`: int64 [num_targets, 3], index in
     the table, first output column, output columns; `item_targets` of them are an item's. `ranks` and `offsets`: the
-    layer's, in the table.
+    layer's, in the table. `of_step`: all that differs from step to step, the same in all layers; see `Tape.renew`.
     """
 
     _fields_ = [
@@ -158,6 +158,8 @@ def _add_item(block, fmt, scratch, item, following):
     simd.stay_apart()
     (tile, target), (next_tile, next_target) = _parts(block, item), _parts(block, following)
     slot, next_slot, num_rows = simd.read_i32(tile), simd.read_i32(next_tile), simd.read_i32(tile + 8)
+    if not _is_touched(block, slot, target):
+        return
     rows = block.rows + 4 * simd.read_i32(tile + 4)
     width, size = block.in_features, size_of(fmt)
     x_bytes = 4 * (-(-width // LANES) * LANES)
@@ -169,6 +171,15 @@ def _add_item(block, fmt, scratch, item, following):
         _add_target(block, fmt, scratch, x_bytes, rows, num_rows, (slot, target), (next_slot, next_target))
         target += 24
         next_target += 24
+
+
+@njit
+def _is_touched(block, slot, target):
+    """Whether the adapter has a rank at any of an item's targets. On a tape every layer and projection is called."""
+    ranks = 0
+    for number in range(block.item_targets):
+        ranks += _rank(block, (slot, target + 24 * number))
+    return ranks > 0
 
 
 @njit

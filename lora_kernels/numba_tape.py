@@ -11,11 +11,10 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,12 +24,14 @@ from torch import Tensor
 from lora_kernels import simd
 from lora_kernels.openmp import TICKETS, Kernel, team
 
+T = TypeVar("T")
+
 BLOCK_NUMBERS = 32
 """int64 that an argument block may have."""
 
 
 class TapeBlock(ctypes.Structure):
-    """`calls`: int64 [num_calls, 2], a kernel's address and its argument block's; `barrier`: 0 for one thread."""
+    """`calls`: int64 [num_calls, 2], a kernel's address and its argument block's; `barrier`: 0 where there is none."""
 
     _fields_ = [*TICKETS, *((name, ctypes.c_int64) for name in ("num_calls", "calls", "barrier"))]
 
@@ -50,82 +51,101 @@ class _Piece:
 class Workspace:
     """Memory for what kernels give each other, used again as soon as nobody holds a tensor over it.
 
-    Tapes that are played in turn share one. It stays small, and so in the cache.
+    Tapes that are played in turn share one. It stays small, and so in the cache: pieces are powers of two, so that
+    steps that grow row by row do not each leave pieces of their own behind.
     """
 
     def __init__(self) -> None:
         self._pieces: list[_Piece] = []
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(piece.memory) for piece in self._pieces)
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         size = math.prod(shape) * dtype.itemsize
         piece = next((piece for piece in self._pieces if len(piece.memory) >= size and piece.is_free), None)
         if piece is None:
-            piece = _Piece(torch.empty(size, dtype=torch.uint8), lambda: None)
+            piece = _Piece(torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8), lambda: None)
             self._pieces.append(piece)
         seen = piece.memory[:size].numpy()
         piece.user = weakref.ref(seen)  # which every tensor and view over it holds
         return torch.from_numpy(seen).view(dtype).view(tuple(shape))
 
     def let_go(self, tensor: Tensor) -> Tensor:
-        """The same numbers, until others are written over them."""
+        """The same numbers, until others are written over them. `tensor`: as `empty` gave it."""
         [memory] = [piece.memory for piece in self._pieces if piece.memory.data_ptr() == tensor.data_ptr()]
         return memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
-class Tape:
-    """Records one pass, and plays it any number of times.
+class _Call(NamedTuple):
+    kernel: Kernel
+    block: bytes
+    form: Hashable
 
-    Nothing but kernels may compute between the first and the last of a pass: what else does is not on the tape.
-    """
+
+class _Recording:
+    """A `Recorder`."""
 
     def __init__(self, workspace: Workspace) -> None:
-        self._team, self._workspace = team(), workspace
-        self._addresses: list[int] = []
-        self._taken: list[bytes] = []
-        self._planned: dict[Hashable, list[int]] = {}
-        """Places of the calls that were planned together."""
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Around the pass, which is computed as ever. Once."""
-        with self._team.recorded_by(self):
-            yield
-        count = len(self._taken)
-        self._blocks = np.frombuffer(b"".join(self._taken), dtype=np.int64).reshape(count, BLOCK_NUMBERS).copy()
-        starts = self._blocks.ctypes.data + self._blocks.strides[0] * np.arange(count)
-        self._calls = np.stack([np.asarray(self._addresses, dtype=np.int64), starts], axis=1)
-        self._block = TapeBlock(num_calls=count, calls=self._calls.ctypes.data)
+        self.calls: list[_Call] = []
+        self.empty = workspace.empty
 
     def take(self, kernel: Kernel, block: ctypes.Structure, form: Hashable) -> None:
-        """See `Recorder.take`. `of_step` of a planned block's class names the fields that `renew` changes."""
-        if form is not None:
-            self._planned.setdefault(form, []).append(len(self._taken))
-        self._addresses.append(kernel.address)
-        self._taken.append(bytes(block).ljust(8 * BLOCK_NUMBERS, b"\0"))
+        self.calls.append(_Call(kernel, bytes(block).ljust(8 * BLOCK_NUMBERS, b"\0"), form))
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """See `Recorder.empty`."""
-        return self._workspace.empty(shape, dtype)
+
+def record(compute: Callable[[], T], workspace: Workspace) -> tuple[Tape, T]:
+    """A tape of what this thread runs meanwhile, and what came of it: it is computed as ever.
+
+    Nothing but kernels may compute between the first and the last of them: what else does is not on the tape. The
+    caller keeps what they read and write, but for the workspace, where it is.
+    """
+    recording = _Recording(workspace)
+    with team().recorded_by(recording):
+        result = compute()
+    return Tape(recording.calls, workspace), result
+
+
+class Tape:
+    """Calls of kernels, to be played any number of times.
+
+    Attributes:
+        forms: what has planned blocks for a whole step. See `Team.run`.
+    """
+
+    def __init__(self, calls: Sequence[_Call], workspace: Workspace) -> None:
+        self._workspace = workspace  # where kernels write: it must not go before the tape
+        self._kernels = [call.kernel for call in calls]
+        self._blocks = np.frombuffer(b"".join(call.block for call in calls), dtype=np.int64).copy()
+        self._blocks = self._blocks.reshape(len(calls), BLOCK_NUMBERS)
+        starts = self._blocks.ctypes.data + self._blocks.strides[0] * np.arange(len(calls))
+        self._calls = np.stack([[kernel.address for kernel in self._kernels], starts], axis=1)
+        self._block = TapeBlock(num_calls=len(calls), calls=self._calls.ctypes.data)
+        self._planned: dict[Hashable, list[int]] = {}
+        for place, call in enumerate(calls):
+            if call.form is not None:
+                self._planned.setdefault(call.form, []).append(place)
+        self.forms: tuple[Any, ...] = tuple(self._planned)
 
     @property
     def num_calls(self) -> int:
-        return len(self._taken)
-
-    @property
-    def forms(self) -> tuple[Any, ...]:
-        """What has planned blocks for a whole step: see `Team.run`."""
-        return tuple(self._planned)
+        return len(self._kernels)
 
     def renew(self, form: Hashable, block: ctypes.Structure) -> None:
-        """This step's plan. What it points at has to stay where it is until the tape has been played."""
+        """Puts this step's plan into the blocks of a form: the fields that their class lists in `of_step`.
+
+        What it points at has to stay where it is until the tape has been played.
+        """
         columns, names = _of_step(type(block))
         self._blocks[np.ix_(self._planned[form], columns)] = [getattr(block, name) for name in names]
 
     def play(self) -> None:
+        """Computes all of it once more."""
         self._blocks[:, : len(TICKETS)] = 0
-        threads = torch.get_num_threads() if self._team.is_parallel else 1
-        self._block.barrier = self._team.barrier if threads > 1 else 0
-        self._team.run(_player(), self._block, threads)
+        threads = torch.get_num_threads() if team().is_parallel else 1
+        self._block.barrier = team().barrier if threads > 1 else 0
+        team().run(player(), self._block, threads)
 
 
 @cache
@@ -135,7 +155,9 @@ def _of_step(kind: Any) -> tuple[list[int], tuple[str, ...]]:
 
 
 @cache
-def _player() -> Kernel:
+def player() -> Kernel:
+    """What plays a tape, compiled when first asked for."""
+
     def play(pointer):
         block = carray(pointer, 1)[0]
         for place in range(block.calls, block.calls + 16 * block.num_calls, 16):

@@ -52,18 +52,21 @@ class _OfThread(threading.local):
     recorder: Recorder | None = None
 
 
+_OWN = _OfThread()
+"""Of whoever asks, whichever team he asks."""
+
+
 class Team:
     """Runs kernels. `is_parallel` is False where torch's OpenMP library is not one we can call: kernels run alone.
 
     Attributes:
-        barrier: address of the function at which the threads of one kernel wait for each other; 0: there is one thread.
+        barrier: address of the function at which the threads of a team wait for each other; 0: there is no team.
     """
 
     def __init__(self) -> None:
         path = find_libgomp(MAPS.read_text(), Path(torch.__file__).parent) if MAPS.is_file() else None
         self.is_parallel = path is not None
         self.barrier = 0
-        self._own = _OfThread()
         if path is not None:
             library = ctypes.CDLL(path)
             self._parallel = library.GOMP_parallel
@@ -73,17 +76,17 @@ class Team:
 
     @contextmanager
     def recorded_by(self, recorder: Recorder) -> Iterator[None]:
-        """What this thread runs; it is run all the same."""
-        self._own.recorder = recorder
+        """What this thread runs; it is run all the same. Not nested."""
+        _OWN.recorder = recorder
         try:
             yield
         finally:
-            self._own.recorder = None
+            _OWN.recorder = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor for a kernel to fill."""
-        if self._own.recorder is not None:
-            return self._own.recorder.empty(shape, dtype)
+        if _OWN.recorder is not None:
+            return _OWN.recorder.empty(shape, dtype)
         return torch.empty(shape, dtype=dtype)
 
     def run(self, kernel: Kernel, block: ctypes.Structure, num_items: int, form: Hashable = None) -> None:
@@ -92,8 +95,8 @@ class Team:
         Args:
             form: what has planned the block for a whole step, if anything has. See `Tape.renew`.
         """
-        if self._own.recorder is not None:
-            self._own.recorder.take(kernel, block, form)
+        if _OWN.recorder is not None:
+            _OWN.recorder.take(kernel, block, form)
         if not num_items:
             return
         block.item = block.thread = 0

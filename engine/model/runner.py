@@ -28,7 +28,7 @@ from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
 from engine.model.sampling import Sample, make_sampler
 from engine.model.spec import ModelSpec, read_spec
-from engine.model.steps import Steps, plan_graphs, taped
+from engine.model.steps import Steps, forward_over, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
 from engine.model.weights import open_weights
 from lora_kernels.select import select_backend
@@ -90,8 +90,7 @@ class ModelRunner:
         self._sampler = make_sampler(self.spec.vocab_size, self.device, self.spec.eos_token_ids, config.max_seqs)
         self.captured = graphs.capture(self._decoder, self._arena, self._sampler, progress) if graphs else None
         captured = self.captured.graphs if self.captured else None
-        forward = taped(self._decoder, self.backend)
-        self._steps = Steps(forward, self._arena, self.backend, self._sampler, captured)
+        self._steps = Steps(forward_over(self._decoder, self._arena, self.backend), self._sampler, captured)
         self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
         self._submitted: deque[SubmittedStep] = deque()
         self._host = HostStore()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -21,34 +21,24 @@ from lora_kernels.backend import Backend
 if TYPE_CHECKING:
     from engine.model.graph_plan import GraphPlan
     from engine.model.graphs import StepGraphs
+    from lora_kernels.numba_backend import NumbaBackend
 
 Masks = Callable[[Sequence[str]], TokenMasks | None]
 
 
-class Forward(Protocol):
-    """What of a `Decoder` a step needs."""
-
-    def forward(self, batch: BatchInput, arena: Arena, backend: Any) -> Tensor: ...
+Forward = Callable[[BatchInput], Tensor]
+"""See `Decoder.forward`. The logits last until the next step is computed."""
 
 
 class Steps:
     """From gathered rows to tokens.
 
     Args:
-        graphs: None: every step is launched kernel by kernel.
+        graphs: None: every step is launched by `forward`.
     """
 
-    def __init__(
-        self,
-        decoder: Forward,
-        arena: Arena,
-        backend: Backend,
-        sampler: SlotSampler,
-        graphs: StepGraphs | None = None,
-    ) -> None:
-        self._decoder = decoder
-        self._arena = arena
-        self._backend = backend
+    def __init__(self, forward: Forward, sampler: SlotSampler, graphs: StepGraphs | None = None) -> None:
+        self._forward = forward
         self._sampler = sampler
         self._graphs = graphs
 
@@ -63,19 +53,20 @@ class Steps:
         if self._graphs is not None and masks is None and self._graphs.fits(batch):
             return self._graphs.launch(batch)
         rows = batch.to_device(self._sampler.last_tokens)
-        logits = self._decoder.forward(rows, self._arena, self._backend)
+        logits = self._forward(rows)
         if not batch.sample_ids:
             return None
         return self._sampler.start(logits, batch.sample_ids, masks(batch.sample_ids) if masks else None)
 
 
-def taped(decoder: Decoder, backend: Backend) -> Forward:
-    """The decoder, with tapes where its steps can be recorded."""
-    if backend.name == "torch" or not find_spec("numba"):
-        return decoder
-    from engine.model.taped import TapedDecoder, can_tape  # few platforms have no numba
+def forward_over(decoder: Decoder, arena: Arena, backend: Backend) -> Forward:
+    """The decoder's, from tapes where its steps can be recorded."""
+    if backend.name.startswith("numba"):
+        from engine.model.taped import TapedDecoder, can_tape  # compiles, as its backend has
 
-    return TapedDecoder(decoder) if can_tape(decoder, backend) else decoder
+        if can_tape(decoder):
+            return TapedDecoder(decoder, arena, cast("NumbaBackend", backend)).forward
+    return partial(decoder.forward, arena=arena, backend=backend)
 
 
 def plan_graphs(

@@ -7,6 +7,7 @@ computed as ever. docs/kernels-cpu.md has the numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -14,70 +15,72 @@ from engine.model.arena import Arena
 from engine.model.batch import BatchInput
 from engine.model.decoder import Decoder, Step
 from engine.model.lora import prepare_lora
-from lora_kernels.backend import Backend
+from engine.model.rope import Angles
 from lora_kernels.numba_backend import NumbaBackend
 from lora_kernels.numba_gemm import PackedLinear
-from lora_kernels.numba_tape import Tape, Workspace
+from lora_kernels.numba_tape import Tape, Workspace, record
 
-MAX_TAPES = 128
-"""A hundred kilobytes each."""
+MAX_TAPES = 256
+"""110 KB each for 30 layers. Those that were not played for the longest time go first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A tape, and where it begins and ends. `x`: the embedded rows; `step`: the one it was recorded with."""
+    """A tape, what it begins from (embedded rows, angles, where K and V go), and where it ends."""
 
     tape: Tape
     x: Tensor
-    step: Step
+    angles: Angles
+    kv_slots: Tensor
     logits: Tensor
 
     def replay(self, x: Tensor, step: Step, backend: NumbaBackend) -> Tensor:
-        """The logits, until the next step is computed."""
         self.x.copy_(x)
-        self.step.angles.cos.copy_(step.angles.cos)
-        self.step.angles.sin.copy_(step.angles.sin)
-        self.step.attention.kv_slots.copy_(step.attention.kv_slots)
+        self.angles.cos.copy_(step.angles.cos)
+        self.angles.sin.copy_(step.angles.sin)
+        self.kv_slots.copy_(step.attention.kv_slots)
         backend.renew(self.tape, step.attention, step.lora.prepared)
         self.tape.play()
         return self.logits
 
 
 class TapedDecoder:
-    """A `Decoder` that plays the steps it can. Logits of such a step last until the next one is computed."""
+    """A `Decoder` that plays the steps it can, over one arena and one backend: a tape knows their addresses."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, arena: Arena, backend: NumbaBackend) -> None:
         self._decoder = decoder
+        self._arena = arena
+        self._backend = backend
         self._workspace = Workspace()
         self._tapes: dict[tuple[int, bool], Recorded] = {}
 
-    def forward(self, batch: BatchInput, arena: Arena, backend: NumbaBackend) -> Tensor:
-        """See `Decoder.forward`."""
+    def forward(self, batch: BatchInput) -> Tensor:
+        """See `Forward`."""
+        arena, backend = self._arena, self._backend
         lora = prepare_lora(backend, arena.flat, arena.table, batch.segments)
         if not _is_decoding(batch) or lora.scales is not None:
             return self._decoder.forward(batch, arena, backend, lora)
         x, step = self._decoder.embedded(batch), self._decoder.step(batch, arena, backend, lora)
         key = len(x), lora.prepared is not None
-        if key in self._tapes:
-            return self._tapes[key].replay(x, step, backend)
+        recorded = self._tapes.pop(key, None)
+        if recorded is not None:
+            self._tapes[key] = recorded
+            return recorded.replay(x, step, backend)
         if len(self._tapes) == MAX_TAPES:
-            self._tapes.pop(next(iter(self._tapes)))
+            del self._tapes[next(iter(self._tapes))]
         self._tapes[key] = recorded = self._record(x, step)
         return recorded.logits
 
     def _record(self, x: Tensor, step: Step) -> Recorded:
-        tape = Tape(self._workspace)
-        with tape.recording():
-            logits = self._decoder.compute(x, step, None)
-        return Recorded(tape, x, step, self._workspace.let_go(logits))
+        tape, logits = record(partial(self._decoder.compute, x, step, None), self._workspace)
+        return Recorded(tape, x, step.angles, step.attention.kv_slots, self._workspace.let_go(logits))
 
 
-def can_tape(decoder: Decoder, backend: Backend) -> bool:
+def can_tape(decoder: Decoder) -> bool:
     """Whether all that a step does is kernels: linears of our own, and no norms of heads, which are torch's."""
     layers = decoder.layers
     linears = [decoder.head, *(part for one in layers for part in (one.qkv, one.o, one.gate_up, one.down))]
-    is_ours = isinstance(backend, NumbaBackend) and all(isinstance(linear, PackedLinear) for linear in linears)
-    return is_ours and all(layer.head_norms is None for layer in layers)
+    return all(isinstance(linear, PackedLinear) for linear in linears) and all(one.head_norms is None for one in layers)
 
 
 def _is_decoding(batch: BatchInput) -> bool:

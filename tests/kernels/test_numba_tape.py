@@ -6,8 +6,9 @@ import pytest
 import torch
 from kernel_cases import attention_case, lora_case
 
+from lora_kernels.numba_attention import AttentionForm, plan_attention
 from lora_kernels.numba_backend import NumbaBackend
-from lora_kernels.numba_tape import Tape, Workspace
+from lora_kernels.numba_tape import Workspace, record
 from lora_kernels.openmp import team
 
 WIDTH, EPS = 64, 1e-5
@@ -40,9 +41,8 @@ def chain(backend, x, weight, times=40):
 @pytest.mark.parametrize("rows", [1, 7, 200])
 def test_it_says_of_new_input_what_the_calls_say(backend, rows):
     first, second = torch.randn(2, rows, WIDTH)
-    weight, x, tape = torch.randn(WIDTH), first.clone(), Tape(Workspace())
-    with tape.recording():
-        out = chain(backend, x, weight)
+    weight, x = torch.randn(WIDTH), first.clone()
+    tape, out = record(lambda: chain(backend, x, weight), Workspace())
     assert torch.equal(out, chain(backend, first.clone(), weight)), "what is recorded is computed all the same"
     for new in (second, first, second):
         x.copy_(new)
@@ -54,9 +54,8 @@ def test_it_says_of_new_input_what_the_calls_say(backend, rows):
 def test_attention_follows_the_step(backend):
     """Recorded with one context, played with others, which are other items and other pages."""
     first, *others = (attention_case([(1, context), (1, 5)]) for context in (100, 3, 40))
-    query, kv, tape = first.query.clone(), first.kv.clone(), Tape(Workspace())
-    with tape.recording():
-        out = backend.attention(query, kv, first.batch, first.scale)
+    query, kv = first.query.clone(), first.kv.clone()
+    tape, out = record(lambda: backend.attention(query, kv, first.batch, first.scale), Workspace())
     for case in (*others, first):
         pages = min(len(kv), len(case.kv))
         kv[:pages] = case.kv[:pages]
@@ -73,11 +72,10 @@ def test_lora_follows_the_step(backend):
     ranks, mixes = [8, 17, 3], ([0, 0, 0, 0], [2, 1, 0, 1], [-1, 1, -1, 2], [0, -1, -1, -1])
     cases = [lora_case(ranks, mix) for mix in mixes]
     group = cases[0].shape.groups[2]
-    arena, table, tape = cases[0].arena, cases[0].table, Tape(Workspace())
+    arena, table = cases[0].arena, cases[0].table
     out, x = cases[0].inputs(group)
-    base = out.clone()
-    with tape.recording():
-        backend.add_lora(out, x, backend.prepare_lora(arena, table, cases[0].plan), 1, group)
+    base, prepared = out.clone(), backend.prepare_lora(arena, table, cases[0].plan)
+    tape, _ = record(lambda: backend.add_lora(out, x, prepared, 1, group), Workspace())
     for case in (*cases[1:], cases[0]):
         prepared = backend.prepare_lora(arena, table, case.plan)
         backend.renew(tape, attention_case([(1, 1)]).batch, prepared)
@@ -110,11 +108,60 @@ def test_what_is_let_go_is_used_again():
     assert (tensor == 5).all()
 
 
+def test_steps_that_grow_row_by_row_use_the_same_memory():
+    workspace, widths = Workspace(), (960, 576, 3072, 49152)
+    for rows in range(1, 65):
+        held = [workspace.empty((rows, width), torch.bfloat16) for width in widths]
+        del held
+    assert workspace.num_bytes < 4 * 2 * 64 * sum(widths)
+
+
 def test_only_what_its_own_thread_runs_is_recorded(backend):
-    weight, x, tape = torch.randn(WIDTH), torch.randn(3, WIDTH), Tape(Workspace())
-    with tape.recording():
+    weight, x = torch.randn(WIDTH), torch.randn(3, WIDTH)
+
+    def compute():
         other = Thread(target=chain, args=(backend, x.clone(), weight))
         other.start()
         other.join()
         backend.pointwise.add_norm(x, None, weight, EPS)
-    assert tape.num_calls == 1
+
+    assert record(compute, Workspace())[0].num_calls == 1
+
+
+def test_nothing_is_recorded_after_a_failure(backend):
+    weight, x, seen = torch.randn(WIDTH), torch.randn(3, WIDTH), Workspace()
+
+    def fail():
+        chain(backend, x.clone(), weight)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        record(fail, seen)
+    before = seen.num_bytes
+    held = [chain(backend, x.clone(), weight, times=1) for _ in range(20)]
+    assert len(held) == 20 and seen.num_bytes == before
+
+
+LAYERS_OWN = {"item", "thread", "query", "query_row", "query_head", "out", "out_row", "kv", "x", "x_row"} | {
+    "ranks",
+    "offsets",
+}
+"""Fields that are each layer's own, and stay what they were when a step was recorded."""
+
+
+def differing(one, other):
+    return {name for name, _ in one._fields_ if getattr(one, name) != getattr(other, name)} - LAYERS_OWN
+
+
+def test_all_that_steps_plan_is_renewed(backend):
+    """A field that differs between two steps' plans, and is not in `of_step`, would be an old step's on a tape."""
+    cases = [attention_case([(1, 100), (1, 5)]), attention_case([(1, 7)] * 9)]
+    kv = cases[0].kv
+    form = AttentionForm(cases[0].query.shape[1], kv.shape, kv.stride(), 4, cases[0].scale, None)
+    one, other = [plan_attention(form, case.batch) for case in cases]  # both are kept: nothing is where another was
+    assert {"items", "tables", "scratch"} <= differing(one.block, other.block) <= set(one.block.of_step)
+    loras = [lora_case([8, 17, 3], mix) for mix in ([0, 0, 0, 0], [2, 1, 0, 1] * 8)]
+    plans = [backend.prepare_lora(loras[0].arena, loras[0].table, case.plan) for case in loras]
+    for group in loras[0].shape.groups:
+        one, other = [prepared.plan(group).block for prepared in plans]
+        assert {"num_items", "tiles", "targets", "rows"} <= differing(one, other) <= set(one.of_step)

@@ -31,7 +31,7 @@ from engine.model.device_sampler import DeviceSample, DeviceSampler
 from engine.model.graphs import StepGraphs, StepParts
 from engine.model.lora import TARGETS, target_widths
 from engine.model.spec import read_spec
-from engine.model.steps import Steps
+from engine.model.steps import Steps, forward_over
 from engine.model.weights import open_weights
 from lora_kernels.layout import pack_adapter, plan_layout
 from lora_kernels.triton_attention import PagedAttention
@@ -82,7 +82,7 @@ class World:
         if is_recorded:
             parts = StepParts(decoder, self.arena, backend, self.sampler)
             graphs = StepGraphs(parts, self.recorder, MAX_SEQS, MAX_LEN)
-        self.steps = Steps(decoder, self.arena, backend, self.sampler, graphs)
+        self.steps = Steps(forward_over(decoder, self.arena, backend), self.sampler, graphs)
 
     def load(self, name: str, rank: int, pages: Sequence[int], is_scaled: bool = False) -> None:
         """A random adapter of every projection, the same for the same name."""

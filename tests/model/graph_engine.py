@@ -20,7 +20,7 @@ from engine.engine import Engine
 from engine.model.device_sampler import DeviceSampler
 from engine.model.graphs import StepGraphs, StepParts
 from engine.model.runner import ModelRunner
-from engine.model.steps import Steps
+from engine.model.steps import Steps, forward_over
 from lora_kernels.triton_attention import PagedAttention
 from lora_kernels.triton_backend import TritonBackend
 from lora_kernels.triton_decode import DecodeTuning
@@ -105,7 +105,8 @@ def _compute_with_triton(runner: ModelRunner, recorder: Rerun | None) -> None:
     sampler = DeviceSampler(VOCAB, CPU, EOS, MAX_SEQS, SamplingTiles(128, 128))
     parts = StepParts(runner._decoder, runner._arena, backend, sampler)
     graphs = StepGraphs(parts, recorder, MAX_SEQS, MAX_LEN) if recorder else None
-    runner._sampler, runner._steps = sampler, Steps(parts.decoder, parts.arena, backend, sampler, graphs)
+    forward = forward_over(parts.decoder, parts.arena, backend)
+    runner._sampler, runner._steps = sampler, Steps(forward, sampler, graphs)
 
 
 def an_engine_ahead_of_replays(model: Path) -> None:

@@ -1,9 +1,12 @@
 """Steps on tapes: tokens and logprobs are bitwise what they are when every kernel is started by itself."""
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
+from peft_folders import TARGETS, base_model
+from peft_folders import save_adapter as save_peft_adapter
 from tiny_adapters import save_adapter
 from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
 
@@ -34,8 +37,15 @@ def make_runner(model, threads=1, **options):
 
 
 def untaped(runner):
-    runner._steps = Steps(runner._decoder, runner._arena, runner.backend, runner._sampler)
+    forward = partial(runner._decoder.forward, arena=runner._arena, backend=runner.backend)
+    runner._steps = Steps(forward, runner._sampler)
     return runner
+
+
+def taped_decoder(runner):
+    """None: its steps are not recorded."""
+    owner = getattr(runner._steps._forward, "__self__", None)
+    return owner if isinstance(owner, TapedDecoder) else None
 
 
 def serve(runner, adapters):
@@ -117,27 +127,48 @@ def test_layers_that_see_a_window_have_plans_of_their_own(tmp_path, adapters, pl
     assert played
 
 
+KINDS = {
+    "all": {"target_modules": list(TARGETS)},
+    "dora": {"use_dora": True},
+    "one layer": {"layers_to_transform": 1, "r": 9},
+    "two layers": {"target_modules": ["o_proj", "down_proj"], "layers_to_transform": [0, 2]},
+}
+
+
+@packs
+@pytest.mark.usefixtures("threads_as_before")
+def test_adapters_that_touch_other_parts_and_some_that_cannot_be_recorded(tmp_path, played):
+    """Linears with biases, too. Steps with DoRA are launched kernel by kernel, between others that are not."""
+    base_model().save_pretrained(tmp_path / "model")
+    for name, options in KINDS.items():
+        save_peft_adapter(tmp_path / name, size=0.3, **options)
+    adapters = [tmp_path / name for name in KINDS]
+    expected = serve(untaped(make_runner(tmp_path / "model")), adapters)
+    assert serve(make_runner(tmp_path / "model"), adapters) == expected
+    assert len(played) == 2
+
+
 @packs
 @pytest.mark.usefixtures("threads_as_before")
 def test_tapes_are_as_many_as_there_are_sizes(tiny_llama, adapters, monkeypatch):
     runner = make_runner(tiny_llama)
     serve(runner, adapters)
-    decoder = runner._steps._decoder
-    assert isinstance(decoder, TapedDecoder) and 4 < len(decoder._tapes) <= 2 * SIZES["max_seqs"]
+    decoder = taped_decoder(runner)
+    assert 4 < len(decoder._tapes) <= 2 * SIZES["max_seqs"]
     assert len(decoder._workspace._pieces) < 20, "layers use each other's memory"
     monkeypatch.setattr("engine.model.taped.MAX_TAPES", 2)
     few = make_runner(tiny_llama)
     assert serve(few, adapters) == serve(untaped(make_runner(tiny_llama)), adapters)
-    assert len(few._steps._decoder._tapes) == 2
+    assert len(taped_decoder(few)._tapes) == 2
 
 
 @pytest.mark.usefixtures("threads_as_before")
 def test_no_step_is_recorded_in_which_torch_computes(tiny_llama, tmp_path):
     """Linears in fp32 are oneDNN's, and norms of heads torch's."""
-    assert not isinstance(make_runner(tiny_llama, dtype="float32")._steps._decoder, TapedDecoder)
+    assert taped_decoder(make_runner(tiny_llama, dtype="float32")) is None
     config = Qwen3Config(
         vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path / "model")
-    assert not isinstance(make_runner(tmp_path / "model")._steps._decoder, TapedDecoder)
+    assert taped_decoder(make_runner(tmp_path / "model")) is None

@@ -1,65 +1,23 @@
 """Paged attention in one pass over the pages as they lie: nothing is gathered, and what is read is read once.
 
-An *item* is what one thread does at a time: up to `ITEM_ROWS` query rows of one sequence, for one KV head or, when
-there are sequences enough, for all of them, which then share the pages' cache lines. GQA: the query heads of a KV head
-are rows like any others. A softmax goes online over tiles of about `TILE` tokens, in fp32.
+Items are planned in numba_attention_plan.py. GQA: the query heads of a KV head are rows like any others. A softmax goes
+online over tiles of about `TILE` tokens, in fp32.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from numba import carray, float32, njit
-from torch import Tensor
 
 from lora_kernels import simd
-from lora_kernels.backend import AttentionBatch
 from lora_kernels.formats import Format, load_as, size_of, store_as
-from lora_kernels.openmp import ITEM, THREAD, TICKETS, Kernel
+from lora_kernels.numba_attention_plan import CACHE_LINE, TILE, Block
+from lora_kernels.openmp import ITEM, THREAD, Kernel
 from lora_kernels.products import MAX_ROWS, dot_rows, mix_rows
 from lora_kernels.simd import LANES
 
-TILE = 64
-"""Tokens a softmax step takes, in whole pages: enough to hide its fixed cost, few enough for the first cache."""
-ITEM_ROWS = 16
-"""Query rows of a prompt that read K and V together."""
-CACHE_LINE = 64
 NEVER = float32(-math.inf)
-NO_WINDOW = 1 << 40
-
-Int32Array = npt.NDArray[np.int32]
-
-
-class Block(ctypes.Structure):
-    """Addresses, and strides in bytes. `items`: int32 [num_items, 6], see `plan_items`; `scratch`: a piece a thread.
-    `of_step`: all that differs from step to step, the same in all layers; see `Tape.renew`."""
-
-    _fields_ = [
-        *TICKETS,
-        *((name, ctypes.c_int64) for name in ("num_items", "items", "query", "query_row", "query_head", "out")),
-        *((name, ctypes.c_int64) for name in ("kv", "page", "side", "token", "head", "block_size")),
-        *((name, ctypes.c_int64) for name in ("tables", "table", "heads", "group", "dims", "window")),
-        *((name, ctypes.c_int64) for name in ("scratch", "scratch_bytes", "scratch_rows")),
-        ("scale", ctypes.c_float),
-    ]
-    of_step = ("num_items", "items", "tables", "table", "scratch", "scratch_bytes", "scratch_rows")
-
-
-class AttentionForm(NamedTuple):
-    """What the layers that are alike have in common. `kv_shape`, `kv_stride`: of one layer's KV, in numbers."""
-
-    heads: int
-    kv_shape: tuple[int, ...]
-    kv_stride: tuple[int, ...]
-    number_bytes: int
-    scale: float
-    window: int | None
 
 
 def make_kernel(fmt: Format) -> Kernel:
@@ -75,74 +33,6 @@ def make_kernel(fmt: Format) -> Kernel:
             item = following
 
     return Kernel(attend, Block)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """A step's argument block, and what it points at. Layers change three addresses of it."""
-
-    block: Block
-    items: Int32Array
-    scratch: Tensor
-    batch: AttentionBatch
-
-
-def plan_attention(form: AttentionForm, batch: AttentionBatch) -> AttentionPlan:
-    heads, (block_size, kv_heads, dims) = form.heads, form.kv_shape[2:]
-    items = plan_items(batch, kv_heads, torch.get_num_threads())
-    rows = max(MAX_ROWS, int((items[:, 2] * items[:, 5]).max()) * heads // kv_heads)
-    scratch = torch.empty(torch.get_num_threads(), _scratch_bytes(rows, dims, block_size), dtype=torch.uint8)
-    page, side, token, head = (stride * form.number_bytes for stride in form.kv_stride[:4])
-    block = Block(
-        num_items=len(items),
-        items=items.ctypes.data,
-        page=page,
-        side=side,
-        token=token,
-        head=head,
-        block_size=block_size,
-        tables=batch.block_tables.data_ptr(),
-        table=batch.block_tables.stride(0) * 4,
-        heads=heads,
-        group=heads // kv_heads,
-        dims=dims,
-        window=form.window or NO_WINDOW,
-        scratch=scratch.data_ptr(),
-        scratch_bytes=scratch.shape[1],
-        scratch_rows=rows,
-        scale=form.scale,
-    )
-    return AttentionPlan(block, items, scratch, batch)
-
-
-def plan_items(batch: AttentionBatch, kv_heads: int, threads: int) -> Int32Array:
-    """int32 [num_items, 6]: sequence, first query row, query rows, position of the first, first KV head, KV heads.
-
-    The longest come first, so that no thread is left with one at the end.
-    """
-    starts = np.asarray(batch.host_query_starts)
-    contexts = np.asarray(batch.host_context_lens)
-    lengths = np.diff(starts)
-    counts = -(-lengths // ITEM_ROWS)
-    sequence = np.repeat(np.arange(len(lengths)), counts)
-    row = (np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts)) * ITEM_ROWS
-    rows = np.minimum(ITEM_ROWS, lengths[sequence] - row)
-    position = contexts[sequence] - lengths[sequence] + row
-    items = np.stack([sequence, starts[sequence] + row, rows, position, 0 * row, 0 * row + kv_heads], axis=1)
-    items = items[np.argsort(-(position + rows) * rows, kind="stable")].astype(np.int32)
-    if len(items) >= 4 * threads:
-        return items
-    items = np.repeat(items, kv_heads, axis=0)
-    items[:, 4] = np.arange(len(items)) % kv_heads
-    items[:, 5] = 1
-    return items
-
-
-def _scratch_bytes(rows: int, dims: int, block_size: int) -> int:
-    """Queries and sums of every row, scores of four, maximum and total of every row."""
-    padded = -(-dims // LANES) * LANES
-    tile = max(1, TILE // block_size) * block_size + LANES
-    return -(-4 * (2 * rows * padded + MAX_ROWS * tile + 2 * rows) // CACHE_LINE) * CACHE_LINE
 
 
 @njit

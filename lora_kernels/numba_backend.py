@@ -13,7 +13,7 @@ from lora_kernels import numba_attention, numba_lora, numba_pointwise
 from lora_kernels.backend import AttentionBatch
 from lora_kernels.formats import FORMATS
 from lora_kernels.layout import LoraTable, ProjectionGroup
-from lora_kernels.numba_attention import AttentionForm, AttentionPlan, plan_attention
+from lora_kernels.numba_attention_plan import AttentionForm, AttentionPlan, plan_attention
 from lora_kernels.numba_pointwise import NumbaPointwise
 from lora_kernels.numba_tape import Tape, player
 from lora_kernels.openmp import Kernel, team

@@ -18,11 +18,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numba import carray
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
 from torch import Tensor
 
 from lora_kernels import simd
 from lora_kernels.openmp import TICKETS, Kernel, team
+from lora_kernels.simd import I64
 
 T = TypeVar("T")
 
@@ -161,8 +164,19 @@ def player() -> Kernel:
     def play(pointer):
         block = carray(pointer, 1)[0]
         for place in range(block.calls, block.calls + 16 * block.num_calls, 16):
-            simd.call(simd.read_i64(place), simd.read_i64(place + 8))
+            _call_at(simd.read_i64(place), simd.read_i64(place + 8))
             if block.barrier:
-                simd.call(block.barrier, 0)
+                _call_at(block.barrier, 0)
 
     return Kernel(play, TapeBlock)
+
+
+@intrinsic
+def _call_at(typingctx, function, argument):
+    """The C function at an address, with another address."""
+
+    def codegen(context, builder, signature, args):
+        of = ir.FunctionType(ir.VoidType(), [I64])
+        builder.call(builder.inttoptr(args[0], of.as_pointer()), [args[1]])
+
+    return types.void(types.int64, types.int64), codegen

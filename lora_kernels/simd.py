@@ -282,17 +282,6 @@ def take_ticket(typingctx, block, index):
 
 
 @intrinsic
-def call(typingctx, function, argument):
-    """The C function at an address, with another address."""
-
-    def codegen(context, builder, signature, args):
-        of = ir.FunctionType(ir.VoidType(), [I64])
-        builder.call(builder.inttoptr(args[0], of.as_pointer()), [args[1]])
-
-    return types.void(types.int64, types.int64), codegen
-
-
-@intrinsic
 def stay_apart(typingctx):
     """Keeps the function that says it out of its callers, who would each optimise it again: seconds of compiling."""
 

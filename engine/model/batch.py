@@ -33,7 +33,7 @@ class BatchInput:
 
     Attributes:
         token_ids, positions: integers [num_rows].
-        sample_rows: int32 [num_samples]. Rows whose logits are wanted; None: all of them.
+        sample_rows: int32 [num_samples]. Rows whose logits are wanted; None: all of them, in a step that only decodes.
     """
 
     token_ids: Tensor
@@ -102,7 +102,8 @@ class HostBatch:
         )
         if (self.token_ids == UNKNOWN).any():
             tokens = known_ids(tokens, slots, last_tokens)
-        return BatchInput(tokens, positions, attention, self.segments, samples, self.sample_ids)
+        wanted = None if self.is_decoding else samples
+        return BatchInput(tokens, positions, attention, self.segments, wanted, self.sample_ids)
 
 
 def known_ids(token_ids: Tensor, sampler_slots: Tensor, last_tokens: Tensor) -> Tensor:

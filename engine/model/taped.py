@@ -58,7 +58,7 @@ class TapedDecoder:
         """See `Forward`."""
         arena, backend = self._arena, self._backend
         lora = prepare_lora(backend, arena.flat, arena.table, batch.segments)
-        if not _is_decoding(batch) or lora.scales is not None:
+        if batch.sample_rows is not None or lora.scales is not None:
             return self._decoder.forward(batch, arena, backend, lora)
         x, step = self._decoder.embedded(batch), self._decoder.step(batch, arena, backend, lora)
         key = len(x), lora.prepared is not None
@@ -81,8 +81,3 @@ def can_tape(decoder: Decoder) -> bool:
     layers = decoder.layers
     linears = [decoder.head, *(part for one in layers for part in (one.qkv, one.o, one.gate_up, one.down))]
     return all(isinstance(linear, PackedLinear) for linear in linears) and all(one.head_norms is None for one in layers)
-
-
-def _is_decoding(batch: BatchInput) -> bool:
-    """Whether every row is a request's newest token, and is sampled from."""
-    return batch.attention.num_decodes == len(batch.sample_ids) == len(batch.token_ids)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_cases import attention_case, lora_case
 
-from lora_kernels.numba_attention import AttentionForm, plan_attention
+from lora_kernels.numba_attention_plan import AttentionForm, plan_attention
 from lora_kernels.numba_backend import NumbaBackend
 from lora_kernels.numba_tape import Workspace, record
 from lora_kernels.openmp import team

@@ -35,3 +35,14 @@ def data_dir() -> Path:
 def smollm2(data_dir) -> Path:
     """SmolLM2-135M-Instruct as bf16 safetensors with its tokenizer."""
     return prepare_model("embedded", data_dir, Console(stderr=True))
+
+
+@pytest.fixture
+def packed_linears():
+    """For tests of linears in bf16 that are kernels of ours, which need a processor with the instruction."""
+    import torch
+
+    from lora_kernels.numba_gemm import can_pack
+
+    if not can_pack(torch.empty(2, 2, dtype=torch.bfloat16)):
+        pytest.skip("needs AVX512-BF16")

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from lora_kernels.linear import make_linear
-from lora_kernels.numba_gemm import can_pack
 
-packs = pytest.mark.skipif(not can_pack(torch.empty(2, 2, dtype=torch.bfloat16)), reason="needs AVX512-BF16")
+packs = pytest.mark.usefixtures("packed_linears")
 
 
 def made(features, width, dtype, bias):

@@ -20,13 +20,12 @@ from engine.engine import Engine
 from engine.model.runner import ModelRunner
 from engine.model.steps import Steps
 from engine.model.taped import TapedDecoder
-from lora_kernels.numba_gemm import can_pack
 from lora_kernels.numba_tape import Tape
 
 SIZES = {"block_size": 16, "num_pages": 40, "max_seqs": 4, "max_model_len": 64}
 GREEDY = SamplingParams(14, temperature=0.0, ignore_eos=True, logprobs=3)
 DRAWN = SamplingParams(9, temperature=1.1, seed=5, ignore_eos=True, logprobs=1)
-packs = pytest.mark.skipif(not can_pack(torch.empty(2, 2, dtype=torch.bfloat16)), reason="needs AVX512-BF16")
+packs = pytest.mark.usefixtures("packed_linears")
 
 
 def make_runner(model, threads=1, **options):

@@ -25,6 +25,7 @@ from engine.core.types import AdapterId, StepPlan, StepResult, TokenEvent
 from engine.engine import Engine
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import page_shape
+from engine.model.host_memory import Blob
 from engine.model.host_store import PackedAdapter
 from engine.model.lora import TARGETS
 from engine.model.runner import ModelRunner
@@ -72,7 +73,7 @@ class Adapters:
         layout, blob = self._pack(rank)
         host = HostAdapter(path, rank, TARGETS, layout.num_pages, blob.nbytes)
         if claim(host):
-            self._runner._host.put(PackedAdapter(path, layout, blob))
+            self._runner._host.put(PackedAdapter(path, layout, Blob.of(blob)))
             self._report(AdapterFetched(path, 0.0))
         return host
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine.core.types import PageId
+from engine.model.host_memory import Blob, runs
 from lora_kernels.layout import AdapterLayout
 
 Mark = Any
@@ -74,8 +73,8 @@ class CudaQueue:
 class AdapterCopies(Protocol):
     """The copies of one step."""
 
-    def begin(self, blob: Tensor, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
-        """Copies a packed adapter ([len(pages), page_elems], host memory) into `pages`."""
+    def begin(self, blob: Blob, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
+        """Copies a packed adapter into as many `pages` as it has."""
 
     def wait(self, layer: int) -> None:
         """What is computed from here on finds this layer of every adapter."""
@@ -96,10 +95,10 @@ class PlainCopies:
         self._seconds: list[float] = []
         self._closed: deque[tuple[float, ...]] = deque()
 
-    def begin(self, blob: Tensor, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
+    def begin(self, blob: Blob, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
         started = time.perf_counter()
-        for first, last, start, end in runs(np.asarray(pages, dtype=np.int64)):
-            self._arena[start:end].copy_(blob[first:last])
+        for target, source in runs(pages, blob.pages):
+            self._arena[target].copy_(blob.memory[source])
         self._seconds.append(time.perf_counter() - started)
 
     def wait(self, layer: int) -> None:
@@ -130,12 +129,12 @@ class QueuedCopies:
         self._copies: list[_Copy] = []
         self._closed: deque[list[_Copy]] = deque()
 
-    def begin(self, blob: Tensor, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
+    def begin(self, blob: Blob, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
         self._queue.after_kernels()  # which may still read what the pages held before
         begun, marks, done = self._queue.mark(), [], 0
         for end in _page_ends(layout, self._arena.shape[1]):
-            for first, last, start, stop in runs(np.asarray(pages[done:end], dtype=np.int64)):
-                self._queue.copy(self._arena[start:stop], blob[done + first : done + last])
+            for target, source in runs(pages[done:end], blob.pages[done:end]):
+                self._queue.copy(self._arena[target], blob.memory[source])
             marks.append(self._queue.mark())
             done = end
         self._copies.append(_Copy(begun, tuple(marks)))
@@ -159,15 +158,6 @@ class QueuedCopies:
 def make_copies(arena: Tensor) -> AdapterCopies:
     """The copies that suit where the arena is. `arena`: [num_pages, page_elems]."""
     return QueuedCopies(arena, CudaQueue(arena.device)) if arena.device.type == "cuda" else PlainCopies(arena)
-
-
-def runs(pages: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
-    """Where each run of neighbours begins and ends in the list, and which pages it covers."""
-    breaks = (np.flatnonzero(np.diff(pages) != 1) + 1).tolist()
-    for first, last in zip([0, *breaks], [*breaks, len(pages)], strict=True):
-        if first < last:
-            start = int(pages[first])
-            yield first, last, start, start + last - first
 
 
 def _page_ends(layout: AdapterLayout, page_elems: int) -> list[int]:

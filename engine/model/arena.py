@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.core.types import AdapterId, PageId
 from engine.model.adapter_copies import make_copies
+from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS
 from engine.model.memory import populate, zeros
 from engine.model.spec import ModelSpec
@@ -77,8 +78,8 @@ class Arena:
         """[num_pages, 2, block_size, kv_heads, head_dim] of one layer, strided across pages; 0 = K, 1 = V."""
         return self._kv[layer]
 
-    def load_adapter(self, adapter: AdapterId, layout: AdapterLayout, blob: Tensor, pages: tuple[PageId, ...]) -> None:
-        """Begins to copy a packed adapter ([len(pages), page_elems], host memory) into `pages` and gives it a slot.
+    def load_adapter(self, adapter: AdapterId, layout: AdapterLayout, blob: Blob, pages: tuple[PageId, ...]) -> None:
+        """Begins to copy a packed adapter into `pages` and gives it a slot.
 
         Raises:
             ValueError: the adapter is resident already, every slot is taken, or the number of pages is wrong.

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine.core.types import PageCopy
-from engine.model.adapter_copies import runs
+from engine.model.host_memory import Longs, runs
 from engine.model.memory import upload, zeros
-
-Longs = npt.NDArray[np.int64]
 
 STAGING_BYTES = 64 << 20
 """A millisecond or two of PCIe. A plan that saves more at once waits for all of it but the last such part."""
@@ -52,8 +49,8 @@ class HostPages:
             rows = torch.index_select(arena, 0, index, out=self._staging[: len(pages)])
             self._wait_for_kernels()
             with torch.cuda.stream(self._stream):
-                for first, last, start, end in runs(host_pages):
-                    self.pages[start:end].copy_(rows[first:last], non_blocking=True)
+                for host, row in runs(host_pages, range(len(pages))):
+                    self.pages[host].copy_(rows[row], non_blocking=True)
 
     def restore(self, arena: Tensor, copies: tuple[PageCopy, ...]) -> None:
         """Copies host pages to pages of `arena` ([num_pages, page_elems])."""
@@ -61,8 +58,8 @@ class HostPages:
             index, rows = upload(pages, arena.device), self._staging[: len(pages)]
             self._wait_for_kernels()
             with torch.cuda.stream(self._stream):
-                for first, last, start, end in runs(host_pages):
-                    rows[first:last].copy_(self.pages[start:end], non_blocking=True)
+                for host, row in runs(host_pages, range(len(pages))):
+                    rows[row].copy_(self.pages[host], non_blocking=True)
             self._wait_for_copies()
             arena.index_copy_(0, index, rows)
 

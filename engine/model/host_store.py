@@ -5,28 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from threading import Lock
 
-from torch import Tensor
-
 from engine.core.types import AdapterId
+from engine.model.host_memory import Blob, HostMemory
 from lora_kernels.layout import AdapterLayout
 
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
-    """A packed adapter. `blob` is [num_pages, page_elems] in the arena's dtype, pinned where a GPU copies from it."""
+    """A packed adapter. Its blob is in the arena's dtype, pinned where a GPU copies from it."""
 
     id: AdapterId
     layout: AdapterLayout
-    blob: Tensor
+    blob: Blob
 
 
 class HostStore:
     """Packed adapters by content hash. Every method may be called from any thread.
 
     The core says which adapters come and go: it has reserved their bytes before they are packed.
+
+    Args:
+        memory: what blobs are taken from; those of adapters that are dropped go back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: HostMemory) -> None:
+        self._memory = memory
         self._adapters: dict[AdapterId, PackedAdapter] = {}
         self._lock = Lock()
 
@@ -47,4 +50,5 @@ class HostStore:
     def drop(self, adapter_id: AdapterId) -> None:
         """Forgets an adapter. Raises KeyError, likewise."""
         with self._lock:
-            del self._adapters[adapter_id]
+            adapter = self._adapters.pop(adapter_id)
+        self._memory.give(adapter.blob)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from engine.executor.base import HostAdapter
+from engine.model.host_memory import Blob, HostMemory
 from engine.model.host_store import PackedAdapter
-from engine.model.memory import CPU, zeros
-from engine.model.peft_folder import PeftFolder, read_peft
+from engine.model.peft_folder import PeftFolder, ReadBuffer, read_peft
 from engine.model.peft_loader import LoadedAdapter, TargetShapes, check_peft
 from engine.model.recipes import Recipe, Recipes
 from lora_kernels.layout import AdapterLayout, pack_adapter, plan_layout
@@ -28,18 +29,19 @@ class Packer:
         shapes: what of the model can be adapted.
         page_elems: elements of a page.
         dtype: of the arena.
-        pins: a GPU copies from what is packed.
+        memory: what adapters are packed into.
         fp8: A and B are stored in e4m3, for which there are no recipes.
     """
 
     def __init__(
-        self, shapes: TargetShapes, page_elems: int, dtype: torch.dtype, *, pins: bool, fp8: bool = False
+        self, shapes: TargetShapes, page_elems: int, dtype: torch.dtype, memory: HostMemory, *, fp8: bool = False
     ) -> None:
         self._shapes = shapes
         self._page_elems = page_elems
         self._dtype = dtype
-        self._pins = pins
+        self._memory = memory
         self._fp8 = fp8
+        self._buffer = ReadBuffer()
         self._recipes: Recipes | None = None
         if find_spec("numba") and not fp8 and dtype in (torch.bfloat16, torch.float32):
             from lora_kernels.numba_pack import is_finite, pack_tiles  # compiles, or finds what it compiled before
@@ -48,8 +50,8 @@ class Packer:
             self._recipes = Recipes(shapes, page_elems)
 
     def read(self, path: str) -> PeftFolder:
-        """Raises AdapterError."""
-        return read_peft(Path(path), self._shapes.max_file_bytes)
+        """For as long as this thread reads no other. Raises AdapterError."""
+        return read_peft(Path(path), self._shapes.max_file_bytes, self._buffer)
 
     def check(self, folder: PeftFolder) -> HostAdapter:
         """What everybody above the model needs to know of it. Raises AdapterError: it cannot be served."""
@@ -64,32 +66,37 @@ class Packer:
         touched = tuple(name for name, ranks in zip(self._shapes.targets, layout.ranks.T, strict=True) if ranks.any())
         return HostAdapter(adapter, int(layout.ranks.max()), touched, layout.num_pages, num_bytes)
 
-    def _is_sound(self, recipe: Recipe, data: bytes) -> bool:
+    def _is_sound(self, recipe: Recipe, data: memoryview) -> bool:
         """Whether numbers are as they must be, in a file whose structure is; if not, a whole check says why."""
         if len(data) != recipe.end:
             return False
         return self._is_finite(np.frombuffer(data, recipe.source, offset=recipe.start), float(abs(recipe.scales).max()))
 
+    @torch.inference_mode()
     def pack(self, folder: PeftFolder) -> PackedAdapter:
         """`folder` must have been checked, now or when it was loaded."""
         recipe = self._recipes.find(folder) if self._recipes else None
         if recipe is not None:
-            return PackedAdapter(folder.id, recipe.layout, self._pinned(self._follow(recipe, folder.data)))
+            return self._packed(folder.id, recipe.layout, partial(self._follow, recipe, folder.data))
         loaded = check_peft(folder, self._shapes)
         layout = self._layout(loaded)
-        blob = pack_adapter(layout, loaded.blocks, self._page_elems, self._dtype, loaded.scales)
-        return PackedAdapter(folder.id, layout, self._pinned(blob))
+        contents = pack_adapter(layout, loaded.blocks, self._page_elems, self._dtype, loaded.scales)
+        return self._packed(folder.id, layout, lambda blob: blob.fill(contents))
+
+    def _packed(self, adapter: str, layout: AdapterLayout, fill: Callable[[Blob], None]) -> PackedAdapter:
+        blob = self._memory.take(layout.num_pages)
+        try:
+            fill(blob)
+        except BaseException:
+            self._memory.give(blob)
+            raise
+        return PackedAdapter(adapter, layout, blob)
 
     def _layout(self, loaded: LoadedAdapter) -> AdapterLayout:
         return plan_layout(loaded.ranks, self._shapes.widths, self._page_elems, loaded.scaled, self._fp8)
 
-    def _follow(self, recipe: Recipe, data: bytes) -> Tensor:
-        """The blob [num_pages, page_elems] of an adapter whose weights file is `data`."""
-        blob = zeros(recipe.layout.num_pages * self._page_elems, self._dtype, CPU)
-        words = blob.view(torch.uint16) if self._dtype is torch.bfloat16 else blob
+    def _follow(self, recipe: Recipe, data: memoryview, blob: Blob) -> None:
+        """Packs an adapter whose weights file is `data`."""
+        words = blob.memory.view(torch.uint16) if self._dtype is torch.bfloat16 else blob.memory
         source = np.frombuffer(data, recipe.source, offset=recipe.start)
-        self._pack_tiles(source, recipe.tiles, recipe.scales, words.numpy())
-        return blob.view(recipe.layout.num_pages, self._page_elems)
-
-    def _pinned(self, blob: Tensor) -> Tensor:
-        return blob.pin_memory() if self._pins else blob
+        self._pack_tiles(source, recipe.tiles_in(blob), recipe.scales, words.view(-1).numpy())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from blake3 import blake3
@@ -16,6 +18,8 @@ PICKLE_FILE = "adapter_model.bin"
 MAX_CONFIG_BYTES = 1 << 20
 MAX_HEADER_BYTES = 16 << 20
 ID_CHARS = 32
+MAX_KEPT_BYTES = 64 << 20
+"""Of a thread's buffer. Larger files are rare, and read into memory of their own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,29 +28,47 @@ class PeftFolder:
 
     Attributes:
         id: content hash of what it computes: configuration fields that matter, and the weights file.
-        data: the weights file.
+        data: the weights file, read-only.
     """
 
     id: str
     settings: PeftSettings
-    data: bytes
+    data: memoryview
 
 
-def read_peft(path: Path, max_bytes: int) -> PeftFolder:
+class ReadBuffer(threading.local):
+    """Memory that a thread reads one file after another into: fresh memory costs more than reading (host_memory.py)."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+
+    def of(self, num_bytes: int) -> memoryview:
+        """What it gave this thread before may not be used any more."""
+        if num_bytes > MAX_KEPT_BYTES:
+            return memoryview(bytearray(num_bytes))
+        if num_bytes > len(self._kept):
+            self._kept = bytearray(num_bytes)
+        return memoryview(self._kept)[:num_bytes]
+
+
+def read_peft(path: Path, max_bytes: int, buffer: ReadBuffer | None = None) -> PeftFolder:
     """Reads an adapter folder whose weights have at most `max_bytes`.
+
+    Args:
+        buffer: where the weights are read into. None: memory of their own.
 
     Raises:
         AdapterError: it is no adapter folder, or its configuration asks for what cannot be served. Its cause is the
             OSError, if there was one.
     """
-    settings = parse_config(_read(path, CONFIG_FILE, MAX_CONFIG_BYTES))
-    data = _read(path, WEIGHTS_FILE, max_bytes)
+    settings = parse_config(bytes(_read(path, CONFIG_FILE, MAX_CONFIG_BYTES, ReadBuffer())))
+    data = _read(path, WEIGHTS_FILE, max_bytes, buffer or ReadBuffer())
     digest = blake3(settings.canonical() + b"\0")
     digest.update(data)
     return PeftFolder(digest.hexdigest()[:ID_CHARS], settings, data)
 
 
-def _read(folder: Path, name: str, limit: int) -> bytes:
+def _read(folder: Path, name: str, limit: int, buffer: ReadBuffer) -> memoryview:
     """One file of the folder, never following a link out of it."""
     file = folder / name
     try:
@@ -57,11 +79,20 @@ def _read(folder: Path, name: str, limit: int) -> bytes:
             raise AdapterError(f"{file} is not a file")
         if (size := real.stat().st_size) > limit:
             raise AdapterError(f"{file} has {size} bytes, and no adapter of this model has over {limit}")
-        return real.read_bytes()
+        with real.open("rb", buffering=0) as opened:
+            return _fill(opened, buffer.of(size))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AdapterError(_missing(folder, name)) from error
     except OSError as error:
         raise AdapterError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _fill(file: FileIO, memory: memoryview) -> memoryview:
+    """Reads as much as there is room for; less if the file has less by now."""
+    done = 0
+    while done < len(memory) and (count := file.readinto(memory[done:])):
+        done += count
+    return memory[:done].toreadonly()
 
 
 def _roots(folder: Path) -> tuple[Path, ...]:

@@ -136,9 +136,9 @@ def _assemble(
     return LoadedAdapter(identity, blocks, scales, ranks, scaled, touched, int(ranks.max()), settings.base_model)
 
 
-def _parse(data: bytes) -> dict[str, Raw]:
+def _parse(data: memoryview) -> dict[str, Raw]:
     try:
-        return dict(deserialize(data))
+        return dict(deserialize(bytes(data)))
     except SafetensorError as error:
         raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short ({error}); copy it again") from error
 

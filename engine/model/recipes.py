@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.model.host_memory import Blob
 from engine.model.peft_config import PeftSettings
 from engine.model.peft_folder import PeftFolder
 from engine.model.peft_loader import Place, TargetShapes, pair_tensors
@@ -46,6 +47,10 @@ class Recipe:
     source: npt.DTypeLike
     tiles: npt.NDArray[np.int64]
     scales: npt.NDArray[np.float32]
+
+    def tiles_in(self, blob: Blob) -> npt.NDArray[np.int64]:
+        """`tiles`, with where each begins (the last column) in the memory that the blob's pages are of."""
+        return np.column_stack([self.tiles[:, :-1], blob.places(self.tiles[:, -1])])
 
 
 class Recipes:
@@ -115,5 +120,5 @@ class Recipes:
 def _structure(folder: PeftFolder) -> Structure:
     """What its configuration computes, whether it says DoRA (which a file without magnitudes is refused for), and the
     header of its weights file, up to where the numbers begin."""
-    header = folder.data[: 8 + int.from_bytes(folder.data[:8], "little")]
+    header = bytes(folder.data[: 8 + int.from_bytes(folder.data[:8], "little")])
     return folder.settings.canonical(), folder.settings.use_dora, header

@@ -19,6 +19,7 @@ from engine.model.decoder import build_decoder
 from engine.model.fetcher import Fetcher, start_threads
 from engine.model.grammar import GrammarRoom
 from engine.model.grammar_compiler import Compiler
+from engine.model.host_memory import make_host_memory
 from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
 from engine.model.lora import TARGETS, target_widths
@@ -93,10 +94,11 @@ class ModelRunner:
         self._steps = Steps(forward_over(self._decoder, self._arena, self.backend), self._sampler, captured)
         self._clock: WorkClock = CudaClock() if self.device.type == "cuda" else HostClock()
         self._submitted: deque[SubmittedStep] = deque()
-        self._host = HostStore()
+        memory = make_host_memory(config.host_adapter_gb, shape.elements, self.dtype, self.device)
+        self._host = HostStore(memory)
         self._report: Report = lambda _: None
         self._loaders = start_threads(config.fetch_threads, "load")
-        self._packer = Packer(targets, shape.elements, self.dtype, pins=self.device.type == "cuda", fp8=fp8)
+        self._packer = Packer(targets, shape.elements, self.dtype, memory, fp8=fp8)
         self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
         self._grammars = GrammarRoom(
             Compiler(folder, self.vocab_size, self.eos_token_ids),

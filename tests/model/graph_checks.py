@@ -29,6 +29,7 @@ from engine.model.batch import UNKNOWN, BatchState
 from engine.model.decoder import Decoder, build_decoder
 from engine.model.device_sampler import DeviceSample, DeviceSampler
 from engine.model.graphs import StepGraphs, StepParts
+from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS, target_widths
 from engine.model.spec import read_spec
 from engine.model.steps import Steps, forward_over
@@ -95,7 +96,7 @@ class World:
         blocks = {place: (random(rank, into) * 0.2, random(out, rank) * 0.2) for place, (into, out) in places.items()}
         scales = {place: random(2, out) * 0.1 for place, (_, out) in places.items() if is_scaled}
         blob = pack_adapter(layout, blocks, self.arena.shape.elements, torch.float32, scales)
-        self.arena.load_adapter(name, layout, blob, tuple(pages[: layout.num_pages]))
+        self.arena.load_adapter(name, layout, Blob.of(blob), tuple(pages[: layout.num_pages]))
 
     def admit(self, admission: Admission) -> None:
         name = admission.request_id

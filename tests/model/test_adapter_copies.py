@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model.adapter_copies import PlainCopies, QueuedCopies, runs
+from engine.model.adapter_copies import PlainCopies, QueuedCopies
+from engine.model.host_memory import Blob, PagedMemory
 from lora_kernels.layout import plan_layout
 
 PAGE = 64
@@ -57,7 +58,7 @@ def test_a_layer_that_was_waited_for_is_there(ranks):
     loaded = [adapter(ranks, seed) for seed in range(2)]
     places = [tuple(range(3, 3 + len(loaded[0][1]))), tuple(range(39, 39 - len(loaded[1][1]), -1))]
     for (layout, blob), pages in zip(loaded, places, strict=True):
-        copies.begin(blob, pages, layout)
+        copies.begin(Blob.of(blob), pages, layout)
     assert not arena.any() and tape.waits_for_kernels == 2
     for layer in range(len(ranks)):
         copies.wait(layer)
@@ -73,7 +74,7 @@ def test_a_layer_does_not_wait_for_those_behind_it():
     tape, arena = Tape(), torch.zeros(40, PAGE)
     copies = QueuedCopies(arena, tape)
     layout, blob = adapter((4, 4, 4), 0)
-    copies.begin(blob, tuple(range(1, 1 + len(blob))), layout)
+    copies.begin(Blob.of(blob), tuple(range(1, 1 + len(blob))), layout)
     copies.wait(0)
     assert arena[1].any() and not arena[len(blob)].any()
 
@@ -82,7 +83,7 @@ def test_a_step_without_layers_still_waits_in_the_end():
     tape, arena = Tape(), torch.zeros(40, PAGE)
     copies = QueuedCopies(arena, tape)
     layout, blob = adapter((4, 4, 4), 0)
-    copies.begin(blob, tuple(range(1, 1 + len(blob))), layout)
+    copies.begin(Blob.of(blob), tuple(range(1, 1 + len(blob))), layout)
     assert copies.finish() == (float(len(tape.pending)),)
     assert torch.equal(arena[1 : 1 + len(blob)], blob)
     assert copies.finish() == ()
@@ -92,15 +93,35 @@ def test_copies_of_a_step_are_told_apart_from_those_of_the_next():
     tape, arena = Tape(), torch.zeros(40, PAGE)
     copies = QueuedCopies(arena, tape)
     (layout, blob), (_, other) = adapter((4, 4, 4), 0), adapter((4, 4, 4), 1)
-    copies.begin(blob, tuple(range(1, 1 + len(blob))), layout)
+    copies.begin(Blob.of(blob), tuple(range(1, 1 + len(blob))), layout)
     copies.close()
     assert torch.equal(arena[1 : 1 + len(blob)], blob)
     first = len(tape.pending)
     for start in (11, 21):
-        copies.begin(other, tuple(range(start, start + len(other))), layout)
+        copies.begin(Blob.of(other), tuple(range(start, start + len(other))), layout)
     copies.close()
     assert copies.finish() == (float(first),)
     assert len(copies.finish()) == 2
+
+
+def test_host_pages_of_an_adapter_may_lie_anywhere():
+    """And what is one run in the blob, in host memory or in the arena need not be one in the others."""
+    layout, contents = adapter((4, 4, 4), 0)
+    memory = PagedMemory(20, PAGE, torch.float32)
+    held = [memory.take(1) for _ in range(20)]
+    for number in (3, 4, 5, 9, 12, 13, 17)[: len(contents)]:
+        memory.give(held[number])
+    blob = memory.take(len(contents))
+    blob.fill(contents)
+    pages = (7, 8, 2, 3, 9, 10, 1)[: len(contents)]
+    tape, there, later = Tape(), torch.zeros(20, PAGE), torch.zeros(20, PAGE)
+    PlainCopies(there).begin(blob, pages, layout)
+    queued = QueuedCopies(later, tape)
+    queued.begin(blob, pages, layout)
+    assert queued.finish() and len(tape.pending) > 2
+    for arena in (there, later):
+        assert torch.equal(arena[list(pages)], contents)
+        assert arena.any(1).sum() == len(contents)
 
 
 def test_a_plain_copy_is_there_at_once():
@@ -108,21 +129,8 @@ def test_a_plain_copy_is_there_at_once():
     copies = PlainCopies(arena)
     layout, blob = adapter((4, 4), 0)
     pages = (7, 2, 3, 9, 8, 1)[: len(blob)]
-    copies.begin(blob, pages, layout)
+    copies.begin(Blob.of(blob), pages, layout)
     assert torch.equal(arena[list(pages)], blob)
     copies.wait(0)
     assert len(copies.finish()) == 1
     assert copies.finish() == ()
-
-
-@pytest.mark.parametrize(
-    ("pages", "expected"),
-    [
-        ([], []),
-        ([4], [(0, 1, 4, 5)]),
-        ([4, 5, 6], [(0, 3, 4, 7)]),
-        ([4, 5, 3, 2], [(0, 2, 4, 6), (2, 3, 3, 4), (3, 4, 2, 3)]),
-    ],
-)
-def test_neighbouring_pages_are_one_copy(pages, expected):
-    assert list(runs(np.asarray(pages, dtype=np.int64))) == expected

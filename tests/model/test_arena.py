@@ -8,10 +8,10 @@ import torch
 
 from engine.core.types import PageCopy
 from engine.model.arena import Arena, PageShape
+from engine.model.host_memory import Blob
 from engine.model.host_pages import HostPages
-from engine.model.host_store import HostStore, PackedAdapter
 from engine.model.lora import TARGETS
-from lora_kernels.layout import ALIGN, AdapterLayout, pack_adapter, plan_layout
+from lora_kernels.layout import ALIGN, pack_adapter, plan_layout
 
 CPU = torch.device("cpu")
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")))
@@ -55,7 +55,7 @@ def test_eight_bit_kv_takes_half_a_page():
 
 def test_a_loaded_adapter_is_found_through_the_table(arena):
     layout, blob, blocks = small_adapter()
-    arena.load_adapter("a", layout, blob, pages=(5,))
+    arena.load_adapter("a", layout, Blob.of(blob), pages=(5,))
     start = int(arena.table.host_offsets[arena.slot("a"), 1, 4, 0, 0]) * ALIGN
     assert start // SHAPE.elements == 5
     assert torch.equal(arena.flat[start : start + 3 * 16].view(3, 16), blocks[1, 4][0])
@@ -65,14 +65,14 @@ def test_a_loaded_adapter_is_found_through_the_table(arena):
 
 def test_slots_are_taken_back(arena):
     layout, blob, _ = small_adapter()
-    arena.load_adapter("a", layout, blob, pages=(1,))
-    arena.load_adapter("b", layout, blob, pages=(2,))
+    arena.load_adapter("a", layout, Blob.of(blob), pages=(1,))
+    arena.load_adapter("b", layout, Blob.of(blob), pages=(2,))
     with pytest.raises(ValueError, match="all 2 slots"):
-        arena.load_adapter("c", layout, blob, pages=(3,))
+        arena.load_adapter("c", layout, Blob.of(blob), pages=(3,))
     slot = arena.slot("a")
     arena.evict_adapter("a")
     assert not arena.table.host_ranks[slot].any()
-    arena.load_adapter("c", layout, blob, pages=(1,))
+    arena.load_adapter("c", layout, Blob.of(blob), pages=(1,))
     assert arena.slot("c") == slot
     with pytest.raises(KeyError):
         arena.slot("a")
@@ -81,27 +81,10 @@ def test_slots_are_taken_back(arena):
 def test_impossible_loads_are_refused(arena):
     layout, blob, _ = small_adapter()
     with pytest.raises(ValueError, match="1 pages, not 2"):
-        arena.load_adapter("a", layout, blob, pages=(1, 2))
-    arena.load_adapter("a", layout, blob, pages=(1,))
+        arena.load_adapter("a", layout, Blob.of(blob), pages=(1, 2))
+    arena.load_adapter("a", layout, Blob.of(blob), pages=(1,))
     with pytest.raises(ValueError, match="resident already"):
-        arena.load_adapter("a", layout, blob, pages=(2,))
-
-
-def host_adapter(name, size):
-    layout = AdapterLayout(np.zeros((2, 7), np.int32), np.zeros((2, 7, 2, 16), np.int64), np.full((2, 7), -1), 1)
-    return PackedAdapter(name, layout, torch.zeros(1, size, dtype=torch.uint8))
-
-
-def test_host_memory_holds_what_it_is_given():
-    store = HostStore()
-    store.put(host_adapter("a", 60))
-    store.put(host_adapter("b", 30))
-    assert (store.num_bytes, store.get("a").blob.nbytes) == (90, 60)
-    store.drop("a")
-    assert store.num_bytes == 30
-    for missing in (store.get, store.drop):
-        with pytest.raises(KeyError):
-            missing("a")
+        arena.load_adapter("a", layout, Blob.of(blob), pages=(2,))
 
 
 def random_bits(*shape, dtype):

@@ -12,6 +12,7 @@ from engine.core.types import Admission, SamplingParams, ScheduledChunk
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState
 from engine.model.decoder import build_decoder
+from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS, target_widths
 from engine.model.spec import read_spec
 from engine.model.weights import open_weights
@@ -103,7 +104,7 @@ class Replay:
             ranks[place] = len(a)
         layout = plan_layout(ranks, target_widths(self.spec), self.arena.shape.elements)
         blob = pack_adapter(layout, blocks, self.arena.shape.elements, self.arena.pages.dtype)
-        self.arena.load_adapter(name, layout, blob, self.take(layout.num_pages))
+        self.arena.load_adapter(name, layout, Blob.of(blob), self.take(layout.num_pages))
 
     @torch.inference_mode()
     def run(self, sequences, adapters=None):

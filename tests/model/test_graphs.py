@@ -20,6 +20,7 @@ from engine.model.decoder import build_decoder
 from engine.model.device_sampler import DeviceSampler
 from engine.model.graph_plan import GraphPlan, graph_bytes
 from engine.model.graphs import StepGraphs, StepParts, ladder
+from engine.model.host_memory import Blob
 from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import count_pages
 from engine.model.sampling import make_sampler
@@ -102,7 +103,7 @@ class World:
             scaled = np.full(ranks.shape, name == "d")
             layout = plan_layout(ranks, target_widths(spec), self.arena.shape.elements, scaled)
             blob = torch.zeros(layout.num_pages, self.arena.shape.elements)
-            self.arena.load_adapter(name, layout, blob, tuple(range(first, first + layout.num_pages)))
+            self.arena.load_adapter(name, layout, Blob.of(blob), tuple(range(first, first + layout.num_pages)))
         self.told = []
         parts = StepParts(decoder, self.arena, TritonBackend(), self.sampler)
         self.graphs = StepGraphs(parts, self.recorder, MAX_SEQS, MAX_LEN, lambda *told: self.told.append(told))

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_adapters import save_adapter
 
+from engine.model.host_memory import PagedMemory
 from engine.model.lora import TARGETS
 from engine.model.packing import Packer
 from engine.model.peft_loader import AdapterError, TargetShapes, load_peft
@@ -30,7 +31,7 @@ def change(folder, dtype=None, **settings):
 
 def packer(dtype=torch.bfloat16):
     pytest.importorskip("numba")
-    return Packer(SHAPES, PAGE, dtype, pins=False)
+    return Packer(SHAPES, PAGE, dtype, PagedMemory(64, PAGE, dtype))
 
 
 def one_by_one(folder, dtype):
@@ -48,7 +49,7 @@ def test_by_recipe_is_tensor_by_tensor(tmp_path, stored, dtype, rank, settings):
     ours = packer(dtype)
     packed = ours.pack(ours.read(str(tmp_path / "x")))
     layout, blob = one_by_one(tmp_path / "x", dtype)
-    assert torch.equal(packed.blob.view(torch.uint8), blob.view(torch.uint8))
+    assert torch.equal(packed.blob.contents().view(torch.uint8), blob.view(torch.uint8))
     assert np.array_equal(packed.layout.offsets, layout.offsets)
 
 
@@ -77,7 +78,7 @@ def test_types_that_packing_does_not_know_have_no_recipe(tmp_path):
     ours = packer()
     folder = ours.read(str(tmp_path / "x"))
     assert Recipes(SHAPES, PAGE).find(folder) is None
-    assert torch.equal(ours.pack(folder).blob, one_by_one(tmp_path / "x", torch.bfloat16)[1])
+    assert torch.equal(ours.pack(folder).blob.contents(), one_by_one(tmp_path / "x", torch.bfloat16)[1])
 
 
 def test_a_mixture_of_types_has_no_recipe(tmp_path):
@@ -141,15 +142,41 @@ def test_a_known_structure_cut_short_is_refused(tmp_path, end):
 def test_in_fp8_an_adapter_takes_half_the_pages(tmp_path):
     """And multiplies as it did, but for what e4m3's four bits cost."""
     save_adapter(tmp_path / "x", 20, seed=0)
-    ours, plain = Packer(SHAPES, PAGE, torch.bfloat16, pins=False, fp8=True), packer()
+    ours, plain = Packer(SHAPES, PAGE, torch.bfloat16, PagedMemory(64, PAGE, torch.bfloat16), fp8=True), packer()
     folder = ours.read(str(tmp_path / "x"))
     packed, host = ours.pack(folder), ours.check(folder)
-    assert packed.layout.fp8 and host.num_pages == len(packed.blob)
+    assert packed.layout.fp8 and host.num_pages == len(packed.blob.pages)
     assert host.num_bytes == packed.blob.nbytes < 0.6 * plain.check(folder).num_bytes
     loaded, table = load_peft(tmp_path / "x", SHAPES), LoraTable(1, 2, 7, PAGE, torch.device("cpu"), fp8=True)
     table.set(0, packed.layout, tuple(range(host.num_pages)))
     (layer, target), (a, b) = next(iter(loaded.blocks.items()))
     group = ProjectionGroup("one", (target,), a.shape[1], (len(b),))
-    delta = lora_delta(torch.eye(a.shape[1]), [0] * a.shape[1], packed.blob.view(-1), table, layer, group)
+    delta = lora_delta(torch.eye(a.shape[1]), [0] * a.shape[1], packed.blob.contents().view(-1), table, layer, group)
     error = (delta - (b @ a).T.float()).norm() / (b @ a).norm()
     assert 0 < error < 0.05
+
+
+def test_what_cannot_be_packed_leaves_no_page_behind(tmp_path, monkeypatch):
+    ours, folder = known_structure(tmp_path)
+    before = len(ours._memory._free)
+    monkeypatch.setattr(ours, "_pack_tiles", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ours.pack(ours.read(str(folder)))
+    assert len(ours._memory._free) == before
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float64])
+def test_pages_that_held_another_adapter_are_as_good_as_new(tmp_path, stored):
+    """By recipe and, of a type that has none, tensor by tensor; into pages that lie apart and are full of NaN."""
+    memory = PagedMemory(64, PAGE, torch.bfloat16)
+    ours = Packer(SHAPES, PAGE, torch.bfloat16, memory)
+    save_adapter(tmp_path / "x", 7, seed=0)
+    change(tmp_path / "x", stored)
+    held = [memory.take(1) for _ in range(64)]
+    for blob in held:
+        blob.fill(torch.full((1, PAGE), torch.nan, dtype=torch.bfloat16))
+    for blob in held[::2]:
+        memory.give(blob)
+    packed = ours.pack(ours.read(str(tmp_path / "x")))
+    assert torch.equal(packed.blob.contents(), one_by_one(tmp_path / "x", torch.bfloat16)[1])
+    assert all(blob.contents().isnan().all() for blob in held[1::2]), "pages of others stay as they are"

@@ -1,0 +1,98 @@
+"""Host memory of packed adapters: pages come back, and are nobody's twice."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.model.host_memory import Blob, PagedMemory, make_host_memory, runs
+from engine.model.host_store import HostStore, PackedAdapter
+from engine.model.memory import CPU
+from engine.model.peft_folder import MAX_KEPT_BYTES, ReadBuffer
+from lora_kernels.layout import AdapterLayout
+
+ELEMS = 8
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=60))
+def test_a_page_is_one_adapters_at_a_time(acts):
+    memory, held = PagedMemory(12, ELEMS, torch.float32), []
+    for takes, number in acts:
+        free = 12 - sum(len(blob.pages) for blob, _ in held)
+        if not takes and held:
+            memory.give(held.pop(number % len(held))[0])
+        elif takes and number > free:
+            with pytest.raises(MemoryError, match=f"{number} pages for an adapter, and {free} are free"):
+                memory.take(number)
+        elif takes:
+            blob, contents = memory.take(number), torch.rand(number, ELEMS) + 1
+            assert not blob.contents().any() and blob.nbytes == number * ELEMS * 4
+            blob.fill(contents)
+            held.append((blob, contents))
+        assert all(torch.equal(blob.contents(), contents) for blob, contents in held)
+
+
+def test_pages_that_were_used_are_used_first():
+    memory = PagedMemory(100, ELEMS, torch.float32)
+    touched = set()
+    for size in (3, 5, 2, 5, 4, 1):
+        blob = memory.take(size)
+        touched.update(blob.pages.tolist())
+        memory.give(blob)
+    assert touched == set(range(5))
+
+
+def test_places_follow_the_pages():
+    blob = Blob(torch.arange(10 * ELEMS).view(10, ELEMS), np.array([7, 2, 3]))
+    flat = blob.memory.view(-1).numpy()
+    assert np.array_equal(flat[blob.places(np.arange(3 * ELEMS))], blob.contents().view(-1).numpy())
+
+
+def test_more_memory_than_there_is_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"1e\+09 GiB for engine.host_adapter_gb; lower it"):
+        make_host_memory(1e9, 2048, torch.float32, CPU)
+
+
+def packed(name, blob):
+    layout = AdapterLayout(np.zeros((2, 7), np.int32), np.zeros((2, 7, 2, 16), np.int64), np.full((2, 7), -1), 1)
+    return PackedAdapter(name, layout, blob)
+
+
+def test_the_store_holds_what_it_is_given_and_gives_its_memory_back():
+    memory = PagedMemory(5, ELEMS, torch.uint8)
+    store = HostStore(memory)
+    store.put(packed("a", memory.take(3)))
+    store.put(packed("b", memory.take(2)))
+    assert (store.num_bytes, store.get("a").blob.nbytes) == (5 * ELEMS, 3 * ELEMS)
+    store.drop("a")
+    assert store.num_bytes == 2 * ELEMS
+    for missing in (store.get, store.drop):
+        with pytest.raises(KeyError):
+            missing("a")
+    assert len(memory.take(3).pages) == 3
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        (([],), []),
+        (([4],), [((4, 5),)]),
+        (([4, 5, 6],), [((4, 7),)]),
+        (([4, 5, 3, 2],), [((4, 6),), ((3, 4),), ((2, 3),)]),
+        (([4, 5, 6, 7], [1, 2, 9, 10]), [((4, 6), (1, 3)), ((6, 8), (9, 11))]),
+        (([4, 6, 7], [1, 2, 3]), [((4, 5), (1, 2)), ((6, 8), (2, 4))]),
+    ],
+)
+def test_neighbours_in_every_list_are_one_run(lists, expected):
+    assert [tuple((part.start, part.stop) for part in run) for run in runs(*lists)] == expected
+
+
+def test_a_thread_reads_into_memory_it_has_used_before():
+    buffer = ReadBuffer()
+    first = buffer.of(100)
+    first[:] = b"x" * 100
+    assert bytes(buffer.of(50)) == b"x" * 50
+    assert len(buffer.of(200)) == 200
+    large = buffer.of(MAX_KEPT_BYTES + 1)
+    assert large.obj is not buffer.of(10).obj

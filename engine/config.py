@@ -59,7 +59,8 @@ class EngineConfig:
     adapter_half_life_s: float = 300.0
     """A start counts half as much for keeping an adapter when it is so long ago."""
     host_adapter_gb: float = 2.0
-    """Bound on packed adapters in host memory, in GiB; those beyond it are read from disk when they are wanted."""
+    """Bound on packed adapters in host memory, in GiB; those beyond it are read from disk when they are wanted. On a
+    CPU address space for all of it is taken at the start, memory as it is used."""
     fetch_threads: int = 2
     """Threads that read adapters from disk and pack them."""
     swap_gb: float = 1.0

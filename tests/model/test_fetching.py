@@ -35,7 +35,7 @@ class House:
 
     def __init__(self, model, host, resident, **core):
         config = EngineConfig(str(model), dtype="float32", device="cpu", num_pages=500, max_seqs=8, threads=1)
-        config = replace(config, swap_gb=0, fetch_threads=3)
+        config = replace(config, swap_gb=0, fetch_threads=3, host_adapter_gb=host * PAGES * PAGE_BYTES / 2**30)
         self.runner = ModelRunner(config)
         self.runner._arena.pages[1:] = 1e4
         defaults = {"num_pages": 500, "max_seqs": 8, "max_model_len": 64, "token_budget": 64}

@@ -1,5 +1,7 @@
 """Host memory of packed adapters: pages come back, and are nobody's twice."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -94,5 +96,16 @@ def test_a_thread_reads_into_memory_it_has_used_before():
     first[:] = b"x" * 100
     assert bytes(buffer.of(50)) == b"x" * 50
     assert len(buffer.of(200)) == 200
+    buffer.of(1)[:] = b"z"
     large = buffer.of(MAX_KEPT_BYTES + 1)
-    assert large.obj is not buffer.of(10).obj
+    large[:1] = b"y"
+    assert bytes(buffer.of(1)) == b"z", "one too large to keep has memory of its own"
+
+
+def test_threads_do_not_share_what_they_read_into():
+    buffer = ReadBuffer()
+    mine = buffer.of(10)
+    mine[:] = b"x" * 10
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(lambda: buffer.of(10).__setitem__(slice(None), b"y" * 10)).result()
+    assert bytes(mine) == b"x" * 10

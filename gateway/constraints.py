@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.core.grammars import Grammar, GrammarKind
 from engine.grammar_source import objection
@@ -63,7 +63,7 @@ class Constraints:
             await self._check(schema, f"tools[{number}].function.parameters")
         grammar = tool_grammar(frame, chat.tools, rule, self._token_of, answer)
         await self._check(grammar, "tools")
-        return replace(request, sampling=replace(request.sampling, grammar=grammar), grammar_field="tools")
+        return replace(request, sampling=request.sampling._replace(grammar=grammar), grammar_field="tools")
 
     async def _check(self, grammar: Grammar, field: str) -> None:
         if grammar in self._sound:

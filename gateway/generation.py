@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
 from gateway.core.lanes import lane_name
@@ -14,8 +15,7 @@ from gateway.tokenizer import Detokenizer, Message, StopMatcher, ToolSchema
 from gateway.tools.rule import FREE, ToolRule
 
 
-@dataclass(frozen=True, slots=True)
-class Chat:
+class Chat(Struct, frozen=True):
     """Messages for the model's chat template."""
 
     messages: tuple[Message, ...]
@@ -30,15 +30,14 @@ PromptInput = Chat | str | tuple[int, ...]
 Finish = Literal["stop", "length"]
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
+class GenerateRequest(Struct, frozen=True):
     """One call of a caller: every prompt is answered `n` times."""
 
     model: ModelQuery
     inputs: tuple[PromptInput, ...]
     request_id: str
     """The caller's or the protocol's; need not be unique."""
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = SamplingParams()
     """Its max_tokens and seed are set by the gateway from the two fields below."""
     grammar_field: str | None = None
     """What the caller calls the grammar in `sampling`, if there is one."""
@@ -74,8 +73,7 @@ class GenerateRequest:
         return next((prompt for prompt in self.inputs if isinstance(prompt, Chat) and prompt.tools), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """In tokens. A prompt counts once, however many answers it gets."""
 
     prompt: int
@@ -86,8 +84,7 @@ class Usage:
     """Microseconds of the device's time that the answers have taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(Struct, frozen=True):
     """Known before the first token: what goes into response headers and initial metadata."""
 
     id: str
@@ -128,8 +125,7 @@ class GenerationChunk(NamedTuple):
     """Another chunk of this answer is here already: what is written may be written with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(Struct, frozen=True):
     """An admitted request: `async for chunk in generation`, once."""
 
     admitted: Admitted

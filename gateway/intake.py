@@ -6,8 +6,10 @@ import hashlib
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from engine.client import EngineApi
 from engine.core.types import AdapterId, Lane, Origin, Request, SamplingParams
@@ -35,8 +37,7 @@ class ModelCard:
     """None: the base. An alias has another name than its adapter."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """A request that has been understood: all it lacks is the leave to run."""
 
     request: GenerateRequest
@@ -92,7 +93,7 @@ class Job:
         return Request(
             id=f"{record.id}-{index}",
             prompt=self.prompts[prompt_index],
-            params=params if not number else replace(params, seed=(params.seed + number) % 2**SEED_BITS),
+            params=params if not number else params._replace(seed=(params.seed + number) % 2**SEED_BITS),
             adapter=self.version,
             lane=self.lane,
             priority=self.request.priority,
@@ -226,7 +227,7 @@ class Intake:
             raise context_length_exceeded(prompt_tokens + max_tokens, context, param)
         if request.sampling.min_tokens > max_tokens:
             raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
-        return replace(request.sampling, max_tokens=max_tokens, seed=seed)
+        return request.sampling._replace(max_tokens=max_tokens, seed=seed)
 
 
 @lru_cache(maxsize=4)

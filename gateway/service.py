@@ -211,8 +211,6 @@ class Gateway:
         unfinished = len(answers)
         async with aclosing(answers[0] if unfinished == 1 else merge(answers)) as chunks:
             async for chunk in chunks:
-                if chunk.token_ids:
-                    timer.first_token_came()
                 unfinished -= chunk.finish_reason is not None
                 if chunk.finish_reason is not None and not unfinished:
                     timer.answered()
@@ -220,6 +218,8 @@ class Gateway:
                     self._note_output(job, record)
                     yield chunk._replace(usage=record.usage)
                 else:
+                    if chunk.token_ids:
+                        timer.first_token_came()
                     yield chunk
 
     def _note_output(self, job: Job, record: RequestRecord) -> None:

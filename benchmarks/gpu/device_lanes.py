@@ -186,7 +186,7 @@ def submit_in_time(engine: Engine, arrivals: Sequence[Arrival], begun: float) ->
     for arrival in arrivals:
         due = begun + arrival.at
         time.sleep(max(0.0, due - time.monotonic()))
-        engine.inbox.put(Submit(replace(arrival.request, arrival=due)))
+        engine.inbox.put(Submit(arrival.request._replace(arrival=due)))
         submitted[arrival.request.id] = due
     return submitted
 

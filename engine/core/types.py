@@ -76,8 +76,7 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(NamedTuple):
     """How the next token is chosen. Names and ranges are those of the OpenAI and vLLM APIs."""
 
     max_tokens: int = 16
@@ -100,8 +99,7 @@ class SamplingParams:
     grammar: Grammar | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a request comes from, in words of its gateway: for operators who look. It decides nothing."""
 
     id: str = ""
@@ -118,8 +116,7 @@ class Origin:
     """This answer's part of what was reserved."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One generation, as the gateway submits it."""
 
     id: str

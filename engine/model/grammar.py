@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -135,7 +135,7 @@ class GrammarRoom:
         num_early = params.min_tokens - (len(tokens) - num_prompt)
         stops = pack_bits(stops_of(params, self._eos_token_ids, self._vocab_size), self._vocab_size)
         self._rows[request_id] = _Row(params.grammar, matcher, num_early, stops)
-        return replace(params, min_tokens=0)
+        return params._replace(min_tokens=0)
 
     def remove(self, request_id: str) -> None:
         """One without a grammar is none to forget."""

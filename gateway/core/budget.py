@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
+from msgspec import Struct
+
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Policy
 
 MINUTE = 60_000_000
@@ -33,8 +35,7 @@ SLOT_WAIT = 1.0
 Kind = Literal["requests", "tokens"]
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
+class Allowance(Struct, frozen=True):
     """What a caller is told about one limit."""
 
     limit: int
@@ -170,8 +171,7 @@ def _amount(name: LimitName, tokens: int) -> int:
     return tokens if name.startswith("tokens") else 1
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(Struct, frozen=True):
     """What one reservation put on one bucket; None where there was nothing to count against."""
 
     requests: int | None
@@ -184,8 +184,7 @@ class Charge:
         return bucket.charged(self.requests or 0, self.tokens or 0, 1, self.today)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """About one reservation, bucket by bucket."""
 
     admitted: bool

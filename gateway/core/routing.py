@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from gateway.core.errors import invalid_request, model_not_found
 from gateway.core.tenants import Tenant
 
 
-@dataclass(frozen=True, slots=True)
-class ModelQuery:
+class ModelQuery(Struct, frozen=True):
     """What a request says about the model it wants."""
 
     model: str
@@ -20,8 +20,7 @@ class ModelQuery:
     """SGLang's field. Here too it holds the name of a registered adapter."""
 
 
-@dataclass(frozen=True, slots=True)
-class Catalog:
+class Catalog(Struct, frozen=True):
     """The names that mean something at this moment."""
 
     bases: tuple[str, ...]

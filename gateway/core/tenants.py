@@ -10,6 +10,8 @@ from fnmatch import fnmatchcase
 from math import inf
 from typing import Protocol
 
+from msgspec import Struct
+
 from engine.core.types import Lane
 from gateway.core.errors import forbidden
 from gateway.core.limits import NO_LIMITS, Limits
@@ -56,8 +58,7 @@ ADMIN_TENANT = Tenant("admin")
 """What administrators' keys belong to. It asks for nothing that is limited or billed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
+class Principal(Struct, frozen=True):
     """An authenticated caller."""
 
     tenant: Tenant

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 """Version, trace id, span id, flags."""
 SAMPLED = 0x01
 
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
+class TraceContext(Struct, frozen=True):
     """The caller's span, which ours will be a child of."""
 
     trace_id: str
@@ -21,8 +21,7 @@ class TraceContext:
     sampled: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Ingress:
+class Ingress(Struct, frozen=True):
     """How a request reached us."""
 
     route: str = ""

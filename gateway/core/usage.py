@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from operator import add
 
+from msgspec import Struct
+
 OTHERS = "*"
 """In place of key and adapter: all those for which a day has no rows left."""
 EPOCH = date(1970, 1, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """Whole numbers, so that sums are exact. The order is that of the words in Redis."""
 
     requests: int = 0
@@ -56,8 +57,7 @@ class Counts:
 NOTHING = Counts()
 
 
-@dataclass(frozen=True, slots=True)
-class RowName:
+class RowName(Struct, frozen=True):
     """Which row of one tenant's day."""
 
     lane: str

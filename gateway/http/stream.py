@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from msgspec import Struct
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -28,8 +28,7 @@ STREAM_HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationResponse:
+class GenerationResponse(Struct, frozen=True):
     """An ASGI response that generates while it is sent. Errors before the first byte are raised."""
 
     gateway: Gateway

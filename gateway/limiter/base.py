@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol
+
+from msgspec import Struct
 
 from gateway.core.budget import Allowance, Bucket, Refusal, explain, tightest
 from gateway.core.errors import ApiError, Fault
@@ -23,8 +25,7 @@ MODE_HEADER = "x-loralane-limiter"
 """Of answers to requests that were limited otherwise than by Redis."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveRequest:
+class ReserveRequest(Struct, frozen=True):
     """One request wants in, and may use up to `tokens` tokens (prompt and all outputs)."""
 
     request_id: str
@@ -34,7 +35,7 @@ class ReserveRequest:
     adapter: str
     """What serves it: an adapter, or the base model by its own name."""
     lane: str = ""
-    used: Callable[[], Counts] = field(default=lambda: NOTHING, compare=False)
+    used: Callable[[], Counts] = lambda: NOTHING
     """What it has used so far: asked whenever its lease is renewed, and when it is settled."""
     least: int | None = None
     """What it needs at any rate, where `tokens` is a guess: that yields to the smallest bucket. None: it is none."""
@@ -55,8 +56,7 @@ def _scopes(tenant: str, key_id: str, adapter: str) -> tuple[Scope, Scope, Scope
     return Scope(tenant), Scope(tenant, key=key_id), Scope(tenant, adapter=adapter)
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Struct, frozen=True):
     """Leave to run, and the receipt that settles it."""
 
     lease: str

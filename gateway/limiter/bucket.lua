@@ -11,8 +11,14 @@ local IDLE_MS = 3600000
 local INDEX_MS = 172800000
 local NAMES = { 'requests_per_minute', 'tokens_per_minute', 'concurrent_requests', 'tokens_per_day' }
 
+-- Needed wherever Lua itself would make a text of a number, with 14 digits; as an argument of a command it keeps all.
 local function exact(number)
   return string.format('%.17g', number)
+end
+
+-- For a reply: of a number itself Redis would cut off the fraction.
+local function told(number)
+  return number % 1 == 0 and number or exact(number)
 end
 
 local function clock()
@@ -121,8 +127,7 @@ local function keep(bucket, index, now)
 end
 
 local function save(bucket, index, now)
-  redis.call('HSET', bucket.key, 'requests', exact(bucket[1].used), 'tokens', exact(bucket[2].used),
-    'today', exact(bucket[4].used), 'at', exact(now))
+  redis.call('HSET', bucket.key, 'requests', bucket[1].used, 'tokens', bucket[2].used, 'today', bucket[4].used, 'at', now)
   keep(bucket, index, now)
 end
 
@@ -152,8 +157,8 @@ local function described(buckets)
   local reply = {}
   for _, bucket in ipairs(buckets) do
     for i = 1, 4 do
-      reply[#reply + 1] = bucket[i].limit and exact(bucket[i].limit) or ''
-      reply[#reply + 1] = exact(bucket[i].used)
+      reply[#reply + 1] = bucket[i].limit or ''
+      reply[#reply + 1] = told(bucket[i].used)
       reply[#reply + 1] = bucket[i].shadow and 1 or bucket[i].away or 0
     end
   end

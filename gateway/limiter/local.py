@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any
+
+from msgspec.structs import replace
 
 from gateway.core.budget import DAY, Bucket, Charge, Decision, reserve, settle
 from gateway.core.errors import ApiError, Fault, unavailable

@@ -6,10 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from math import inf
 
 import structlog
+from msgspec import Struct
 
 from gateway.core.usage import NOTHING, Counts
 from gateway.limiter.base import Grant
@@ -23,8 +23,7 @@ RETRY_SECONDS = 1.0
 """Between two tries, where nothing else finds out that Redis is back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
+class Correction(Struct, frozen=True):
     """A settlement: what a reservation came to."""
 
     grant: Grant

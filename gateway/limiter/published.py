@@ -170,7 +170,7 @@ def _terms(how: bytes | int) -> tuple[bool, Policy | None]:
 
 
 def _whole(value: bytes | int) -> int | None:
-    return int(value) if value else None
+    return None if value == b"" else int(value)
 
 
 def _names(scope: Scope) -> tuple[str, str]:

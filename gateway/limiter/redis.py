@@ -21,11 +21,11 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import structlog
+from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 

@@ -12,10 +12,10 @@ local tokens = tonumber(ARGV[2])
 local now = clock()
 local buckets = load_all(limits_key, { unpack(KEYS, 5) }, key_id, adapter, now)
 if not buckets then
-  return { -1, exact(now) }
+  return { -1, now }
 end
 if redis.call('EXISTS', lease_key, void_key) > 0 then
-  return { 1, exact(now), '000000000000', described(buckets), exact(tokens) }
+  return { 1, now, '000000000000', described(buckets), tokens }
 end
 if ARGV[7] ~= '' then
   tokens = math.max(tonumber(ARGV[7]), math.min(tokens, smallest(buckets)))
@@ -35,7 +35,7 @@ end
 
 if admitted then
   -- The lease remembers what was counted: a limit that appears later must not refund what nobody charged.
-  local lease = { 'tokens', exact(tokens), 'day', exact(day_of(now)) }
+  local lease = { 'tokens', tokens, 'day', day_of(now) }
   local expiry = math.floor(now / 1000) + tonumber(slot_ms)
   for scope, bucket in ipairs(buckets) do
     local counted = ''
@@ -61,4 +61,4 @@ for scope, bucket in ipairs(buckets) do
     count_misses(bucket, misses[scope], not admitted, index, now)
   end
 end
-return { admitted and 1 or 0, exact(now), table.concat(misses), described(buckets), exact(tokens) }
+return { admitted and 1 or 0, now, table.concat(misses), described(buckets), tokens }

@@ -14,7 +14,7 @@ if not lease[1] then
   if ARGV[4] == '1' then
     redis.call('SET', void_key, '1', 'PX', VOID_MS)
   end
-  return { 0, exact(now) }
+  return { 0, now }
 end
 redis.call('DEL', lease_key)
 for scope = 1, 3 do
@@ -30,8 +30,8 @@ for scope, bucket in ipairs(buckets) do
   if string.sub(counted, 3) == bucket.epoch then
     charge(bucket[1], string.sub(counted, 1, 1) == '1' and requests or 0)
     charge(bucket[2], string.sub(counted, 2, 2) == '1' and tokens or 0)
-    charge_today(bucket, lease[2] == exact(day_of(now)) and tokens or 0)
+    charge_today(bucket, tonumber(lease[2]) == day_of(now) and tokens or 0)
     save(bucket, index, now)
   end
 end
-return { 1, exact(now) }
+return { 1, now }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.generation import Admitted, GenerateRequest
@@ -15,8 +16,7 @@ from gateway.openai.tools import call_reader
 from gateway.service import Gateway
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """Good for one answer: its style remembers what it has read of it."""
 
     request: GenerateRequest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -107,8 +106,7 @@ def _shown(tool: Tool) -> Json:
     return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """A chunk's text, once calls are told from it."""
 
     text: str

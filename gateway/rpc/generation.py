@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 
 import grpc
+from msgspec.structs import replace
 
 from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import Authenticator, Principal

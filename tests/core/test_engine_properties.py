@@ -325,7 +325,7 @@ def test_what_one_tenant_asked_is_not_found_by_another_unless_they_share(shared,
     )
     engine = make_engine(config)
     for tenant, expected in (("acme", 0), ("acme", 16), ("globex", cached), ("", cached), ("acme", 16)):
-        asked = replace(request(f"{tenant} {expected}", list(range(17))), tenant=tenant)
+        asked = request(f"{tenant} {expected}", list(range(17)))._replace(tenant=tenant)
         events = run_all(engine, [asked], {})
         assert next(event for event in events if event.tokens).num_cached == expected
 

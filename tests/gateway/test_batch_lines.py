@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-from dataclasses import replace
 
 import pytest
 from batch_house import CHAT, COMPLETION, KEY_ID, Holders, Town, pieces
@@ -80,7 +79,7 @@ async def test_a_line_is_answered_as_the_same_body_over_http(house, endpoint, bo
             for call in choice.get("message", {}).get("tool_calls", ()):
                 del call["id"]
     assert mine == told
-    sent = [(replace(each.params, seed=0), each.prompt, each.adapter, each.lane) for each in house.engine.requests]
+    sent = [(each.params._replace(seed=0), each.prompt, each.adapter, each.lane) for each in house.engine.requests]
     assert sent[: len(sent) // 2] == sent[len(sent) // 2 :]
     assert {lane for *_, lane in sent} == {Lane.BATCH}
     await house.assert_empty()

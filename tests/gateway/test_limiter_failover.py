@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from patient_valkey import PatientValkey
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from gateway.core.limits import Limits
@@ -246,7 +248,7 @@ class Meter:
 
 async def test_a_day_takes_so_many_rows_and_loses_nothing(valkey):
     limiter = RedisLimiter(valkey, timeout=10.0)
-    limiter._terms = replace(limiter._terms, max_rows=2)
+    limiter._terms = dataclasses.replace(limiter._terms, max_rows=2)
     meter, last = Meter(limiter, Counts(1, 10, 0, 5, 7)), Meter(limiter, Counts(1, 1))
     for number in range(4):
         await limiter.settle(await meter.reserve(f"adapter-{number}"), 15)

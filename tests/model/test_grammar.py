@@ -4,7 +4,6 @@ import json
 import random
 import threading
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -372,8 +371,8 @@ def test_a_sampler_is_left_what_a_room_does_not_see_to(byte_model):
     assert room.add("plain", plain, (70,), 1) is plain
     assert room.masks(["plain"]) is None
     room.remove("plain")
-    guided = replace(plain, grammar=regex("a+"))
+    guided = plain._replace(grammar=regex("a+"))
     room.prepare([], [guided.grammar])
-    assert room.add("guided", guided, (70,), 1) == replace(guided, min_tokens=0)
+    assert room.add("guided", guided, (70,), 1) == guided._replace(min_tokens=0)
     masks = room.masks(["plain", "guided"])
     assert masks.rows == (1,) and masks.words.shape == (1, num_words(VOCAB))

@@ -5,7 +5,6 @@ One mixed batch each: the adapter, a plain one beside it and the base model, pre
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,7 +126,7 @@ def test_probabilities_hold_while_pages_come_and_go(model, tmp_path):
         save_adapter(tmp_path / name, seed=seed, size=0.3, **options)
     engine = make_engine(model, num_pages=44, max_seqs=4)
     versions = {name: engine.load_adapter(str(tmp_path / name)).id for name in PAGED} | {"base": None}
-    params = replace(GREEDY, max_tokens=32)
+    params = GREEDY._replace(max_tokens=32)
     requests = [
         Request(f"{name}/{index}", (index + 5, *PROMPTS["other"][: 4 * index]), params, versions[name], lane)
         for index, lane in enumerate((Lane.BATCH, Lane.INTERACTIVE, Lane.INTERACTIVE))

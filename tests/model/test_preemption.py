@@ -1,7 +1,7 @@
 """Preempted streams equal undisturbed ones: a real model in fp32, under schedules of interruptions drawn at random."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -118,7 +118,7 @@ def run(model, adapter_folders, schedule, core, overlaps=False):
         for arrival in schedule.arrivals:
             if arrival.step == step:
                 adapter = versions.get(arrival.request.adapter)
-                engine.inbox.put(Submit(replace(arrival.request, adapter=adapter)))
+                engine.inbox.put(Submit(arrival.request._replace(adapter=adapter)))
         for event in engine.step():
             assert event.refusal is None
             streams[event.request_id] += zip(event.tokens, event.logprobs, strict=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from engine.core.types import Lane, TokenEvent
 from gateway.core.trace_context import UNKNOWN, Ingress
@@ -11,8 +12,7 @@ from gateway.core.usage import NOTHING, Counts
 from gateway.generation import Usage
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(Struct):
     """The story of one request, written while it lives; times in seconds on the gateway's monotonic clock."""
 
     id: str

@@ -25,7 +25,7 @@ from gateway.files.service import Files
 from gateway.http.admin import AdminApi
 from gateway.http.batches import BatchesApi
 from gateway.http.console import ConsoleFiles
-from gateway.http.edge import Direct, Edge, bearer_token, read_body, request_id
+from gateway.http.edge import Direct, Edge, bearer_token, header, read_body, request_id
 from gateway.http.files import FilesApi
 from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
@@ -250,5 +250,5 @@ class HttpApi:
         return self._keys.authenticate(bearer_token(request))
 
     def _arriving(self, request: Request) -> AbstractContextManager[Arrival]:
-        trace = trace_context_from(request.headers.get("traceparent", ""))
+        trace = trace_context_from(header(request.scope, b"traceparent"))
         return self._gateway.arriving(request_id(request), Ingress(request.scope["path"], trace))

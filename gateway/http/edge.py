@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import structlog
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -45,8 +44,8 @@ class Edge:
             await self.router(scope, receive, send)
             return
         scope["app"] = self  # the router then raises what it refuses, in place of an answer of its own
-        asked = Headers(scope=scope).get("x-request-id", "")
-        request_id = request_id_from(asked)
+        request_id = request_id_from(header(scope, b"x-request-id"))
+        own_header = (b"x-request-id", request_id.encode())
         scope.setdefault("state", {})["request_id"] = request_id
         started = False
 
@@ -54,7 +53,7 @@ class Edge:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                message["headers"] = [*message.get("headers", ()), own_header]
             await send(message)
 
         try:
@@ -83,13 +82,18 @@ class Direct:
         await (await self._handler(Request(scope, receive, send)))(scope, receive, send)
 
 
+def header(scope: Scope, name: bytes) -> str:
+    """The first of that name, which is in lower case; empty: there is none."""
+    return next((value.decode("latin-1") for known, value in scope["headers"] if known == name), "")
+
+
 def request_id(request: Request) -> str:
     return str(request.state.request_id)
 
 
 def bearer_token(request: Request) -> str | None:
     """The key a caller shows; None: there is none."""
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    scheme, _, token = header(request.scope, b"authorization").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
 
 
@@ -100,7 +104,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 async def streamed_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
     """A body as it arrives. Raises as `read_body` does."""
-    declared = request.headers.get("content-length", "")
+    declared = header(request.scope, b"content-length")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise request_too_large(max_bytes)
     received = 0

@@ -17,7 +17,7 @@ from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import Principal
 from gateway.files.record import FileRecord
 from gateway.files.service import MAX_PAGE, Files, check_purpose, keep
-from gateway.http.edge import streamed_body
+from gateway.http.edge import header, streamed_body
 from gateway.http.form import FORM_BYTES, UNNAMED, FileForm
 from gateway.http.lists import list_page, number_from
 from gateway.http.stream import Presence, json_response
@@ -50,7 +50,7 @@ class FilesApi:
     async def create(self, request: Request) -> Response:
         """A stranger's body is not even read, and a tenant's never held: only the form beside the file is."""
         tenant = self._tenant(request)
-        form = FileForm(request.headers.get("content-type", ""), {"purpose": check_purpose})
+        form = FileForm(header(request.scope, b"content-type"), {"purpose": check_purpose})
         body = streamed_body(request, self._files.limits.max_file_bytes + FORM_BYTES)
         async with self._files.receiving(tenant, form.file(body), expected=self._expected(request)) as upload:
             purpose, expires_after = form.fields.get("purpose", ""), _expires_after(form.fields)
@@ -82,7 +82,7 @@ class FilesApi:
 
     def _expected(self, request: Request) -> int:
         """Bytes that the file has at least, as far as that is told."""
-        declared = request.headers.get("content-length", "")
+        declared = header(request.scope, b"content-length")
         length = int(declared) if declared.isdecimal() else 0
         return min(max(length - FORM_BYTES, 0), self._files.limits.max_file_bytes)
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.core.errors import invalid_request
+from gateway.http.edge import header
 from gateway.http.stream import json_response
 from gateway.usage.admin import UsageAdmin
 from gateway.usage.render import report_csv, report_json
@@ -54,4 +55,4 @@ def _wants_csv(request: Request) -> bool:
     asked = request.query_params.get("format", "")
     if asked not in ("", *FORMATS):
         raise invalid_request(f"format must be one of {', '.join(FORMATS)}, not {asked!r}", "format")
-    return asked == "csv" or (not asked and CSV in request.headers.get("accept", ""))
+    return asked == "csv" or (not asked and CSV in header(request.scope, b"accept"))

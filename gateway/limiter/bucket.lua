@@ -59,14 +59,20 @@ local function load(key, running, name, limits, now)
   local state = redis.call('HMGET', key, 'requests', 'tokens', 'at', 'today', 'epoch', 'refused')
   local at = tonumber(state[3]) or now
   local elapsed = math.max(0, now - at)
-  local slots = redis.call('ZCOUNT', running, '(' .. math.floor(now / 1000), '+inf')
   local today = day_of(at) == day_of(now) and tonumber(state[4]) or 0
   return {
     key = key, running = running, name = name, epoch = state[5] or '', refused = state[6],
     is_new = not state[3] or day_of(at) ~= day_of(now),
     draining(limits, 1, state[1], elapsed), draining(limits, 2, state[2], elapsed),
-    meter(limits, 3, slots), meter(limits, 4, today),
+    meter(limits, 3, 0), meter(limits, 4, today),
   }
+end
+
+-- What runs is only looked up where something is decided or told.
+local function count_running(buckets, now)
+  for _, bucket in ipairs(buckets) do
+    bucket[3].used = redis.call('ZCOUNT', bucket.running, '(' .. math.floor(now / 1000), '+inf')
+  end
 end
 
 -- Tenant's, key's and adapter's, from keys that alternate between buckets and their leases.

@@ -10,6 +10,7 @@ for i = 1, #ARGV, 2 do
   local name, each = ARGV[i], ARGV[i + 1]
   local found = redis.call('HMGET', KEYS[1], name, each)
   local bucket = load(KEYS[i + 2], KEYS[i + 3], name, limits_of(found[1], found[2]), now)
+  count_running({ bucket }, now)
   local counts = refusals(bucket, now)
   for j = 2, 5 do
     refused[#refused + 1] = tonumber(counts[j])

@@ -125,14 +125,22 @@ class GenerationChunk(NamedTuple):
     """Another chunk of this answer is here already: what is written may be written with it."""
 
 
-class Generation(Struct, frozen=True):
+class Generation(Struct):
     """An admitted request: `async for chunk in generation`, once."""
 
     admitted: Admitted
-    chunks: AsyncIterator[GenerationChunk]
+    opening: GenerationChunk | None
+    """The first chunk, until it is taken."""
+    rest: AsyncIterator[GenerationChunk]
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
-        return self.chunks
+        return self
+
+    async def __anext__(self) -> GenerationChunk:
+        if self.opening is None:
+            return await anext(self.rest)
+        opening, self.opening = self.opening, None
+        return opening
 
 
 class Answer:

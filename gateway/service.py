@@ -102,9 +102,9 @@ class Gateway:
                     async with (
                         self._reserved(job, record) as grant,
                         aclosing(self._run(job, record, timer)) as chunks,
-                        aclosing(_resume(await anext(chunks), chunks)) as all_chunks,
                     ):
-                        yield Generation(self._admitted(job, grant, record), all_chunks)
+                        opening = await anext(chunks)
+                        yield Generation(self._admitted(job, grant, record), opening, chunks)
 
     async def close(self) -> None:
         """Waits for settlements under way."""
@@ -271,11 +271,3 @@ def _counted_down(events: Sequence[TokenEvent], whole: bool) -> Iterator[tuple[i
     """Together, or one for each token; with how many are left. What came before a refusal counts, so it stays apart."""
     told = joined(events) if whole else [piece for event in events for piece in apart(event)]
     return zip(range(len(told) - 1, -1, -1), told, strict=True)
-
-
-async def _resume(
-    opening: GenerationChunk, chunks: AsyncGenerator[GenerationChunk, None]
-) -> AsyncGenerator[GenerationChunk, None]:
-    yield opening
-    async for chunk in chunks:
-        yield chunk

@@ -68,11 +68,9 @@ local function load(key, running, name, limits, now)
   }
 end
 
--- What runs is only looked up where something is decided or told.
-local function count_running(buckets, now)
-  for _, bucket in ipairs(buckets) do
-    bucket[3].used = redis.call('ZCOUNT', bucket.running, '(' .. math.floor(now / 1000), '+inf')
-  end
+-- What runs is only looked up where something is decided or told; until then none does.
+local function count_running(bucket, now)
+  bucket[3].used = redis.call('ZCOUNT', bucket.running, '(' .. math.floor(now / 1000), '+inf')
 end
 
 -- Tenant's, key's and adapter's, from keys that alternate between buckets and their leases.
@@ -118,6 +116,7 @@ local function charge_today(bucket, amount)
 end
 
 -- Long enough for the day's count, for a debt, and for a limit lowered soon to find use that a higher one forgets.
+-- Once a day the leases go that nobody settled, of gateways that died: until then they only take room.
 local function keep(bucket, index, now)
   local keep_ms = math.max(IDLE_MS, DAY / 1000 - math.floor(now % DAY / 1000))
   for i = 1, 2 do
@@ -129,11 +128,13 @@ local function keep(bucket, index, now)
   if bucket.is_new then
     redis.call('SADD', index, bucket.name)
     redis.call('PEXPIRE', index, INDEX_MS)
+    redis.call('ZREMRANGEBYSCORE', bucket.running, '-inf', math.floor(now / 1000))
   end
 end
 
 local function save(bucket, index, now)
-  redis.call('HSET', bucket.key, 'requests', bucket[1].used, 'tokens', bucket[2].used, 'today', bucket[4].used, 'at', now)
+  redis.call('HSET', bucket.key, 'requests', bucket[1].used, 'tokens', bucket[2].used,
+    'today', bucket[4].used, 'at', now)
   keep(bucket, index, now)
 end
 

@@ -170,7 +170,7 @@ def _terms(how: bytes | int) -> tuple[bool, Policy | None]:
 
 
 def _whole(value: bytes | int) -> int | None:
-    return None if value == b"" else int(value)
+    return int(value) if isinstance(value, int) or value else None
 
 
 def _names(scope: Scope) -> tuple[str, str]:

@@ -5,7 +5,7 @@ Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix, SC
 
     *limits:{tenant}          hash   name of a scope -> its limits as JSON; `key:*` and `adapter:*`: of all others
     *bucket:{tenant}:SCOPE    hash   what is in use
-    *running:{tenant}:SCOPE   zset   leases of requests under way, by when their slots expire
+    *running:{tenant}:SCOPE   zset   leases of requests under way, by when their slots expire; cleared of these daily
     *scopes:{tenant}          set    scopes with a bucket
     *lease:{tenant}:id        hash   a reservation that is not settled yet, and what is counted of its use
     *void:{tenant}:id         text   a reservation given back before it arrived

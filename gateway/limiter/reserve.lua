@@ -14,7 +14,9 @@ local buckets = load_all(limits_key, { unpack(KEYS, 5) }, key_id, adapter, now)
 if not buckets then
   return { -1, now }
 end
-count_running(buckets, now)
+for _, bucket in ipairs(buckets) do
+  count_running(bucket, now)
+end
 if redis.call('EXISTS', lease_key, void_key) > 0 then
   return { 1, now, '000000000000', described(buckets), tokens }
 end
@@ -47,9 +49,6 @@ if admitted then
     end
     charge_today(bucket, tokens)
     bucket[3].used = bucket[3].used + 1
-    if bucket.is_new then  -- those of gateways that died; between two days they only take room
-      redis.call('ZREMRANGEBYSCORE', bucket.running, '-inf', math.floor(now / 1000))
-    end
     redis.call('ZADD', bucket.running, expiry, lease_id)
     redis.call('PEXPIRE', bucket.running, receipt_ms)
     save(bucket, index, now)

@@ -10,7 +10,7 @@ for i = 1, #ARGV, 2 do
   local name, each = ARGV[i], ARGV[i + 1]
   local found = redis.call('HMGET', KEYS[1], name, each)
   local bucket = load(KEYS[i + 2], KEYS[i + 3], name, limits_of(found[1], found[2]), now)
-  count_running({ bucket }, now)
+  count_running(bucket, now)
   local counts = refusals(bucket, now)
   for j = 2, 5 do
     refused[#refused + 1] = tonumber(counts[j])
@@ -21,4 +21,4 @@ for i = 1, #ARGV, 2 do
   buckets[#buckets + 1] = bucket
   last[#last + 1] = redis.call('HGET', bucket.key, 'last') or ''
 end
-return { exact(now), described(buckets), refused, last }
+return { now, described(buckets), refused, last }

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
+from gateway.core.budget import DAY
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import EACH, Limits, Scope
 from gateway.core.tenants import Tenant
@@ -442,6 +443,22 @@ async def test_slots_of_a_gateway_that_died_come_free_within_their_term(valkey):
     await other.reserve(asking(1))
     assert await dying.renew(grants[0]), "it lived after all: its slot is taken again"
     await refusal(other, asking(1))
+
+
+@pytest.mark.parametrize("settles_first", [False, True])
+async def test_leases_of_the_dead_go_on_a_scopes_first_write_of_a_day(shared, valkey, settles_first):
+    """Whichever that is: a request that runs over midnight writes before the day's first reservation."""
+    await shared.configure([Tenant("acme", limits=Limits(tokens_per_minute=1000))])
+    over_midnight = await shared.reserve(asking(1))
+    for scope in [each.name for each in over_midnight.request.scopes]:
+        await valkey.zadd(f"loralane:running:{{acme}}:{scope}", {"dead": 1})
+        await valkey.hincrby(f"loralane:bucket:{{acme}}:{scope}", "at", -DAY)
+    if settles_first:
+        await shared.settle(over_midnight, 1)
+    await shared.reserve(asking(1))
+    for scope in [each.name for each in over_midnight.request.scopes]:
+        leases = await valkey.zrange(f"loralane:running:{{acme}}:{scope}", 0, -1)
+        assert b"dead" not in leases and len(leases) == 2 - settles_first
 
 
 async def test_slots_are_kept_for_as_long_as_requests_run(valkey):

@@ -17,9 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Policy
 
@@ -44,10 +45,10 @@ class Allowance(Struct, frozen=True):
     """Seconds until nothing is in use."""
 
 
-class Meter(NamedTuple):
+class Meter(Struct, frozen=True):
     """One limit a minute of one scope at one instant."""
 
-    limit: int | None
+    limit: int | None = None
     """A minute, and at most at once; None: not limited, not counted."""
     used: float = 0.0
     shadow: bool = False
@@ -57,12 +58,12 @@ class Meter(NamedTuple):
     def drained(self, elapsed: int) -> Meter:
         """`elapsed` microseconds later."""
         if self.limit is None:
-            return self._replace(used=0.0)
-        return self._replace(used=max(0.0, self.used - float(max(0, elapsed)) * self.limit / MINUTE))
+            return replace(self, used=0.0)
+        return replace(self, used=max(0.0, self.used - float(max(0, elapsed)) * self.limit / MINUTE))
 
     def charged(self, amount: int) -> Meter:
         """A negative amount gives back, never beyond nothing in use."""
-        return self if self.limit is None else self._replace(used=max(0.0, self.used + amount))
+        return self if self.limit is None else replace(self, used=max(0.0, self.used + amount))
 
     def fits(self, amount: int) -> bool:
         return self.limit is None or self.used + amount <= self.limit + SLACK
@@ -85,16 +86,16 @@ class Meter(NamedTuple):
         return Allowance(self.limit, remaining, self.used / self.limit * 60)
 
 
-class Count(NamedTuple):
+class Count(Struct, frozen=True):
     """Requests at once, or tokens today."""
 
-    limit: int | None
+    limit: int | None = None
     used: int = 0
     shadow: bool = False
     away: Policy | None = None
 
     def charged(self, amount: int) -> Count:
-        return self._replace(used=max(0, self.used + amount))
+        return replace(self, used=max(0, self.used + amount))
 
     def fits(self, amount: int) -> bool:
         return self.limit is None or self.used + amount <= self.limit
@@ -103,7 +104,7 @@ class Count(NamedTuple):
 MeterOrCount = TypeVar("MeterOrCount", Meter, Count)
 
 
-class Bucket(NamedTuple):
+class Bucket(Struct, frozen=True):
     """Everything counted for one scope, as of `at` microseconds."""
 
     requests: Meter
@@ -128,11 +129,11 @@ class Bucket(NamedTuple):
     def limited(self, limits: Limits) -> Bucket:
         """The same use under other limits."""
         pairs = zip(("requests", "tokens", "running", "today"), LIMIT_NAMES, strict=True)
-        return self._replace(**{field: _limited(getattr(self, field), limits, name) for field, name in pairs})
+        return replace(self, **{field: _limited(getattr(self, field), limits, name) for field, name in pairs})
 
     def drained(self, now: int) -> Bucket:
         elapsed = now - self.at
-        today = self.today if now // DAY == self.at // DAY else self.today._replace(used=0)
+        today = self.today if now // DAY == self.at // DAY else replace(self.today, used=0)
         return Bucket(self.requests.drained(elapsed), self.tokens.drained(elapsed), now, self.running, today)
 
     def misses(self, tokens: int) -> tuple[LimitName, ...]:
@@ -152,7 +153,8 @@ class Bucket(NamedTuple):
         )
 
     def charged(self, requests: int, tokens: int, running: int, today: int) -> Bucket:
-        return self._replace(
+        return replace(
+            self,
             requests=self.requests.charged(requests),
             tokens=self.tokens.charged(tokens),
             running=self.running.charged(running),
@@ -163,7 +165,7 @@ class Bucket(NamedTuple):
 def _limited(meter: MeterOrCount, limits: Limits, name: LimitName) -> MeterOrCount:
     shadow = name in limits.shadow
     away = None if shadow else limits.when_redis_is_away.get(name)
-    return meter._replace(limit=limits.of(name), shadow=shadow, away=away)
+    return replace(meter, limit=limits.of(name), shadow=shadow, away=away)
 
 
 def _amount(name: LimitName, tokens: int) -> int:

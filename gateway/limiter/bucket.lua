@@ -16,11 +16,6 @@ local function exact(number)
   return string.format('%.17g', number)
 end
 
--- For a reply: of a number itself Redis would cut off the fraction.
-local function told(number)
-  return number % 1 == 0 and number or exact(number)
-end
-
 local function clock()
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -44,7 +39,8 @@ end
 
 local function meter(limits, i, used)
   local name = NAMES[i]
-  return { limit = limits[name], used = used, shadow = limits.shadow[name], away = limits.away[name] }
+  local shadow = limits.shadow[name]
+  return { limit = limits[name], used = used, shadow = shadow, away = not shadow and limits.away[name] or nil }
 end
 
 local function draining(limits, i, used, elapsed)
@@ -159,15 +155,11 @@ local function count_misses(bucket, misses, refused, index, now)
   keep(bucket, index, now)
 end
 
--- For each limit of each bucket: limit or '', in use, and 1 in shadow or 0, or what becomes of it while Redis is away.
-local function described(buckets)
-  local reply = {}
-  for _, bucket in ipairs(buckets) do
-    for i = 1, 4 do
-      reply[#reply + 1] = bucket[i].limit or ''
-      reply[#reply + 1] = told(bucket[i].used)
-      reply[#reply + 1] = bucket[i].shadow and 1 or bucket[i].away or 0
-    end
+-- For a reply, as gateway/core/budget.py has them: of a number of its own Redis would cut off the fraction.
+local function described(buckets, now)
+  local told = {}
+  for i, bucket in ipairs(buckets) do
+    told[i] = { requests = bucket[1], tokens = bucket[2], running = bucket[3], today = bucket[4], at = now }
   end
-  return reply
+  return cmsgpack.pack(told)
 end

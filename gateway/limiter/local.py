@@ -105,7 +105,7 @@ class LocalLimiter:
     async def forget_use(self, scope: Scope) -> None:
         bucket = self._bucket(scope)
         self._last.pop(scope, None)
-        self._buckets[scope] = Bucket.empty(bucket.limits)._replace(at=self._clock(), running=bucket.running)
+        self._buckets[scope] = replace(Bucket.empty(bucket.limits), at=self._clock(), running=bucket.running)
         for charges in self._leases.values():
             if scope in charges:
                 charges[scope] = NOTHING

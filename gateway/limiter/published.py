@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
-from gateway.core.budget import Bucket, Count, Meter
-from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Policy, Scope, scope_named
+from gateway.core.budget import Bucket
+from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Scope, scope_named
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import LimitEntry
 from gateway.limiter.calls import RedisCalls, Script, StoreError
 from gateway.limiter.usage import ScopeUsage, usage_of
 
 LOST = "limits were lost as soon as they were published"
-BUCKET_VALUES = 3 * len(LIMIT_NAMES)
+
+decode_buckets = msgspec.msgpack.Decoder(tuple[Bucket, ...]).decode
+"""What the scripts tell of buckets."""
 
 
 class PublishedLimits:
@@ -110,8 +112,8 @@ class PublishedLimits:
         keys = [self._calls.key("limits", tenant), self._calls.key("scopes", tenant)]
         keys += [self._calls.key(kind, tenant, scope.name) for scope in scopes for kind in ("bucket", "running")]
         args = [name for scope in scopes for name in _names(scope)]
-        now, values, refused, last = await self._calls.run(self._usage_script, keys, args)
-        buckets = decode_buckets(values, int(now))
+        told, refused, last = await self._calls.run(self._usage_script, keys, args)
+        buckets = decode_buckets(told)
         width = len(LIMIT_NAMES)
         return [
             usage_of(scope, bucket, refused[width * i : width * (i + 1)], _last_refusal(last[i]))
@@ -144,33 +146,12 @@ def decode_limits(text: bytes) -> tuple[Limits, str]:
     return Limits().changed(fields), source
 
 
-def decode_buckets(values: Sequence[bytes | int], now: int) -> tuple[Bucket, ...]:
-    """From the scripts' descriptions."""
-    return tuple(_bucket(values[i : i + BUCKET_VALUES], now) for i in range(0, len(values), BUCKET_VALUES))
-
-
-def _bucket(values: Sequence[bytes | int], now: int) -> Bucket:
-    rows = [(_whole(limit), float(used), *_terms(how)) for limit, used, how in zip(*[iter(values)] * 3, strict=True)]
-    requests, tokens = (Meter(limit, used, shadow, away) for limit, used, shadow, away in rows[:2])
-    running, today = (Count(limit, int(used), shadow, away) for limit, used, shadow, away in rows[2:])
-    return Bucket(requests, tokens, now, running, today)
-
-
 def _last_refusal(text: bytes) -> tuple[int, tuple[LimitName, ...]] | None:
     """When it was, in microseconds, and which limits did not fit."""
     if not text:
         return None
     flags, at = text.decode().split()
     return int(float(at)), tuple(name for name, flag in zip(LIMIT_NAMES, flags, strict=True) if flag == "1")
-
-
-def _terms(how: bytes | int) -> tuple[bool, Policy | None]:
-    """Whether it is in shadow, and what becomes of it while Redis is away."""
-    return (bool(how), None) if isinstance(how, int) else (False, cast(Policy, how.decode()))
-
-
-def _whole(value: bytes | int) -> int | None:
-    return int(value) if isinstance(value, int) or value else None
 
 
 def _names(scope: Scope) -> tuple[str, str]:

@@ -203,8 +203,8 @@ class RedisLimiter:
         if reply[0] == UNPUBLISHED:
             log.warning("limits_lost", tenant=request.tenant)  # twice in a row: who wipes or evicts them?
             raise StoreError(LOST)
-        admitted, now, misses, values, tokens = reply
-        return Decision(admitted == ADMITTED, decode_buckets(values, int(now)), (), _misses(misses), int(tokens))
+        admitted, misses, buckets, tokens = reply
+        return Decision(admitted == ADMITTED, decode_buckets(buckets), (), _misses(misses), tokens)
 
     def keys(self, grant: Grant) -> list[str]:
         """Everything that scripts about one reservation touch."""

@@ -2,8 +2,8 @@
 -- KEYS: lease, void, limits, index, then bucket and leases of tenant, key, adapter.
 -- ARGV: lease id, tokens, milliseconds of its slot, of its receipt, key id, adapter, and where the tokens are a guess
 -- that yields to the smallest bucket, what it does not yield below, else ''.
--- Returns {1 admitted | 0 refused | -1 limits not published, now, misses: for each limit of each scope '1' where the
--- request did not fit, the buckets as described, tokens}. Repeating a reservation charges it once; one that its caller has given
+-- Returns {1 admitted | 0 refused | -1 limits not published, misses: for each limit of each scope '1' where the request
+-- did not fit, the buckets as described, tokens}. Repeating a reservation charges it once; one that its caller has given
 -- up already is not charged.
 
 local lease_key, void_key, limits_key, index = unpack(KEYS, 1, 4)
@@ -12,13 +12,13 @@ local tokens = tonumber(ARGV[2])
 local now = clock()
 local buckets = load_all(limits_key, { unpack(KEYS, 5) }, key_id, adapter, now)
 if not buckets then
-  return { -1, now }
+  return { -1 }
 end
 for _, bucket in ipairs(buckets) do
   count_running(bucket, now)
 end
 if redis.call('EXISTS', lease_key, void_key) > 0 then
-  return { 1, now, '000000000000', described(buckets), tokens }
+  return { 1, '000000000000', described(buckets, now), tokens }
 end
 if ARGV[7] ~= '' then
   tokens = math.max(tonumber(ARGV[7]), math.min(tokens, smallest(buckets)))
@@ -63,4 +63,4 @@ for scope, bucket in ipairs(buckets) do
     count_misses(bucket, misses[scope], not admitted, index, now)
   end
 end
-return { admitted and 1 or 0, now, table.concat(misses), described(buckets), tokens }
+return { admitted and 1 or 0, table.concat(misses), described(buckets, now), tokens }

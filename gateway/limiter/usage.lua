@@ -1,7 +1,7 @@
 -- What is in use in some scopes of one tenant. Scopes of which nothing is known any more leave the index.
 -- KEYS: limits, index, then bucket and leases of each scope. ARGV: for each scope its name and that of what stands in
 -- where it has no limits of its own, '' for none.
--- Returns {now, buckets as described, for each limit how often it did not fit a request today, for each scope its last
+-- Returns {buckets as described, for each limit how often it did not fit a request today, for each scope its last
 -- refusal: '1' for each limit that did not fit, and when in microseconds; '' for none}.
 
 local now = clock()
@@ -21,4 +21,4 @@ for i = 1, #ARGV, 2 do
   buckets[#buckets + 1] = bucket
   last[#last + 1] = redis.call('HGET', bucket.key, 'last') or ''
 end
-return { now, described(buckets), refused, last }
+return { described(buckets, now), refused, last }

@@ -97,7 +97,7 @@ class Ledger:
 
     def at(self, scope: Scope, now: int) -> Bucket:
         bucket = self.buckets[scope]
-        return bucket._replace(running=bucket.running._replace(used=self.running(scope, now)))
+        return replace(bucket, running=replace(bucket.running, used=self.running(scope, now)))
 
     async def settle(self, index: int, tokens: int, requests: int = 1) -> None:
         if index >= len(self.held):

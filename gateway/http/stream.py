@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from msgspec import Struct
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.errors import ApiError, internal
 from gateway.core.tenants import Principal
@@ -21,6 +21,7 @@ from gateway.service import Gateway
 
 log = structlog.get_logger("http")
 
+JSON_HEADERS = {"content-type": "application/json"}
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -38,16 +39,17 @@ class GenerationResponse(Struct, frozen=True):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with Presence(receive) as client:
-            await (self._stream(send) if self.call.stream else self._whole(client, scope, receive, send))
+            await (self._stream(send) if self.call.stream else self._whole(client, send))
 
-    async def _whole(self, client: Presence, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _whole(self, client: Presence, send: Send) -> None:
         """The answer goes out first, then it is settled: the next request to come here is weighed after that."""
         async with self.gateway.generate(self.principal, self.call.request) as generation:
             chunks = [chunk async for chunk in generation]
             admitted = generation.admitted
-            response = json_response(self.call.envelope(admitted).whole(chunks), headers=admitted.headers())
+            body = encode_json(self.call.envelope(admitted).whole(chunks))
             client.may_leave()
-            await response(scope, receive, send)
+            await send(_head({**JSON_HEADERS, "content-length": str(len(body)), **admitted.headers()}))
+            await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, send: Send) -> None:
         events = EventStream(send)
@@ -91,9 +93,8 @@ class EventStream:
         self.is_open = False
 
     async def open(self, headers: Mapping[str, str]) -> None:
-        raw = [(name.encode(), value.encode()) for name, value in {**STREAM_HEADERS, **headers}.items()]
         self.is_open = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": raw})
+        await self._send(_head({**STREAM_HEADERS, **headers}))
 
     def add(self, body: bytes | None) -> None:
         """An event for the next write, in JSON. None: none."""
@@ -169,3 +170,9 @@ class Presence:
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(encode_json(body), status, headers, media_type="application/json")
+
+
+def _head(headers: Mapping[str, str]) -> Message:
+    """Of an answer that went well, without what a `Response` does for others: 4 us of its 8."""
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": 200, "headers": raw}

@@ -60,12 +60,7 @@ class Metrics:
         self._shared = shared
         self._tenants: set[str] = set()
         self._ttft = self._by_lane("time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
-        itl = self._by_lane(
-            "inter_token_latency_seconds",
-            "Between two tokens of an answer.",
-            TOKEN,
-        )
-        self._itl = {lane: itl.labels(lane_name(lane)) for lane in Lane}
+        self._itl = self._by_lane("inter_token_latency_seconds", "Between two tokens of an answer.", TOKEN)
         self._tpot = self._by_lane("time_per_output_token_seconds", "Mean per request, after the first.", TOKEN)
         self._queue = self._by_lane("queue_time_seconds", "Submitted to first worked on.", QUEUE)
         self._duration = self._by_lane("request_duration_seconds", "Arrival to end.", DURATION)
@@ -93,11 +88,11 @@ class Metrics:
             (self._ttft, record.ttft_seconds),
             (self._tpot, record.tpot_seconds),
             (self._queue, record.queue_seconds),
-            (self._duration, None if record.lane is None else record.duration_seconds),
+            (self._duration, record.duration_seconds),
         )
-        for histogram, seconds in spans:
-            if seconds is not None:
-                histogram.labels(lane).observe(seconds)
+        for lanes, seconds in spans:
+            if seconds is not None and record.lane is not None:
+                lanes[record.lane].observe(seconds)
         self._requests.labels(lane, record.finish, record.error_code).inc()
         self._count_tokens(record, lane)
         self._count_decision(record)
@@ -135,8 +130,9 @@ class Metrics:
         MultiProcessCollector(together, path=str(self._shared))
         return together
 
-    def _by_lane(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"loralane_{name}", help, ["lane"], buckets=buckets, registry=self._registry)
+    def _by_lane(self, name: str, help: str, buckets: tuple[float, ...]) -> dict[Lane, Histogram]:
+        histogram = Histogram(f"loralane_{name}", help, ["lane"], buckets=buckets, registry=self._registry)
+        return {lane: histogram.labels(lane_name(lane)) for lane in Lane}
 
     def _counter(self, name: str, help: str, labels: list[str]) -> Counter:
         return Counter(f"loralane_{name}", help, labels, registry=self._registry)

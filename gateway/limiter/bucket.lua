@@ -7,8 +7,7 @@
 local MINUTE = 60000000
 local DAY = 86400000000
 local SLACK = 1e-6
-local IDLE_MS = 3600000
-local INDEX_MS = 172800000
+local KEPT_MS = 172800000
 local NAMES = { 'requests_per_minute', 'tokens_per_minute', 'concurrent_requests', 'tokens_per_day' }
 
 -- Needed wherever Lua itself would make a text of a number, with 14 digits; as an argument of a command it keeps all.
@@ -111,19 +110,22 @@ local function charge_today(bucket, amount)
   bucket[4].used = math.max(0, bucket[4].used + amount)
 end
 
--- Long enough for the day's count, for a debt, and for a limit lowered soon to find use that a higher one forgets.
--- Once a day the leases go that nobody settled, of gateways that died: until then they only take room.
+-- What is written first on a day is kept until the end of the next: long enough for the day's count, and for a limit
+-- lowered soon to find use that a higher one forgets. A debt that takes longer is kept longer.
+-- Once a day, too, the leases go that nobody settled, of gateways that died: until then they only take room.
 local function keep(bucket, index, now)
-  local keep_ms = math.max(IDLE_MS, DAY / 1000 - math.floor(now % DAY / 1000))
+  local drained_ms = 0
   for i = 1, 2 do
     if bucket[i].limit then
-      keep_ms = math.max(keep_ms, bucket[i].used / bucket[i].limit * 60000)
+      drained_ms = math.max(drained_ms, bucket[i].used / bucket[i].limit * 60000)
     end
   end
-  redis.call('PEXPIRE', bucket.key, string.format('%.0f', math.ceil(keep_ms)))
+  if bucket.is_new or drained_ms > DAY / 1000 then
+    redis.call('PEXPIRE', bucket.key, string.format('%.0f', math.ceil(math.max(drained_ms, KEPT_MS))))
+  end
   if bucket.is_new then
     redis.call('SADD', index, bucket.name)
-    redis.call('PEXPIRE', index, INDEX_MS)
+    redis.call('PEXPIRE', index, KEPT_MS)
     redis.call('ZREMRANGEBYSCORE', bucket.running, '-inf', math.floor(now / 1000))
   end
 end

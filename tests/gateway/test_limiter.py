@@ -425,7 +425,13 @@ async def test_everything_but_limits_expires_by_itself(shared, valkey):
     await shared.reserve(asking(10))
     for key in await valkey.keys("*"):
         assert (await valkey.pttl(key) > 0) == (b"limits" not in key)
-    assert await valkey.ttl("loralane:bucket:{acme}:tenant") > 3500, "a limit lowered soon must not find use forgotten"
+    assert await valkey.ttl("loralane:bucket:{acme}:tenant") > 172_700, "until the end of the next day, whenever this is"
+
+
+async def test_a_debt_is_not_forgotten_before_it_has_drained(shared, valkey):
+    await shared.configure([Tenant("acme", limits=Limits(tokens_per_minute=10))])
+    await shared.settle(await shared.reserve(asking(10)), 50_000)
+    assert await valkey.ttl("loralane:bucket:{acme}:tenant") > 299_000, "5,000 minutes"
 
 
 async def test_slots_of_a_gateway_that_died_come_free_within_their_term(valkey):

@@ -23,6 +23,7 @@ from rich.console import Console
 from benchmarks.command import run
 from benchmarks.gateway import MESSAGES
 from benchmarks.gateway_peers import Cores, Station, loralane
+from benchmarks.hammer import NUMBER
 from benchmarks.peers import MODEL
 from benchmarks.server import pinned
 from engine.model.prepare import prepare_model
@@ -37,8 +38,9 @@ FIRST, LAST = 0.1, 0.9
 def requests(lines: int, tokens: int) -> bytes:
     """An input file."""
     body = {"model": MODEL, "messages": MESSAGES, "max_tokens": tokens}
-    texts = ({"custom_id": f"{number}", "method": "POST", "url": ENDPOINT, "body": body} for number in range(lines))
-    return b"\n".join(map(msgspec.json.encode, texts))
+    lined = ({"custom_id": f"{number}", "method": "POST", "url": ENDPOINT, "body": body} for number in range(lines))
+    texts = enumerate(map(msgspec.json.encode, lined))
+    return b"\n".join(text.replace(NUMBER.encode(), b"%d" % number) for number, text in texts)
 
 
 def lines_per_second(client: httpx.Client, text: bytes, lines: int) -> float:

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from benchmarks.command import run
 from benchmarks.gateway_peers import Cores, Station, engine, engine_latencies, litellm, loralane, upstream
-from benchmarks.hammer import Shot, shot, strike
+from benchmarks.hammer import NUMBER, Shot, shot, strike
 from benchmarks.peers import MODEL
 from benchmarks.server import pinned
 from engine.model.prepare import prepare_model
@@ -37,8 +37,9 @@ from gateway.bench.document import versions
 from gateway.outputs import print_wide
 from gateway.serve.process import run_loop
 
-MESSAGES = [{"role": "user", "content": "What is the capital of France, and what is it known for?"}]
-PROMPT_TOKENS = 44
+MESSAGES = [{"role": "user", "content": f"What is the capital of France, and what is it known for? {NUMBER}"}]
+"""No two are alike: what a gateway has seen before it may remember."""
+PROMPT_TOKENS = 53
 """What that is to SmolLM2, chat template included."""
 ANSWER_TOKENS, CONCURRENT = 16, 64
 """Of requests that are not streamed, and how many of them are on their way at once."""

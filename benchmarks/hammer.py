@@ -1,4 +1,4 @@
-"""A load generator that costs a few microseconds a request: fixed bytes on kept connections, answers counted by them.
+"""A load generator that costs a few microseconds a request: fixed bytes on kept connections, answers counted by lines.
 
 `gateway/bench` sends what people send, and times every token; this one only has to be faster than any gateway.
 """
@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -17,6 +18,10 @@ import msgspec
 
 from gateway.serve.process import run_loop
 
+NUMBER = "########"
+"""In a request: stands for digits that are others each time."""
+_numbers = count()
+
 
 class HammerError(RuntimeError):
     """The server did not answer as it should; the message has what it said."""
@@ -24,7 +29,7 @@ class HammerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One request, as it goes out."""
+    """One request, as it goes out but for its `NUMBER`."""
 
     host: str
     port: int
@@ -103,7 +108,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
         self._sent = time.perf_counter()
-        self._transport.write(self._hammer.message)
+        self._transport.write(self._hammer.next_message())
 
     def _end(self, error: HammerError | None) -> None:
         if self.done.done():
@@ -120,9 +125,12 @@ class Hammer:
     """Counts what all its connections get between `open` and `close`."""
 
     def __init__(self, target: Shot) -> None:
-        self.message = target.message
+        self._message = target.message
         self.newlines = 0
         self._latencies: list[float] = []
+
+    def next_message(self) -> bytes:
+        return self._message.replace(NUMBER.encode(), b"%0*d" % (len(NUMBER), next(_numbers)))
 
     def ended(self, seconds: float) -> None:
         self._latencies.append(seconds)

@@ -153,10 +153,10 @@ class Intake:
         info = self._engine.info
         return _base_print(info.model_hash, info.dtype, info.backend) + (f"_{adapter.version[:10]}" if adapter else "")
 
-    async def encode(self, prompt: PromptInput) -> tuple[int, ...]:
+    async def encode(self, tenant: Tenant, prompt: PromptInput) -> tuple[int, ...]:
         """Raises ApiError: INVALID_REQUEST, nothing to begin from, or ids that are no tokens of this model."""
         if isinstance(prompt, Chat):
-            return await self._tokenizer.encode_chat(prompt.messages, prompt.tools)
+            return await self._tokenizer.encode_chat(tenant.name, prompt.messages, prompt.tools)
         ids = await self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         if not ids:
             raise invalid_request("the prompt is empty", "prompt")
@@ -174,7 +174,7 @@ class Intake:
         adapter = self.resolve(tenant, request.model)
         self._check(request)
         request = await self._constraints.settle(request, self.dialect)
-        prompts = tuple([await self.encode(prompt) for prompt in request.inputs])
+        prompts = tuple([await self.encode(tenant, prompt) for prompt in request.inputs])
         pairs = zip(request.inputs, prompts, strict=True)
         seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS
         params = tuple(self._fit(request, prompt, len(ids), seed) for prompt, ids in pairs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from jinja2.exceptions import TemplateError
 from tokenizers.decoders import DecodeStream
 
 from gateway.core.errors import invalid_request, unsupported_parameter
+from gateway.pieces import Pieces
 
 THREAD_CHARACTERS = 20_000
 """Longer texts are encoded in a thread, so that the event loop goes on streaming."""
@@ -37,6 +39,7 @@ class Tokenizer:
         self._backend = hf_tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._pieces = Pieces(self._backend)
         self._special = frozenset(hf_tokenizer.all_special_ids)
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
 
@@ -49,9 +52,8 @@ class Tokenizer:
 
     async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """`special`: add what the model expects around a text, such as a BOS token."""
-        if len(text) <= THREAD_CHARACTERS:
-            return self._encode(text, special)
-        return await asyncio.to_thread(self._encode, text, special)
+        [ids] = await self._encode_all((text,), special)
+        return ids
 
     @property
     def tool_template(self) -> str:
@@ -62,14 +64,21 @@ class Tokenizer:
             return ""
         return str(template) if "tools" in template else ""
 
-    async def encode_chat(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> tuple[int, ...]:
-        """Renders the chat template up to where the assistant's answer begins.
+    async def encode_chat(
+        self, realm: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
+    ) -> tuple[int, ...]:
+        """Renders the chat template up to where the assistant's answer begins. `realm`: the tenant, as in `Pieces`.
 
         Raises:
             ApiError: INVALID_REQUEST, the template refuses these messages or there is none; UNSUPPORTED_PARAMETER, it
                 knows nothing of tools.
         """
-        return await self.encode(self.render_chat(messages, tools), special=False)
+        pieces = self._pieces.cut(self.render_chat(messages, tools))
+        known = {piece: self._pieces.ids(realm, piece) for piece in pieces}
+        new = [piece for piece, ids in known.items() if ids is None]
+        for piece, ids in zip(new, await self._encode_all(new, special=False), strict=True):
+            known[piece] = self._pieces.remember(realm, piece, ids)
+        return tuple(chain.from_iterable(known[piece] or () for piece in pieces))
 
     def render_chat(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> str:
         """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
@@ -116,6 +125,11 @@ class Tokenizer:
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """`prompt`: ids the generated text continues; empty where it begins by itself, as a chat answer does."""
         return Detokenizer(self._backend, prompt)
+
+    async def _encode_all(self, texts: Sequence[str], special: bool) -> list[tuple[int, ...]]:
+        if sum(map(len, texts)) <= THREAD_CHARACTERS:
+            return [self._encode(text, special) for text in texts]
+        return await asyncio.to_thread(lambda: [self._encode(text, special) for text in texts])
 
     def _encode(self, text: str, special: bool) -> tuple[int, ...]:
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=special)  # fast: without offsets

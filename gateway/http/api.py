@@ -149,7 +149,8 @@ class HttpApi:
         if (body.prompt is None) == (body.messages is None):
             raise invalid_request("give either prompt or messages", "prompt")
         if body.messages is not None:
-            ids = await tokenizer.encode_chat(chat_messages(body.messages), offered_tools(body.tools or ()))
+            messages, tools = chat_messages(body.messages), offered_tools(body.tools or ())
+            ids = await tokenizer.encode_chat(principal.tenant.name, messages, tools)
         else:
             ids = await tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
         texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None

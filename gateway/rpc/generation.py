@@ -80,7 +80,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         if not engine.ready:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
         intake.resolve(tenant, model_query(request.model))
-        ids = await intake.encode(prompt_input(request))
+        ids = await intake.encode(tenant, prompt_input(request))
         return pb.TokenizeResponse(ids=ids, max_model_len=engine.info.max_model_len)
 
     @asynccontextmanager

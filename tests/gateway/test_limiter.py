@@ -425,7 +425,9 @@ async def test_everything_but_limits_expires_by_itself(shared, valkey):
     await shared.reserve(asking(10))
     for key in await valkey.keys("*"):
         assert (await valkey.pttl(key) > 0) == (b"limits" not in key)
-    assert await valkey.ttl("loralane:bucket:{acme}:tenant") > 172_700, "until the end of the next day, whenever this is"
+    assert await valkey.ttl("loralane:bucket:{acme}:tenant") > 172_700, (
+        "until the end of the next day, whenever this is"
+    )
 
 
 async def test_a_debt_is_not_forgotten_before_it_has_drained(shared, valkey):

@@ -30,13 +30,13 @@ async def test_long_text_is_encoded_like_short_text():
 
 
 async def test_chat_is_rendered_up_to_the_answer():
-    ids = await tiny_tokenizer().encode_chat([{"role": "user", "content": "hi"}])
+    ids = await tiny_tokenizer().encode_chat("acme", [{"role": "user", "content": "hi"}])
     assert tiny_tokenizer().decode(ids, skip_special=False) == "<|user|>hi<|end|><|assistant|>"
 
 
 async def test_template_refusals_are_the_callers_to_fix():
     with pytest.raises(ApiError, match="an assistant cannot begin") as caught:
-        await tiny_tokenizer().encode_chat([{"role": "assistant", "content": "hi"}])
+        await tiny_tokenizer().encode_chat("acme", [{"role": "assistant", "content": "hi"}])
     assert (caught.value.http_status, caught.value.param) == (400, "messages")
 
 

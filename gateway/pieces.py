@@ -12,13 +12,15 @@ import re
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice, pairwise
 from typing import Any
 
 MAX_BYTES = 32 * 2**20
 ENTRY_BYTES = 400
 """Of a piece that is remembered, beside its text and its ids."""
+MAX_PIECES = 2000
+"""Of one text: to look up more, at 1 us each, would hold up others. Then it is one piece."""
 
 
 class Pieces:
@@ -27,19 +29,21 @@ class Pieces:
     For one thread.
     """
 
-    def __init__(self, backend: Any, max_bytes: int = MAX_BYTES) -> None:
-        """`backend`: a tokenizer of the `tokenizers` library."""
-        added = [token for token in backend.get_added_tokens_decoder().values() if not token.normalized]
-        contents = sorted((token.content for token in added), key=len, reverse=True)  # the library takes the longest
-        self._tokens = re.compile("|".join(map(re.escape, contents)) or "(?!)")
-        self._cuts = {token.content for token in added if _cuts(token)}
+    def __init__(self, backend: Any, marks: Iterable[str], max_bytes: int = MAX_BYTES) -> None:
+        """`backend`: a tokenizer of the `tokenizers` library. `marks`: of its special tokens, those to cut before, but
+        for any that might be read otherwise then."""
+        added = backend.get_added_tokens_decoder().values()
+        self._marks = [token.content for token in added if token.content in set(marks) and _cuts(token, added)]
         self._max_bytes = max_bytes
         self._bytes = 0
         self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
 
     def cut(self, text: str) -> list[str]:
         """Pieces that make up the text; each but the first begins with a special token."""
-        starts = [found.start() for found in self._tokens.finditer(text) if found[0] in self._cuts]
+        found = chain.from_iterable(_places(text, mark) for mark in self._marks)
+        starts = sorted(islice(found, MAX_PIECES))
+        if len(starts) == MAX_PIECES:
+            return [text]
         return [text[start:end] for start, end in pairwise((0, *starts, len(text))) if start < end]
 
     def ids(self, realm: str, piece: str) -> array[int] | None:
@@ -60,11 +64,27 @@ class Pieces:
         return known
 
 
-def _cuts(token: Any) -> bool:
-    """Whether a text may be cut before it: neither is it, nor what stands to its left, otherwise than when apart. Some
-    tokens take the space to their right, and some are none before a letter."""
-    apart = re.match(r"[^\w\s]", token.content)
-    return bool(token.special and apart and not (token.lstrip or token.single_word))
+def _places(text: str, mark: str) -> Iterator[int]:
+    at = text.find(mark)
+    while at >= 0:
+        yield at
+        at = text.find(mark, at + len(mark))
+
+
+def _cuts(token: Any, added: Iterable[Any]) -> bool:
+    """Whether a text may be cut before it, wherever it stands: neither is it read otherwise when apart, nor what is to
+    its left. Some tokens take the space beside them, and some are none beside a letter."""
+    stays = token.special and not (token.lstrip or token.single_word or token.normalized)
+    firm = re.fullmatch(r"[^\w\s](.*\S)?", token.content, re.DOTALL)
+    return bool(stays and firm and not any(_overlap(token.content, other.content) for other in added))
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether a text may have both where they share characters."""
+    if one != other and (one in other or other in one):
+        return True
+    ends = range(1, min(len(one), len(other)))
+    return any(one[-n:] == other[:n] or other[-n:] == one[:n] for n in ends)
 
 
 def _bytes(piece: str, ids: array[int]) -> int:

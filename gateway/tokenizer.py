@@ -39,8 +39,8 @@ class Tokenizer:
         self._backend = hf_tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._pieces = Pieces(self._backend)
         self._special = frozenset(hf_tokenizer.all_special_ids)
+        self._pieces = Pieces(self._backend, _marks(hf_tokenizer))
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
 
     @classmethod
@@ -244,6 +244,13 @@ class StopMatcher:
         while state and character not in self._next[state]:
             state = self._fail[state]
         return self._next[state].get(character, 0)
+
+
+def _marks(hf_tokenizer: Any) -> list[str]:
+    """Special tokens that the chat template writes, by themselves or by their names."""
+    named = {hf_tokenizer.bos_token, hf_tokenizer.eos_token}
+    written = str(hf_tokenizer.chat_template)  # several, by their names, where it is not one
+    return [token for token in hf_tokenizer.all_special_tokens if token in named or token in written]
 
 
 def _is_about_tools(message: Message) -> bool:

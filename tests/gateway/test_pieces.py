@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from tokenizers.trainers import BpeTrainer
 
-from gateway.pieces import ENTRY_BYTES, Pieces
+from gateway.pieces import ENTRY_BYTES, MAX_PIECES, Pieces
 from tests.gateway.fakes import tiny_tokenizer
 
-WORDS = ["what", "is", "it", "<", "|>", "\u2581", "é", "日本", "\N{GRINNING FACE}", " ", "  ", "\n", "x", "end"]
+WORDS = [
+    "what",
+    "is",
+    "it",
+    "<",
+    "|>",
+    "]",
+    "[im",
+    "\u2581",
+    "é",
+    "日本",
+    "\N{GRINNING FACE}",
+    " ",
+    "  ",
+    "\n",
+    "x",
+    "end",
+]
 SPECIALS = [
-    AddedToken("<|im|>", special=True, normalized=False),
-    AddedToken("<|im|>x<|", special=True, normalized=False),  # overlaps what may follow it
+    AddedToken("[im]", special=True, normalized=False),
+    AddedToken("[im]x[", special=True, normalized=False),  # overlaps what may follow it
+    AddedToken("<|end|>", special=True, normalized=False),
     AddedToken("<s>", special=True, normalized=False),
     AddedToken("<left>", special=True, normalized=False, lstrip=True),
     AddedToken("<right>", special=True, normalized=False, rstrip=True),
     AddedToken("<word>", special=True, normalized=False, single_word=True),
-    AddedToken("xx", special=True, normalized=False),
-    AddedToken(" <s>", special=True, normalized=False),
+    AddedToken("yo", special=True, normalized=False),
+    AddedToken(" <t>", special=True, normalized=False),
+    AddedToken("{a}", special=True, normalized=False),
+    AddedToken("({a})", special=True, normalized=False),  # holds another
     AddedToken("<plain>", special=False, normalized=False),
-    AddedToken("s><s", special=False, normalized=False),
+    AddedToken("]x]", special=False, normalized=False),
     AddedToken("<seen>", special=True, normalized=True),
 ]
 texts = st.lists(st.sampled_from([*WORDS, *(token.content for token in SPECIALS)]), max_size=24).map("".join)
@@ -60,28 +80,40 @@ def backend(request) -> Tokenizer:
     return tokenizer
 
 
+def pieces_of(backend: Tokenizer, **options) -> Pieces:
+    return Pieces(backend, [token.content for token in SPECIALS], **options)
+
+
 def encoded(backend: Tokenizer, text: str) -> list[int]:
     return backend.encode(text, add_special_tokens=False).ids
 
 
 @given(text=texts)
+@example(text="<word>yo")
+@example(text="({a})[im]x[")
 @settings(max_examples=400, deadline=None)
 def test_ids_of_a_text_are_those_of_its_pieces(backend, text):
-    cut = Pieces(backend).cut(text)
+    cut = pieces_of(backend).cut(text)
     assert "".join(cut) == text
     assert [token_id for piece in cut for token_id in encoded(backend, piece)] == encoded(backend, text)
 
 
 def test_it_is_cut_before_special_tokens_alone(backend):
-    cut = Pieces(backend).cut("hi<|im|>what <left>is<plain>it<right> \n<s>")
-    assert cut == ["hi", "<|im|>what <left>is<plain>it", "<right> \n", "<s>"]
-    assert Pieces(backend).cut("") == []
-    assert Pieces(Tokenizer(BPE())).cut("nothing is added to it") == ["nothing is added to it"]
+    cut = pieces_of(backend).cut("hi<|end|>[im]what <left>is<plain>it<right> \n<s>")
+    assert cut == ["hi", "<|end|>[im]what <left>is<plain>it", "<right> \n", "<s>"]
+    assert pieces_of(backend).cut("") == []
+    assert pieces_of(Tokenizer(BPE())).cut("nothing is added to it") == ["nothing is added to it"]
+
+
+def test_a_text_of_too_many_pieces_is_one(backend):
+    text = "<|end|>" * (MAX_PIECES - 1)
+    assert len(pieces_of(backend).cut(text)) == MAX_PIECES - 1
+    assert pieces_of(backend).cut(text + "<s>") == [text + "<s>"]
 
 
 def test_what_was_used_last_is_remembered_and_no_more_than_there_is_room_for(backend):
     room = 3 * (ENTRY_BYTES + 60)
-    pieces = Pieces(backend, max_bytes=room)
+    pieces = pieces_of(backend, max_bytes=room)
     for name in "abc":
         assert list(pieces.remember("acme", name, [1])) == [1]
     assert list(pieces.remember("acme", "a", [1])) == [1], "twice is once"

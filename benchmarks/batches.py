@@ -23,7 +23,7 @@ from rich.console import Console
 from benchmarks.command import run
 from benchmarks.gateway import MESSAGES
 from benchmarks.gateway_peers import Cores, Station, loralane
-from benchmarks.hammer import NUMBER
+from benchmarks.hammer import numbered
 from benchmarks.peers import MODEL
 from benchmarks.server import pinned
 from engine.model.prepare import prepare_model
@@ -38,9 +38,8 @@ FIRST, LAST = 0.1, 0.9
 def requests(lines: int, tokens: int) -> bytes:
     """An input file."""
     body = {"model": MODEL, "messages": MESSAGES, "max_tokens": tokens}
-    lined = ({"custom_id": f"{number}", "method": "POST", "url": ENDPOINT, "body": body} for number in range(lines))
-    texts = enumerate(map(msgspec.json.encode, lined))
-    return b"\n".join(text.replace(NUMBER.encode(), b"%d" % number) for number, text in texts)
+    texts = ({"custom_id": f"{number}", "method": "POST", "url": ENDPOINT, "body": body} for number in range(lines))
+    return b"\n".join(numbered(msgspec.json.encode(text)) for text in texts)
 
 
 def lines_per_second(client: httpx.Client, text: bytes, lines: int) -> float:
@@ -61,9 +60,9 @@ def lines_per_second(client: httpx.Client, text: bytes, lines: int) -> float:
 
 
 def measure(station: Station, lines: int, tokens: int, rounds: int) -> list[float]:
-    text, headers = requests(lines, tokens), {"authorization": f"Bearer {station.key}"}
+    headers = {"authorization": f"Bearer {station.key}"}
     with httpx.Client(base_url=station.url, headers=headers, timeout=60) as client:
-        return [lines_per_second(client, text, lines) for _ in range(rounds)]
+        return [lines_per_second(client, requests(lines, tokens), lines) for _ in range(rounds)]
 
 
 def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:

@@ -1,4 +1,4 @@
-"""A load generator that costs a few microseconds a request: fixed bytes on kept connections, answers counted by lines.
+"""A load generator that costs a few microseconds a request: the same bytes but for a number, answers counted by lines.
 
 `gateway/bench` sends what people send, and times every token; this one only has to be faster than any gateway.
 """
@@ -25,6 +25,11 @@ _numbers = count()
 
 class HammerError(RuntimeError):
     """The server did not answer as it should; the message has what it said."""
+
+
+def numbered(message: bytes) -> bytes:
+    """With a number of its own."""
+    return message.replace(NUMBER.encode(), b"%0*d" % (len(NUMBER), next(_numbers)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,7 @@ class Hammer:
         self._latencies: list[float] = []
 
     def next_message(self) -> bytes:
-        return self._message.replace(NUMBER.encode(), b"%0*d" % (len(NUMBER), next(_numbers)))
+        return numbered(self._message)
 
     def ended(self, seconds: float) -> None:
         self._latencies.append(seconds)

@@ -16,7 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from typing import Any
 
-MAX_BYTES = 32 * 2**20
+MAX_BYTES = 64 * 2**20
+LARGEST = 1 / 8
+"""Share of it that one piece may take: a book does not push out everybody's conversations."""
 ENTRY_BYTES = 400
 """Of a piece that is remembered, beside its text and its ids."""
 MAX_PIECES = 2000
@@ -55,9 +57,11 @@ class Pieces:
 
     def remember(self, realm: str, piece: str, ids: Sequence[int]) -> array[int]:
         known = array("I", ids)
-        if (realm, piece) not in self._ids:  # two requests may have encoded it at once
-            self._ids[realm, piece] = known
-            self._bytes += _bytes(piece, known)
+        size = _bytes(piece, known)
+        if (realm, piece) in self._ids or size > LARGEST * self._max_bytes:  # two requests may have encoded it at once
+            return known
+        self._ids[realm, piece] = known
+        self._bytes += size
         while self._bytes > self._max_bytes:
             (_, oldest), forgotten = self._ids.popitem(last=False)
             self._bytes -= _bytes(oldest, forgotten)

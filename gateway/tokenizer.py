@@ -31,7 +31,7 @@ ToolSchema = Mapping[str, Any]
 
 
 class Tokenizer:
-    """The tokenizer and chat template of a prepared model folder. Safe to share between tasks and threads."""
+    """The tokenizer and chat template of a prepared model folder. Safe to share between tasks of one event loop."""
 
     def __init__(self, hf_tokenizer: Any) -> None:
         """`hf_tokenizer`: a fast tokenizer of transformers."""
@@ -247,7 +247,9 @@ class StopMatcher:
 
 
 def _marks(hf_tokenizer: Any) -> list[str]:
-    """Special tokens that the chat template writes, by themselves or by their names."""
+    """Special tokens that the chat template writes, by themselves or by their names. None where they are but text."""
+    if hf_tokenizer.backend_tokenizer.encode_special_tokens:
+        return []
     named = {hf_tokenizer.bos_token, hf_tokenizer.eos_token}
     written = str(hf_tokenizer.chat_template)  # several, by their names, where it is not one
     return [token for token in hf_tokenizer.all_special_tokens if token in named or token in written]

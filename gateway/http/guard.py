@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import http
+import math
 from typing import Any
 
 import httptools
@@ -99,6 +100,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_body = False
+        self._due = math.inf
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -116,7 +118,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stalled_timer.cancel()
 
     def _expect(self, seconds: float) -> None:
-        """One timer a connection, which rings early rather than be set anew for each step of a request: 2 us a time."""
+        """Something, until then. One timer a connection, which rings early rather than be set anew for each step of a
+        request, 2 us a time; where nothing is due it only looks again."""
         self._due = self.loop.time() + seconds
         if self._late_timer is None or self._late_timer.when() > self._due:
             self._look_in(seconds)
@@ -129,8 +132,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def _look(self) -> None:
         due = self._due + (self._body_bytes / self.min_body_rate if self._in_body else 0.0)
         left = due - self.loop.time()
-        if left > 0 or self.flow.read_paused or (not self._in_body and self._is_answering):
-            self._look_in(max(left, 1.0))
+        if left > 0:
+            self._look_in(min(left, self.head_seconds))
+        elif self.flow.read_paused or (not self._in_body and self._is_answering):
+            self._look_in(1.0)
         elif self._in_head or self._in_body:
             self._refuse(invalid_request("the request did not arrive in time"))
         else:

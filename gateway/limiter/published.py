@@ -17,8 +17,7 @@ from gateway.limiter.usage import ScopeUsage, usage_of
 
 LOST = "limits were lost as soon as they were published"
 
-decode_buckets = msgspec.msgpack.Decoder(tuple[Bucket, ...]).decode
-"""What the scripts tell of buckets."""
+_decode_buckets = msgspec.msgpack.Decoder(tuple[Bucket, ...]).decode
 
 
 class PublishedLimits:
@@ -144,6 +143,14 @@ def decode_limits(text: bytes) -> tuple[Limits, str]:
     fields = msgspec.json.decode(text)
     source = fields.pop("source")
     return Limits().changed(fields), source
+
+
+def decode_buckets(told: bytes) -> tuple[Bucket, ...]:
+    """What the scripts tell of them. Raises StoreError: it cannot be, such as tokens of a day beyond 2^63."""
+    try:
+        return _decode_buckets(told)
+    except msgspec.DecodeError as error:
+        raise StoreError(f"a bucket that cannot be read: {error}") from error
 
 
 def _last_refusal(text: bytes) -> tuple[int, tuple[LimitName, ...]] | None:

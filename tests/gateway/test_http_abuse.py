@@ -42,6 +42,12 @@ def hasty(tmp_path_factory) -> Iterator[Served]:
         yield running
 
 
+class Unread(Hasty):
+    """Patient with those who read late, and with nobody else."""
+
+    write_seconds = 60.0
+
+
 @dataclass
 class Answer:
     status: int
@@ -360,6 +366,20 @@ def test_who_waits_for_an_answer_is_not_late(hasty, stream):
         hasty.house.engine.pause = 0.0
     assert answer.status == 200
     assert b"error" not in answer.body
+
+
+def test_who_reads_late_gets_the_whole_answer(tmp_path):
+    """After the last of what may come on a connection nothing is late any more, for as long as it takes to write."""
+    with served(tmp_path, protocol=Unread, send_buffer=4096) as running, connect(running) as connection:
+        running.house.engine.info.max_model_len = 100_000
+        running.house.engine.reply = lambda sent: "x" * 2000
+        fields = {"max_tokens": 3000, "logprobs": True, "top_logprobs": 20}
+        connection.sendall(request(chat(**fields), "connection: close"))
+        time.sleep(4 * Unread.body_seconds)
+        received = b"".join(iter(lambda: connection.recv(2**20), b""))
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert f"content-length: {len(body)}".encode() in head
+    assert len(json.loads(body)["choices"][0]["logprobs"]["content"]) == 2000
 
 
 def test_who_never_reads_is_cut_off_and_settled(hasty):

@@ -14,6 +14,7 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import EACH, Limits, Scope
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, ReserveRequest, format_duration
+from gateway.limiter.calls import StoreError
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import Correction, RedisLimiter
@@ -428,6 +429,16 @@ async def test_everything_but_limits_expires_by_itself(shared, valkey):
     assert await valkey.ttl("loralane:bucket:{acme}:tenant") > 172_700, (
         "until the end of the next day, whenever this is"
     )
+
+
+async def test_a_bucket_that_cannot_be_read_is_a_store_that_is_away(shared, valkey):
+    await shared.configure([Tenant("acme", limits=Limits(10, 1000))])
+    await shared.reserve(asking(10))
+    await valkey.hset("loralane:bucket:{acme}:tenant", "today", "1e19")
+    with pytest.raises(StoreError, match="cannot be read"):
+        await shared.reserve(asking(10))
+    with pytest.raises(StoreError, match="cannot be read"):
+        await shared.usage("acme")
 
 
 async def test_a_debt_is_not_forgotten_before_it_has_drained(shared, valkey):

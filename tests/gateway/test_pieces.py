@@ -9,7 +9,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers.models import BPE, WordLevel
 from tokenizers.trainers import BpeTrainer
 
-from gateway.pieces import ENTRY_BYTES, MAX_PIECES, Pieces
+from gateway.pieces import ENTRY_BYTES, LARGEST, MAX_PIECES, Pieces
+from gateway.tokenizer import Tokenizer as TokenizerOfChats
 from tests.gateway.fakes import tiny_tokenizer
 
 WORDS = [
@@ -112,18 +113,28 @@ def test_a_text_of_too_many_pieces_is_one(backend):
 
 
 def test_what_was_used_last_is_remembered_and_no_more_than_there_is_room_for(backend):
-    room = 3 * (ENTRY_BYTES + 60)
+    room = 10 * (ENTRY_BYTES + 60)
     pieces = pieces_of(backend, max_bytes=room)
-    for name in "abc":
+    names = "abcdefghij"
+    for name in names:
         assert list(pieces.remember("acme", name, [1])) == [1]
     assert list(pieces.remember("acme", "a", [1])) == [1], "twice is once"
     assert pieces.ids("acme", "a") is not None
-    pieces.remember("acme", "d", [2])
-    assert [name for name in "abcd" if pieces.ids("acme", name)] == ["a", "c", "d"]
+    pieces.remember("acme", "k", [2])
+    assert [name for name in names + "k" if pieces.ids("acme", name)] == list("acdefghijk")
     assert pieces.ids("umbrella", "a") is None, "and by nobody else"
-    assert list(pieces.remember("acme", "e" * room, [3])) == [3]
-    assert [name for name in "acd" if pieces.ids("acme", name)] == []
-    assert pieces._bytes == 0 and not pieces._ids
+    book = "x" * int(LARGEST * room)
+    assert list(pieces.remember("acme", book, [3])) == [3]
+    assert pieces.ids("acme", book) is None and pieces.ids("acme", "a") is not None
+    assert pieces._bytes <= room
+
+
+async def test_where_special_tokens_are_but_text_nothing_is_cut():
+    plain = tiny_tokenizer()
+    plain._template.backend_tokenizer.encode_special_tokens = True
+    tokenizer, messages = TokenizerOfChats(plain._template), [{"role": "user", "content": "hi"}]
+    assert tokenizer._pieces.cut(tokenizer.render_chat(messages)) == [tokenizer.render_chat(messages)]
+    assert tiny_tokenizer()._pieces.cut(tokenizer.render_chat(messages))[1:]
 
 
 async def test_a_turn_encodes_what_is_new_in_it(monkeypatch):

@@ -277,7 +277,7 @@ class BatchMachine(RuleBasedStateMachine):
         held = job.holds(lease)
         assert self.run(self.store.swept(lease)) is held
         if held:
-            job.work, job.holders = {}, {}
+            job.work, job.holders, job.parts = {}, {}, set()
 
     @invariant()
     def all_is_as_it_ought_to_be(self) -> None:

@@ -124,7 +124,7 @@ class Tokenizer:
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """`prompt`: ids the generated text continues; empty where it begins by itself, as a chat answer does."""
-        return Detokenizer(self._backend, prompt)
+        return Detokenizer(self._backend, prompt, at_once=self._byte_level and not prompt)
 
     async def _encode_all(self, texts: Sequence[str], special: bool) -> list[tuple[int, ...]]:
         if sum(map(len, texts)) <= THREAD_CHARACTERS:
@@ -139,29 +139,34 @@ class Tokenizer:
 class Detokenizer:
     """Token ids of one answer, as they come, to text. Never emits part of a character; skips special tokens."""
 
-    def __init__(self, backend: Any, prompt: Sequence[int] = ()) -> None:
+    def __init__(self, backend: Any, prompt: Sequence[int] = (), *, at_once: bool = False) -> None:
+        """`at_once`: tokens that are pushed together may be looked at together, and make the same text: so it is where
+        they stand for bytes, and begin no character that the prompt has left unfinished."""
         self._backend = backend
+        self._at_once = at_once
         self._pending: list[int] = []
         self._stream = self._open(prompt[-PRIME_TOKENS:])
 
     def push(self, token_ids: Sequence[int]) -> str:
-        return "".join(self._step(token_id) for token_id in token_ids)
+        if self._at_once:
+            return self._step(list(token_ids))
+        return "".join(self._step([token_id]) for token_id in token_ids)
 
     def flush(self) -> str:
         """What is left when no more tokens come: bytes of an unfinished character, as U+FFFD."""
         pending, self._pending = self._pending, []
         return self._decode(pending)
 
-    def _step(self, token_id: int) -> str:
-        self._pending.append(token_id)
+    def _step(self, token_ids: list[int]) -> str:
+        self._pending += token_ids
         try:
-            text = self._stream.step(self._backend, token_id)
+            text = self._stream.step(self._backend, token_ids)
         except Exception as error:  # the library raises nothing more specific
             if "Invalid prefix" not in str(error):
                 raise
             # Byte-fallback decoders turn a whole run of bytes into U+FFFD when a later byte spoils it, text already
             # emitted included. What was sent stays; the stream goes on from here.
-            self._stream = self._open([token_id])
+            self._stream = self._open(token_ids)
             return self.flush()
         if text:
             self._pending.clear()

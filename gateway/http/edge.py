@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import structlog
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -84,11 +84,14 @@ class Direct:
 
 def header(scope: Scope, name: bytes) -> str:
     """The first of that name, which is in lower case; empty: there is none."""
-    return next((value.decode("latin-1") for known, value in scope["headers"] if known == name), "")
+    for known, value in scope["headers"]:
+        if known == name:
+            return str(value, "latin-1")
+    return ""
 
 
 def request_id(request: Request) -> str:
-    return str(request.state.request_id)
+    return str(request.scope["state"]["request_id"])
 
 
 def bearer_token(request: Request) -> str | None:
@@ -107,15 +110,16 @@ async def streamed_body(request: Request, max_bytes: int) -> AsyncGenerator[byte
     declared = header(request.scope, b"content-length")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise request_too_large(max_bytes)
-    received = 0
-    try:
-        async for piece in request.stream():
-            received += len(piece)
-            if received > max_bytes:
-                raise request_too_large(max_bytes)
-            yield piece
-    except ClientDisconnect as error:
-        raise ClientGone("the client hung up before its request was whole") from error
+    received, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone("the client hung up before its request was whole")
+        piece, more = message.get("body", b""), message.get("more_body", False)
+        received += len(piece)
+        if received > max_bytes:
+            raise request_too_large(max_bytes)
+        yield piece
 
 
 def error_response(error: ApiError) -> Response:

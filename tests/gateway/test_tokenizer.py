@@ -1,5 +1,6 @@
 import random
 import re
+from itertools import pairwise
 
 import pytest
 from fakes import EOS, SPECIAL, ids_of, tiny_tokenizer
@@ -55,9 +56,18 @@ def test_detokenizer_skips_special_tokens():
 def test_an_unfinished_character_is_flushed_as_what_decoding_makes_of_it():
     ids = ids_of("ok🦙")[:-1]
     detokenizer = tiny_tokenizer().detokenizer()
-    assert detokenizer.push(ids) == "ok"
+    assert "".join(pushed(detokenizer, ids)) == "ok"
     assert detokenizer.flush() == tiny_tokenizer().decode(ids)[2:]
     assert detokenizer.flush() == ""
+
+
+@given(ids=st.lists(st.integers(0, 259), max_size=24), cuts=st.sets(st.integers(1, 23)))
+def test_tokens_make_the_same_text_together_as_one_by_one(ids, cuts):
+    """Whatever bytes they are: parts of characters, and such as are in none."""
+    alone, together = tiny_tokenizer().detokenizer(), tiny_tokenizer().detokenizer()
+    places = [0, *sorted(cut for cut in cuts if cut < len(ids)), len(ids)]
+    text = "".join(together.push(ids[start:end]) for start, end in pairwise(places)) + together.flush()
+    assert text == "".join(pushed(alone, ids)) + alone.flush()
 
 
 @pytest.mark.parametrize("cut", range(12))

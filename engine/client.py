@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
 import structlog
 from google.protobuf.message import Message
 
-from engine.core.types import AdapterId, Lane, LaneMode, Request, TokenEvent
+from engine.arrivals import Arrivals, EngineUnavailable, EventStream
+from engine.core.types import AdapterId, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.wire import GATEWAY, LANE_MODES, LANES, event_from_pb, request_to_pb
@@ -28,10 +30,6 @@ UNLOAD_MARGIN_SECONDS = 30.0
 """For aborting and freeing what is left when the drain time is over."""
 REJECTIONS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNKNOWN)
 """UNKNOWN is an exception that nobody foresaw, while this adapter was read; the engine lives on."""
-
-
-class EngineUnavailable(Exception):
-    """The engine process is gone, restarting, or not ready yet. The request did not and will not complete."""
 
 
 class AdapterRejected(Exception):
@@ -51,13 +49,11 @@ class EngineApi(Protocol):
     def ready(self) -> bool:
         """Connected to an engine whose model is loaded."""
 
-    def generate(self, request: Request) -> AsyncGenerator[list[TokenEvent], None]:
-        """Submits a request and yields its events, all that have come each time; the last carries a finish_reason.
-
-        Closing the generator early (`contextlib.aclosing`) aborts the request.
+    def generate(self, request: Request) -> EventStream:
+        """Submits a request, at once, and returns its events as they come. To be closed (`contextlib.aclosing`).
 
         Raises:
-            EngineUnavailable: before or in the middle of the stream.
+            EngineUnavailable.
         """
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
@@ -93,30 +89,6 @@ class EngineApi(Protocol):
 
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
         """For all gateways, until the engine starts anew. Raises LaneRejected, EngineUnavailable."""
-
-
-class Arrivals:
-    """Events of one request, between the engine's stream and who reads them."""
-
-    __slots__ = ("_events", "_reader")
-
-    def __init__(self) -> None:
-        self._events: list[TokenEvent | None] = []
-        self._reader: asyncio.Future[None] | None = None
-
-    def put(self, event: TokenEvent | None) -> None:
-        """None: the engine is gone."""
-        self._events.append(event)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    async def take(self) -> list[TokenEvent | None]:
-        """At least one."""
-        if not self._events:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        events, self._events = self._events, []
-        return events
 
 
 class EngineClient:
@@ -166,27 +138,12 @@ class EngineClient:
                 await self._task
         await self._channel.close()
 
-    async def generate(self, request: Request) -> AsyncGenerator[list[TokenEvent], None]:
+    def generate(self, request: Request) -> Arrivals:
         if not self.ready or self._commands is None:
             raise EngineUnavailable("the engine is not ready")
-        commands = self._commands
-        arrivals = self._streams[request.id] = Arrivals()
-        commands.put_nowait(pb.Command(submit=request_to_pb(request)))
-        finished = False
-        try:
-            while not finished:
-                arrived = await arrivals.take()
-                events = [event for event in arrived if event is not None]
-                ended = bool(events) and events[-1].finish_reason is not None
-                finished = ended or len(events) < len(arrived)
-                if events:
-                    yield events
-                if finished and not ended:
-                    raise EngineUnavailable("the engine stopped while the request ran")
-        finally:
-            self._streams.pop(request.id, None)
-            if not finished:
-                commands.put_nowait(pb.Command(abort=pb.Abort(request_id=request.id)))
+        arrivals = self._streams[request.id] = Arrivals(partial(self._abort, request.id, self._commands))
+        self._commands.put_nowait(pb.Command(submit=request_to_pb(request)))
+        return arrivals
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
         try:
@@ -284,15 +241,24 @@ class EngineClient:
                 await call.write(pb.Commands(commands=waiting))
 
     def _dispatch(self, message: pb.StepEvents) -> None:
-        for event in message.events:
-            stream = self._streams.get(event.request_id)
-            if stream is not None:
-                stream.put(event_from_pb(event))
+        for told in message.events:
+            stream = self._streams.get(told.request_id)
+            if stream is None:
+                continue
+            event = event_from_pb(told)
+            stream.put(event)
+            if event.finish_reason is not None:
+                del self._streams[told.request_id]
+
+    def _abort(self, request_id: str, commands: asyncio.Queue[pb.Command]) -> None:
+        """Unless it has ended. `commands`: those of the session that it was submitted in."""
+        if self._streams.pop(request_id, None) is not None:
+            commands.put_nowait(pb.Command(abort=pb.Abort(request_id=request_id)))
 
     def _lose(self) -> None:
         """Tells every open stream that its engine is gone."""
         self._ready.clear()
         self._commands = None
         for stream in self._streams.values():
-            stream.put(None)
+            stream.lose()
         self._streams.clear()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from engine.client import EngineUnavailable
+from engine.arrivals import EngineUnavailable
 from engine.core.types import ErrorCode, FinishReason, TokenEvent
 from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
 from gateway.generation import GenerateRequest

@@ -15,7 +15,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from engine.client import EngineApi, EngineUnavailable, LaneRejected
+from engine.arrivals import EngineUnavailable
+from engine.client import EngineApi, LaneRejected
 from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.wire import lane_mode_from_pb

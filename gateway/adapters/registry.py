@@ -16,7 +16,8 @@ from types import MappingProxyType
 
 import structlog
 
-from engine.client import EngineApi, EngineUnavailable
+from engine.arrivals import EngineUnavailable
+from engine.client import EngineApi
 from engine.core.types import AdapterId
 from gateway.adapters.mirror import AdapterMirror, Sources
 from gateway.adapters.record import AdapterRecord, conflict, new_record

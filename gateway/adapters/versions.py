@@ -12,7 +12,8 @@ from pathlib import Path
 
 import structlog
 
-from engine.client import AdapterRejected, EngineApi, EngineUnavailable
+from engine.arrivals import EngineUnavailable
+from engine.client import AdapterRejected, EngineApi
 from engine.core.types import AdapterId
 from engine.pb import engine_pb2 as pb
 from gateway.core.errors import Fault, invalid_request, unavailable

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import structlog
 
-from engine.client import EngineApi, EngineUnavailable
+from engine.arrivals import EngineUnavailable
+from engine.client import EngineApi
 from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.wire import LANES, lane_mode_from_pb

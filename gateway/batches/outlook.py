@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.client import EngineApi, EngineUnavailable
+from engine.arrivals import EngineUnavailable
+from engine.client import EngineApi
 from engine.pb import engine_pb2 as pb
 from gateway.batches.record import Batch
 from gateway.batches.service import Batches

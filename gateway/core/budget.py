@@ -152,6 +152,13 @@ class Bucket(Struct, frozen=True):
             self.at // DAY,
         )
 
+    def is_roomy(self, tokens: int, share: float) -> bool:
+        """Whether one more request of so many tokens keeps all limits but those in shadow within `share` of them."""
+        return all(
+            meter.limit is None or meter.shadow or meter.used + _amount(name, tokens) <= meter.limit * share
+            for name, meter in self.meters()
+        )
+
     def charged(self, requests: int, tokens: int, running: int, today: int) -> Bucket:
         return replace(
             self,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from engine.client import EngineUnavailable
+from engine.arrivals import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
 from gateway.batches.outlook import Outlook
 from gateway.batches.service import Batches

@@ -121,6 +121,10 @@ class Limiter(Protocol):
     def modes(self) -> frozenset[Mode]:
         """Of all limits in force."""
 
+    def foresees(self, request: ReserveRequest) -> bool:
+        """Whether a reservation, which must follow, is as good as granted: work on it may begin while it is asked for,
+        and is for nothing should it be refused."""
+
     async def reserve(self, request: ReserveRequest) -> Grant:
         """Charges one request and `tokens` tokens to every scope, or charges nothing. Cancelled, it leaves nothing
         charged in the end.

@@ -55,6 +55,10 @@ class LocalLimiter:
     def tenants(self) -> Sequence[str]:
         return sorted(self._tenants)
 
+    def foresees(self, request: ReserveRequest) -> bool:
+        """It answers at once."""
+        return False
+
     async def reserve(self, request: ReserveRequest) -> Grant:
         """Raises ApiError: a 429; LIMITER_UNAVAILABLE where the whole limit had room, and only our share has none."""
         scopes, now = request.scopes, self._clock()

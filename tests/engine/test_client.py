@@ -5,9 +5,11 @@ import threading
 
 import pytest
 
-from engine.client import AdapterRejected, EngineClient, EngineUnavailable
+from engine.arrivals import EngineUnavailable
+from engine.client import AdapterRejected, EngineClient
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
+from engine.core.types import Lane, LaneMode, Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb
@@ -100,3 +102,42 @@ async def test_the_integrity_check_is_made_when_asked_for(client, monkeypatch):
     monkeypatch.setattr("engine.snapshot.violations", lambda state: ["page 7 is lost"])
     assert list((await client.stats()).violations) == []
     assert list((await client.stats(check=True)).violations) == ["page 7 is lost"]
+
+
+@pytest.fixture
+def told(monkeypatch) -> list[str]:
+    """What the engine was told to do, in order."""
+    found, take = [], EngineService._take
+
+    def listen(service, session, command):
+        found.append(command.WhichOneof("command"))
+        take(service, session, command)
+
+    monkeypatch.setattr(EngineService, "_take", listen)
+    return found
+
+
+async def until(condition):
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_request_is_under_way_before_it_is_read_and_ends_with_its_reader(client, told):
+    await client.set_lane(Lane.INTERACTIVE, LaneMode.PAUSED)
+    stream = client.generate(Request("r", (1, 2, 3), SamplingParams(max_tokens=4, ignore_eos=True)))
+    await until(lambda: told == ["submit"])
+    await stream.aclose()
+    await until(lambda: told == ["submit", "abort"])
+    assert [events async for events in stream] == []
+
+
+async def test_a_request_that_has_ended_is_not_aborted_and_nothing_of_it_is_kept(client, told):
+    for name in ("first", "second"):
+        stream = client.generate(Request(name, (1, 2, 3), SamplingParams(max_tokens=4, ignore_eos=True)))
+        await until(lambda: not client._streams)  # its end is here, and nobody has read it
+        if name == "first":
+            assert sum(len(event.tokens) for event in await anext(stream)) == 4
+        await stream.aclose()
+    assert await client.unload_adapter("nobody", 0.0) == 0  # long enough for an abort to be heard of
+    assert told == ["submit", "submit"]

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from engine.client import EngineClient, EngineUnavailable
+from engine.arrivals import EngineUnavailable
+from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token

@@ -19,7 +19,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine.client import AdapterRejected, EngineUnavailable, LaneRejected
+from engine.arrivals import EngineUnavailable
+from engine.client import AdapterRejected, LaneRejected
 from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, Request, TokenEvent, TokenLogprobs
 from engine.pb import engine_pb2 as pb
 from engine.wire import LANE_MODES, LANES, origin_to_pb
@@ -91,6 +92,24 @@ def ids_of(text: str) -> tuple[int, ...]:
     return tiny_tokenizer()._encode(text, False)
 
 
+class FakeStream:
+    """An `EventStream`, of a request that is under way before it is read."""
+
+    def __init__(self, events: AsyncGenerator[list[TokenEvent], None], ended: Callable[[], object]) -> None:
+        self._events = events
+        self._ended = ended
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> list[TokenEvent]:
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        await self._events.aclose()
+        self._ended()
+
+
 class FakeEngine:
     """An `EngineApi` that answers every request with `reply`, a few tokens an event."""
 
@@ -133,8 +152,11 @@ class FakeEngine:
     def open(self) -> int:
         return len(self.requests) - len(self.ends)
 
-    async def generate(self, request: Request) -> AsyncGenerator[list[TokenEvent], None]:
+    def generate(self, request: Request) -> FakeStream:
         self.requests.append(request)
+        return FakeStream(self._arriving(request), lambda: self.ends.setdefault(request.id, "aborted"))
+
+    async def _arriving(self, request: Request) -> AsyncGenerator[list[TokenEvent], None]:
         end = "aborted"
         try:
             await self._wait(self.admit, request)

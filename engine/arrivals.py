@@ -1,0 +1,72 @@
+"""Events of one request, between the engine's messages and who reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, Self
+
+from engine.core.types import TokenEvent
+
+
+class EngineUnavailable(Exception):
+    """The engine process is gone, restarting, or not ready yet. The request did not and will not complete."""
+
+
+class EventStream(Protocol):
+    """Of one request: all events that have come, each time; the last carries a finish_reason."""
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> list[TokenEvent]:
+        """Raises EngineUnavailable, in the middle of the stream."""
+
+    async def aclose(self) -> None:
+        """Aborts the request, unless it has ended."""
+
+
+class Arrivals:
+    """An `EventStream` of events that are put into it."""
+
+    __slots__ = ("_abandon", "_events", "_is_lost", "_is_over", "_reader")
+
+    def __init__(self, abandon: Callable[[], None]) -> None:
+        """`abandon`: called when the reader leaves before the end."""
+        self._abandon = abandon
+        self._events: list[TokenEvent] = []
+        self._is_lost = False
+        self._is_over = False
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, event: TokenEvent) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def lose(self) -> None:
+        """The engine is gone: nothing more will come."""
+        self._is_lost = True
+        self._wake()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[TokenEvent]:
+        if self._is_over:
+            raise StopAsyncIteration
+        if not self._events and not self._is_lost:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        events, self._events = self._events, []
+        self._is_over = not events or events[-1].finish_reason is not None
+        if not events:
+            raise EngineUnavailable("the engine stopped while the request ran")
+        return events
+
+    async def aclose(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._abandon()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

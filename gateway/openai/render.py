@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import msgspec
@@ -118,9 +119,11 @@ class Envelope:
             "system_fingerprint": admitted.fingerprint,
             "service_tier": TIER_OF_LANE[admitted.lane],
         }
-        chunk = encode_json(self._head | {"object": style.chunk_object, "choices": []})
-        self._before = chunk.removesuffix(b"]}")
         self._after = b'],"usage":null}' if include_usage else b"]}"
+
+    @cached_property
+    def _before(self) -> bytes:
+        return encode_json(self._head | {"object": self._style.chunk_object, "choices": []}).removesuffix(b"]}")
 
     def opening(self, index: int) -> bytes | None:
         """A stream chunk, in JSON. None: there is nothing to tell a client."""

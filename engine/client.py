@@ -141,8 +141,9 @@ class EngineClient:
     def generate(self, request: Request) -> Arrivals:
         if not self.ready or self._commands is None:
             raise EngineUnavailable("the engine is not ready")
+        command = pb.Command(submit=request_to_pb(request))
         arrivals = self._streams[request.id] = Arrivals(partial(self._abort, request.id, self._commands))
-        self._commands.put_nowait(pb.Command(submit=request_to_pb(request)))
+        self._commands.put_nowait(command)
         return arrivals
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:

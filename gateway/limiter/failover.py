@@ -49,20 +49,19 @@ class FailoverLimiter:
         return frozenset(("redis",)) if self._shared.available else self._local.policies() or frozenset((self.mode,))
 
     def foresees(self, request: ReserveRequest) -> bool:
-        """Of one reservation at a time: no more can be for nothing. And a gateway that asks for several is busy anyway:
-        what they have the engine do goes out in one message then, which costs it less."""
+        """Of one reservation at a time, and only one that follows a grant, which was charged: else who asks and leaves
+        could have the engine work for nothing. And a gateway that asks for several is busy anyway: what they have the
+        engine do goes out in one message then, which costs it less."""
         return not self._asking and self._shared.available and self._room.has(request)
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         self._asking += 1
+        self._room.forget(request.scopes)
         try:
             grant = await self._shared.reserve(request)
         except StoreError as error:
             self._report(str(error))
             return await self._reserve_alone(request)
-        except ApiError:
-            self._room.forget(request.scopes)
-            raise
         finally:
             self._asking -= 1
         self._report("")
@@ -102,6 +101,7 @@ class FailoverLimiter:
     async def drop(self, tenant: str) -> None:
         with _changing():
             await self._shared.drop(tenant)
+        self._room.drop(tenant)
         await self._local.drop(tenant)
 
     @property

@@ -13,7 +13,7 @@ SHARE = 0.5
 
 
 class Room:
-    """In scopes that a reservation was granted in. What is heard takes the place of what was heard before."""
+    """In scopes that a reservation was granted in, until the next is asked for."""
 
     def __init__(self) -> None:
         self._heard: dict[Scope, Bucket] = {}
@@ -22,9 +22,11 @@ class Room:
         self._heard.update(zip(scopes, buckets, strict=True))
 
     def forget(self, scopes: Sequence[Scope]) -> None:
-        """What was heard of them is wrong by now."""
         for scope in scopes:
             self._heard.pop(scope, None)
+
+    def drop(self, tenant: str) -> None:
+        self.forget([scope for scope in self._heard if scope.tenant == tenant])
 
     def has(self, request: ReserveRequest) -> bool:
         """Whether there is plenty for it. Nobody knows that of what was never heard of."""

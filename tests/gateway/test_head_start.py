@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from engine.arrivals import EngineUnavailable
 from engine.core.types import Lane
 from gateway.core.budget import Bucket, Count, Meter, reserve
 from gateway.core.errors import ApiError, Fault
@@ -92,14 +93,35 @@ async def test_one_reservation_at_a_time_is_foreseen(limiter, shared):
     assert limiter.foresees(asking(1))
 
 
-async def test_a_reservation_that_is_given_up_is_asked_for_no_more(limiter, shared):
+async def test_who_asks_and_leaves_has_nothing_foreseen_before_the_next_grant(limiter, shared):
     await limiter.reserve(asking(1))
+    await limiter.reserve(asking(1, tenant="globex"))
     shared.may_answer.clear()
     other = asyncio.create_task(limiter.reserve(asking(1)))
     await asyncio.sleep(0)
     other.cancel()
     await asyncio.wait([other])
+    assert not limiter.foresees(asking(1))
+    assert limiter.foresees(asking(1, tenant="globex"))  # it is asked for no more
+    shared.may_answer.set()
+    await limiter.reserve(asking(1))
     assert limiter.foresees(asking(1))
+
+
+async def test_a_failure_of_redis_ends_what_was_foreseen(limiter, shared):
+    await limiter.reserve(asking(1))
+    shared.is_away = True
+    with pytest.raises(ApiError):
+        await limiter.reserve(asking(1))
+    assert not limiter.foresees(asking(1))
+
+
+async def test_what_was_heard_of_a_tenant_goes_with_it(limiter):
+    await limiter.reserve(asking(1))
+    await limiter.reserve(asking(1, tenant="globex"))
+    await limiter.drop("acme")
+    assert not limiter.foresees(asking(1))
+    assert limiter.foresees(asking(1, tenant="globex"))
 
 
 async def test_a_refusal_ends_what_was_foreseen(limiter, shared):
@@ -214,4 +236,18 @@ async def test_an_engine_that_fails_meanwhile_costs_nothing(house, likely):
         await answer(house, request())
     assert caught.value.fault is Fault.ENGINE_UNAVAILABLE
     assert list(house.limiter.ends.values()) == [[None]]
+    await house.assert_empty()
+
+
+@pytest.mark.parametrize(("foreseen", "ends"), [(True, []), (False, [[None]])])
+async def test_an_engine_that_is_lost_before_it_is_asked_costs_nothing(house, monkeypatch, foreseen, ends):
+    def generate(request):
+        raise EngineUnavailable("lost")
+
+    monkeypatch.setattr(house.engine, "generate", generate)
+    monkeypatch.setattr(house.limiter, "foresees", lambda request: foreseen)
+    with pytest.raises(ApiError) as caught:
+        await answer(house, request())
+    assert caught.value.fault is Fault.ENGINE_UNAVAILABLE
+    assert list(house.limiter.ends.values()) == ends
     await house.assert_empty()

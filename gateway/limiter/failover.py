@@ -50,8 +50,7 @@ class FailoverLimiter:
 
     def foresees(self, request: ReserveRequest) -> bool:
         """Of one reservation at a time, and only one that follows a grant, which was charged: else who asks and leaves
-        could have the engine work for nothing. And a gateway that asks for several is busy anyway: what they have the
-        engine do goes out in one message then, which costs it less."""
+        could have the engine work for nothing."""
         return not self._asking and self._shared.available and self._room.has(request)
 
     async def reserve(self, request: ReserveRequest) -> Grant:

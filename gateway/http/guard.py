@@ -37,13 +37,14 @@ class GuardedProtocol(HttpToolsProtocol):
     head_seconds = 20.0
     """From a connection's or a request's first moment to the end of its headers."""
     body_seconds = 30.0
-    """For a body, and more in proportion to what has come of it: see `min_body_rate`."""
-    min_body_rate = 16 * 2**10
-    """Bytes a second."""
+    """For a body, and more in proportion to what has come of it: see `min_rate`."""
+    min_rate = 16 * 2**10
+    """Bytes a second, of a body that comes and of an answer that is read."""
     max_unread_bytes = 8 * 2**20
     """Of a body that goes on after it was answered: clients that send all before they read should get the answer."""
     write_seconds = 60.0
-    """That a peer may leave a full buffer unread. Then it is cut off, which ends and settles its request."""
+    """To read what waits for it, and more in proportion to that: a peer that takes longer is cut off, which ends and
+    settles a request that is still being answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -105,12 +106,12 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not (self._in_head or self._in_body or self.transport.is_closing()):
-            self._expect(self.head_seconds)
+        if not (self._in_head or self._in_body):
+            self._expect(self.head_seconds + self._reading_seconds)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stalled_timer = self.loop.call_later(self.write_seconds, self._cut_off)
+        self._stalled_timer = self.loop.call_later(self._reading_seconds, self._cut_off)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -130,7 +131,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._late_timer = self.loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        due = self._due + (self._body_bytes / self.min_body_rate if self._in_body else 0.0)
+        due = self._due + (self._body_bytes / self.min_rate if self._in_body else 0.0)
         left = due - self.loop.time()
         if left > 0:
             self._look_in(min(left, self.head_seconds))
@@ -140,6 +141,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(invalid_request("the request did not arrive in time"))
         else:
             self.transport.abort()
+
+    @property
+    def _reading_seconds(self) -> float:
+        """For what is written and does not fit into the kernel's buffer: the rest of an answer leaves without us."""
+        unread = self.transport.get_write_buffer_size()
+        return self.write_seconds + unread / self.min_rate if unread else 0.0
 
     @property
     def _is_answering(self) -> bool:

@@ -23,7 +23,7 @@ TOLD = {(fault.row.http_status, fault.row.code) for fault in Fault}
 
 class Hasty(GuardedProtocol):
     head_seconds = body_seconds = write_seconds = 0.3
-    min_body_rate = 2**30
+    min_rate = 2**30
     max_unread_bytes = 100_000
 
 
@@ -63,9 +63,14 @@ class Answer:
         assert self.headers["x-request-id"]
 
 
-def connect(gateway: Served) -> socket.socket:
+def connect(gateway: Served, receive_buffer: int | None = None) -> socket.socket:
+    connection = socket.socket()
+    connection.settimeout(20)
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     host, _, port = gateway.url.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    connection.connect((host, int(port)))
+    return connection
 
 
 def read(connection: socket.socket) -> Answer:
@@ -368,18 +373,39 @@ def test_who_waits_for_an_answer_is_not_late(hasty, stream):
     assert b"error" not in answer.body
 
 
-def test_who_reads_late_gets_the_whole_answer(tmp_path):
-    """After the last of what may come on a connection nothing is late any more, for as long as it takes to write."""
-    with served(tmp_path, protocol=Unread, send_buffer=4096) as running, connect(running) as connection:
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory) -> Iterator[Served]:
+    """Waits for its readers, and lets little pile up in the kernel."""
+    with served(tmp_path_factory.mktemp("adapters"), protocol=Unread, send_buffer=4096) as running:
         running.house.engine.info.max_model_len = 100_000
-        running.house.engine.reply = lambda sent: "x" * 2000
-        fields = {"max_tokens": 3000, "logprobs": True, "top_logprobs": 20}
-        connection.sendall(request(chat(**fields), "connection: close"))
+        yield running
+
+
+def chat_answered_at_length(served: Served, tokens: int) -> bytes:
+    """Some 3 kB a token."""
+    served.house.engine.reply = lambda sent: "x" * tokens
+    return chat(max_tokens=tokens + 1000, logprobs=True, top_logprobs=20)
+
+
+@pytest.mark.parametrize("connection_header", ["close", "keep-alive"])
+def test_who_reads_late_gets_the_whole_answer(patient, connection_header):
+    """After the last of what may come on a connection nothing is late any more, for as long as it takes to write."""
+    with connect(patient) as connection:
+        connection.sendall(request(chat_answered_at_length(patient, 2000), f"connection: {connection_header}"))
         time.sleep(4 * Unread.body_seconds)
-        received = b"".join(iter(lambda: connection.recv(2**20), b""))
-    head, _, body = received.partition(b"\r\n\r\n")
-    assert f"content-length: {len(body)}".encode() in head
-    assert len(json.loads(body)["choices"][0]["logprobs"]["content"]) == 2000
+        answer = read(connection)
+    assert len(json.loads(answer.body)["choices"][0]["logprobs"]["content"]) == 2000
+
+
+@pytest.mark.parametrize("connection_header", ["close", "keep-alive"])
+def test_a_short_answer_does_not_wait_for_its_reader_forever(hasty, connection_header):
+    """One below what makes a transport ask for a pause."""
+    body = chat_answered_at_length(hasty, 20)
+    with connect(hasty, receive_buffer=4096) as connection:
+        connection.sendall(request(body, f"connection: {connection_header}"))
+        time.sleep(10 * Hasty.write_seconds)
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            read(connection)
 
 
 def test_who_never_reads_is_cut_off_and_settled(hasty):
@@ -387,8 +413,7 @@ def test_who_never_reads_is_cut_off_and_settled(hasty):
     house.engine.reply = lambda sent: "x" * 20_000
     fields = {"stream": True, "max_tokens": 30_000, "logprobs": True, "top_logprobs": 20}
     before = len(house.watcher.records)
-    with connect(hasty) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with connect(hasty, receive_buffer=4096) as connection:
         connection.sendall(request(chat(**fields)))
         for _ in range(1000):
             if len(house.watcher.records) > before:

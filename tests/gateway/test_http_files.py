@@ -37,7 +37,7 @@ HOUR = 3600
 
 class Hasty(GuardedProtocol):
     body_seconds = write_seconds = 0.4
-    min_body_rate = 2**40
+    min_rate = 2**40
 
 
 @pytest.fixture

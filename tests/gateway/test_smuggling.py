@@ -73,7 +73,7 @@ def wired(tmp_path_factory) -> Iterator[Wired]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("head_seconds", "body_seconds", "write_seconds"):
             patch.setattr(GuardedProtocol, name, 0.5)
-        patch.setattr(GuardedProtocol, "min_body_rate", 2**30)
+        patch.setattr(GuardedProtocol, "min_rate", 2**30)
         thread = Thread(target=run_loop, args=(serve(),))
         thread.start()
         found, loop, leave = ready.result(60)

@@ -11,6 +11,7 @@ import faulthandler
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -65,8 +66,9 @@ def importing(real: Callable[..., Any], wrong_time: ModuleType) -> Callable[...,
 
 
 def all_tasks() -> list[asyncio.Task]:
-    """Of every loop. asyncio has them in a set that changes while it is read by another thread."""
-    known = getattr(asyncio.tasks, "_scheduled_tasks", None) or asyncio.tasks._all_tasks
+    """Of every loop. asyncio has them in a set, under another name since Python 3.12, that changes while it is read by
+    another thread."""
+    known = getattr(asyncio.tasks, "_scheduled_tasks" if sys.version_info >= (3, 12) else "_all_tasks")
     for _ in range(1000):
         with suppress(RuntimeError):
             return list(known)

@@ -218,7 +218,9 @@ def describe(name: str, bench: Bench, samples: Sequence[Sample], threads: int) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fit_cost", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fit_cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", type=Path, help="a prepared model folder; without it, the embedded model")
     parser.add_argument("--name", default="", help="of the device; without it, the file's")

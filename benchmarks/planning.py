@@ -137,7 +137,9 @@ def report(costs: list[Cost]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.planning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeat", type=int, default=100, help="plans timed in each row")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     args = parser.parse_args()

@@ -121,7 +121,9 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> Non
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--adapters", type=int, default=8)

@@ -32,7 +32,7 @@ class EngineService(pb_grpc.EngineServicer):
         self._holders = Holders()
 
     def deliver(self, events: list[TokenEvent]) -> None:
-        """Sends each session its events of one step in one message."""
+        """Hands each session its events of one step, all at once."""
         theirs: dict[GatewaySession, list[TokenEvent]] = {}
         with self._lock:
             for event in events:

@@ -167,7 +167,8 @@ class Intake:
         """What to do, with the version that its adapter has at the end of this, not at its beginning.
 
         Raises:
-            ApiError: INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND, ENGINE_UNAVAILABLE.
+            ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND,
+                ENGINE_UNAVAILABLE.
         """
         if not self._engine.ready:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")

@@ -1,11 +1,12 @@
 """How much a step may carry: tokens the executor has memory for, and time before somebody's next token is late.
 
     slack = earliest due time of an interactive decode - now
-    interactive prefill   until the step lasts `slack`; a page's worth even when there is none
-    batch, beside them    until it lasts `stretch` times what it would without, and at most `slack`
+    interactive prefill   until the step lasts `slack`, beside batch work until the tail; `min_chunk` even when late
+    batch, beside them    until it lasts a stretch of what it would without, or the tail there is; at most `slack`
     batch, alone          until it lasts as long as somebody arriving now may be made to wait
 
-Times are the step-time model's; promises (slack) are kept with its margin, comparisons (stretch) need none.
+Times are the step-time model's; promises (slack) are kept with its margin, comparisons (stretch) need none. The rules
+in full: docs/scheduling.md.
 """
 
 from __future__ import annotations

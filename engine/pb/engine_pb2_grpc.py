@@ -101,7 +101,7 @@ class EngineServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Reads, validates and packs an adapter into host memory. Never stops the step loop.
+        """Reads and validates an adapter, and packs it into host memory if there is room. Never stops the step loop.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -65,7 +65,7 @@ def show(name: Name, as_json: AsJson = False, target: GrpcTarget = LOCAL, key: A
 @app.command()
 def load(
     name: Annotated[str, typer.Argument(help="Name to serve it under.")],
-    path: Annotated[str, typer.Argument(help="PEFT folder, below a root of the gateway.")],
+    path: Annotated[str, typer.Argument(help="PEFT folder below a root of the gateway, or a hub id or URL it allows.")],
     replace_loaded: Annotated[bool, typer.Option("--replace", help="Replace the version served now.")] = False,
     tenant: Annotated[list[str] | None, typer.Option(help="Keep it for this tenant; repeatable.")] = None,
     target: GrpcTarget = LOCAL,

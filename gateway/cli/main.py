@@ -85,7 +85,7 @@ def serve(
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="YAML configuration.")]) -> None:
-    """Validate a configuration file: `loralane check configs/production.yaml`."""
+    """Validate a configuration file, where the variables it names are set: `loralane check my.yaml`."""
     try:
         load_config(file, os.environ)
     except ConfigError as error:

@@ -66,7 +66,7 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True)
 class AdaptersConfig:
     roots: tuple[Path, ...] = ()
-    """Folders below which adapters may be loaded while running; none: only what is preloaded."""
+    """Folders below which adapters may be loaded while running, beside `adapters` in the data directory."""
     preload: Mapping[str, Path] = field(default_factory=dict)
     """Served name -> PEFT folder, loaded at start."""
     drain_seconds: float = 30.0

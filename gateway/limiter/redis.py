@@ -169,7 +169,7 @@ class RedisLimiter:
 
     @property
     def lost_tokens(self) -> int:
-        """Used, and never to be counted: Redis was away for longer than it remembers reservations."""
+        """Used, and never to be counted: Redis was away longer than it remembers reservations, or too much waited."""
         return self._owed.lost_tokens
 
     async def outstanding(self) -> int:

@@ -57,7 +57,6 @@ class EngineSupervisor:
 
     def __init__(self, config: EngineConfig, socket: Path, program: Sequence[str] = ("engine.server",)) -> None:
         self.address = f"unix:{socket}"
-        self.restarts = 0
         self._socket = socket
         self._command = [sys.executable, "-m", *program, "--config", config.to_json()]
         self._command += ["--address", self.address, "--until-stdin-closes"]
@@ -103,7 +102,6 @@ class EngineSupervisor:
             pause = backoff.died()
             log.error("engine_exited", code=code, restart_in_seconds=pause)
             await asyncio.sleep(pause)
-            self.restarts += 1
             try:
                 await self._spawn()
             except OSError:  # out of processes or memory: the dead one is waited for again, and so tried again later

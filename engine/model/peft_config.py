@@ -16,8 +16,8 @@ from typing import Any
 import regex
 
 from engine.model.peft_fields import ACTIVE_WHEN_EMPTY, HANDLED, HARMLESS, PLAIN_INITIALISATIONS, REFUSED
+from lora_kernels.layout import MAX_RANK
 
-MAX_RANK = 256
 MAX_PATTERNS = 4096
 MAX_PATTERN_CHARS = 2048
 MATCH_SECONDS = 1.0

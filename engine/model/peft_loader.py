@@ -18,9 +18,10 @@ import torch
 from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
-from engine.model.peft_config import MAX_RANK, AdapterError, PeftSettings
+from engine.model.peft_config import AdapterError, PeftSettings
 from engine.model.peft_dora import BaseLinears, Block, fold_magnitude
 from engine.model.peft_folder import CONFIG_FILE, MAX_HEADER_BYTES, WEIGHTS_FILE, PeftFolder, read_peft
+from lora_kernels.layout import MAX_RANK
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")

@@ -28,6 +28,8 @@ from gateway.core.errors import ApiError, Fault, invalid_request, model_not_foun
 from gateway.registry.log import RegistryLog
 from gateway.registry.store import RecordStore, StoreAway
 
+MAX_DRAIN_SECONDS = 86_400.0
+
 log = structlog.get_logger("adapters")
 
 
@@ -151,9 +153,14 @@ class AdapterRegistry:
 
         Asked again while requests still drain, it waits for the same end.
 
+        Args:
+            drain_seconds: 0 to MAX_DRAIN_SECONDS; None: as for every adapter.
+
         Raises:
-            ApiError: MODEL_NOT_FOUND, ADAPTER_CONFLICT, REGISTRY_UNAVAILABLE.
+            ApiError: INVALID_REQUEST, MODEL_NOT_FOUND, ADAPTER_CONFLICT, REGISTRY_UNAVAILABLE.
         """
+        if drain_seconds is not None and not 0 <= drain_seconds <= MAX_DRAIN_SECONDS:
+            raise invalid_request(f"drain_seconds must be from 0 to {MAX_DRAIN_SECONDS:g}", "drain_seconds")
         if name not in self.records and name in self._draining:
             return await asyncio.shield(self._draining[name])
         with self._change(name):

@@ -153,7 +153,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _cut_off(self) -> None:
-        log.info("client_stalled", seconds=self.write_seconds)
+        log.info("client_stalled", unread_bytes=self.transport.get_write_buffer_size())
         self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.adapters.registry import MAX_DRAIN_SECONDS
 from gateway.adapters.status import AdapterStatus
 from gateway.core.errors import Fault
 from gateway.http.openapi import answers
@@ -39,7 +40,7 @@ def _adapter(method: str, action: str, summary: str, answer: Any = AdapterStatus
     return admin(method, path, summary, answer, CHANGES | MODEL, **more)
 
 
-DRAIN = {"drain_seconds": {"type": "number", "minimum": 0, "maximum": 86_400}}
+DRAIN = {"drain_seconds": {"type": "number", "minimum": 0, "maximum": MAX_DRAIN_SECONDS}}
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(

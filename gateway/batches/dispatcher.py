@@ -94,7 +94,7 @@ class Dispatcher:
             try:
                 found = await self._claim_some()
             except ApiError as error:
-                log.warning("batch_claims_wait", reason=error.message)
+                log.warning("batch_claims_wait", reason=error.reason)
                 await asyncio.sleep(AWAY_SECONDS)
                 continue
             busy = found or (self._shards and not self._wants_lines)
@@ -156,7 +156,7 @@ class Dispatcher:
             with self._leases.holding(lease, claimed, work):
                 await work.run()
         except ApiError as error:
-            log.warning("batch_task_waits", batch=lease.batch_id, task=lease.member, reason=error.message)
+            log.warning("batch_task_waits", batch=lease.batch_id, task=lease.member, reason=error.reason)
             with suppress(ApiError):  # then its lease runs out
                 await self._shop.store.release(lease, AWAY_SECONDS)
         except Exception:  # a bug: when the lease has run out, somebody tries again

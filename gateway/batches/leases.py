@@ -91,7 +91,7 @@ class Leases:
             standings = await self._store.renew([each.lease for each in held]) if held else {}
         except ApiError as error:
             if not self._away:
-                log.warning("batch_leases_not_renewed", reason=error.message)
+                log.warning("batch_leases_not_renewed", reason=error.reason)
             self._away = True
             return
         self._away = False

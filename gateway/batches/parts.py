@@ -115,7 +115,7 @@ class Parts:
             try:
                 return await work()
             except ApiError as error:
-                log.warning("batch_part_waits", batch=self._lease.batch_id, reason=error.message)
+                log.warning("batch_part_waits", batch=self._lease.batch_id, reason=error.reason)
                 await asyncio.sleep(RETRY_SECONDS)
 
 

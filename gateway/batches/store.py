@@ -266,9 +266,7 @@ def _answering() -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise unavailable(
-            Fault.REGISTRY_UNAVAILABLE, f"batches cannot be reached while Redis is away: {error}"
-        ) from error
+        raise unavailable(Fault.REGISTRY_UNAVAILABLE, "batches cannot be reached while Redis is away") from error
 
 
 def _batch(words: Sequence[bytes]) -> Batch:

@@ -52,7 +52,7 @@ class Validator:
                 await self.files.storage.write(lease.batch.index_name(lease.fence), _once(index))
                 await self.store.validated(lease, found.total, found.model)
         except ApiError as error:
-            log.warning("batch_not_validated", batch=lease.batch_id, reason=error.message)
+            log.warning("batch_not_validated", batch=lease.batch_id, reason=error.reason)
             with suppress(ApiError):  # or the lease runs out
                 await self.store.release(lease, RETRY_SECONDS)
 

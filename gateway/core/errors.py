@@ -113,6 +113,11 @@ class ApiError(Exception):
         return self.message
 
     @property
+    def reason(self) -> str:
+        """For logs: with its cause, which callers are not told."""
+        return f"{self.message}: {self.__cause__}" if self.__cause__ else self.message
+
+    @property
     def http_status(self) -> int:
         return self.fault.row.http_status
 

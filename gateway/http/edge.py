@@ -8,7 +8,7 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Router
+from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.core.errors import (
@@ -134,5 +134,12 @@ def _refusal(scope: Scope, error: ApiError | HTTPException) -> Response:
     if error.status_code == 404:
         return error_response(route_not_found(method, path, instead_of(path)))
     if error.status_code == 405:
-        return error_response(method_not_allowed(method, path, (error.headers or {}).get("Allow", "")))
+        return error_response(method_not_allowed(method, path, _allowed(scope)))
     return error_response(invalid_request(error.detail))
+
+
+def _allowed(scope: Scope) -> str:
+    """Methods of all routes that have its path: the router knows those of the first."""
+    routes = [route for route in scope["router"].routes if isinstance(route, Route)]
+    fitting = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in fitting for method in route.methods or ()}))

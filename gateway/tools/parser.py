@@ -34,7 +34,8 @@ class ToolParser:
         """What was held back, when no more text comes."""
         parts: list[Part] = []
         text, self._held = self._held, ""
-        self._say(text, parts)
+        if not (self._after_call and self._dialect.frame.end.startswith(text.strip())):  # else a call's end, cut off
+            self._say(text, parts)
         return parts
 
     def _prose(self, text: str, parts: list[Part]) -> str:

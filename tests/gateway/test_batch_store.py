@@ -298,3 +298,12 @@ async def test_redis_away_is_ours_to_blame():
     for work in (store.create(wanted(), 1), store.get("acme", new_batch_id()), store.list("acme"), store.claim("me")):
         assert await fault_of(work) is Fault.REGISTRY_UNAVAILABLE
     await client.aclose()
+
+
+async def test_where_redis_is_stands_in_the_log_and_not_in_an_answer():
+    client = Redis.from_url("redis://127.0.0.1:1")
+    with pytest.raises(ApiError) as caught:
+        await BatchStore(client, timeout=1.0).get("acme", new_batch_id())
+    assert "127.0.0.1" not in caught.value.message
+    assert "127.0.0.1:1" in caught.value.reason
+    await client.aclose()

@@ -132,7 +132,15 @@ async def test_what_openai_has_and_we_have_not(house, path, instead):
 async def test_method_not_allowed(house):
     response = await ask(house, b"", method="GET")
     check(response, 405, None)
-    assert "POST" in response.headers["allow"]
+    assert response.headers["allow"] == "POST"
+
+
+async def test_all_methods_of_a_path_are_told(house):
+    """They are routes of their own: the first that has the path knows of none but its own."""
+    response = await ask(house, b"", "/admin/v1/limits", method="PUT")
+    check(response, 405, None)
+    assert response.headers["allow"] == "GET, HEAD, PATCH"
+    assert "allowed: GET, HEAD, PATCH" in response.json()["error"]["message"]
 
 
 async def test_adapter_conflict(house):

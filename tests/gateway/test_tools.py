@@ -47,6 +47,8 @@ def read(dialect, pieces, names=("look", "wait")):
         (Hermes(), '<tool_call>{"name": "f", "arguments": {"a": ', "", [("f", '{"a": ')]),
         (Hermes(), '<tool_call>{"name": "f", "arguments": 1 }</tool_call> ok', "ok", [("f", "1")]),
         (Hermes(), '<tool_call>{"name": "f", "arguments": {}, oops', "oops", [("f", "{}")]),
+        (Hermes(), '<tool_call>{"name": "f", "arguments": {}}\n</tool_', "", [("f", "{}")]),
+        (Hermes(), '<tool_call>{"name": "f", "arguments": {}}</tool_call> 1 <', "1 <", [("f", "{}")]),
         (Hermes(), "a <tool_call>f()</tool_call> b", "a <tool_call>f()</tool_call> b", []),
         (Hermes(), '<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
         (Hermes(), '<tool_call>{"name"', '<tool_call>{"name"', []),

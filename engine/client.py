@@ -14,6 +14,7 @@ import structlog
 from google.protobuf.message import Message
 
 from engine.arrivals import Arrivals, EngineUnavailable, EventStream
+from engine.core.config import LaneGoals
 from engine.core.types import AdapterId, Lane, LaneMode, Request
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
@@ -90,6 +91,9 @@ class EngineApi(Protocol):
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
         """For all gateways, until the engine starts anew. Raises LaneRejected, EngineUnavailable."""
 
+    async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
+        """For all gateways, until the engine starts anew. Raises EngineUnavailable."""
+
 
 class EngineClient:
     """An `EngineApi` over one gRPC channel. Reconnects by itself until closed; what was in flight is lost and says so.
@@ -109,7 +113,7 @@ class EngineClient:
     ) -> None:
         self.info = pb.EngineInfo()
         self.on_connect = on_connect
-        self._load_seconds = load_seconds
+        self.load_seconds = load_seconds
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_reconnect_backoff_ms", 500)]
         self._channel = grpc.aio.insecure_channel(address, options=options)
         self._stub = pb_grpc.EngineStub(self._channel)
@@ -148,12 +152,12 @@ class EngineClient:
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
         try:
-            return await self._ask(self._stub.LoadAdapter, pb.LoadAdapterRequest(path=path), self._load_seconds)
+            return await self._ask(self._stub.LoadAdapter, pb.LoadAdapterRequest(path=path), self.load_seconds)
         except grpc.aio.AioRpcError as error:
             if error.code() in REJECTIONS:
                 raise AdapterRejected(error.details() or "") from error
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise AdapterRejected(f"the engine had not read it after {self._load_seconds:g} s") from error
+                raise AdapterRejected(f"the engine had not read it after {self.load_seconds:g} s") from error
             raise EngineUnavailable(error.details() or "") from error
 
     async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
@@ -198,6 +202,19 @@ class EngineClient:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise LaneRejected(error.details() or "") from error
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
+        request = pb.SetGoalsRequest(
+            lane=LANES[lane],
+            ttft_seconds=goals.ttft_s,
+            itl_seconds=goals.itl_s,
+            attainment=goals.attainment,
+            max_wait_seconds=goals.max_wait_s,
+        )
+        try:
+            await self._ask(self._stub.SetGoals, request, STATS_SECONDS)
+        except grpc.aio.AioRpcError as error:
             raise EngineUnavailable(error.details() or "") from error
 
     def _ask(self, call: Callable[..., Awaitable[Any]], request: Message, seconds: float) -> Awaitable[Any]:

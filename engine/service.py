@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import grpc
 
 from engine.core.commands import Abort, Submit
-from engine.core.lane_modes import cancel, set_mode
+from engine.core.config import LaneGoals
+from engine.core.lane_modes import cancel, set_goals, set_mode
 from engine.core.types import Lane, TokenEvent
 from engine.engine import Engine
 from engine.executor.base import HostAdapter
@@ -117,6 +118,14 @@ class EngineService(pb_grpc.EngineServicer):
         except ValueError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.SetLaneResponse()
+
+    def SetGoals(self, request: pb.SetGoalsRequest, context: grpc.ServicerContext) -> pb.SetGoalsResponse:  # noqa: N802
+        try:
+            goals = LaneGoals(request.ttft_seconds, request.itl_seconds, request.attainment, request.max_wait_seconds)
+        except ValueError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        self._engine.inspect(lambda state: set_goals(state, Lane(request.lane), goals))
+        return pb.SetGoalsResponse()
 
     def _load(self, path: str, gateway: str) -> HostAdapter:
         """Raises ValueError, OSError, TimeoutError."""

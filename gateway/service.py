@@ -58,6 +58,8 @@ class Gateway:
     ) -> None:
         """`base_names`: what the base model is called, the canonical name first."""
         self._settings = settings or ServiceSettings()
+        self.lane_capacity = self._settings.lane_capacity
+        """Requests of a lane that may be on their way at once; a lane not named has no bound."""
         self.engine = engine
         self.tokenizer = tokenizer
         self.adapters = adapters
@@ -146,7 +148,7 @@ class Gateway:
             tell(self._observers, record)
 
     def _check_capacity(self, lane: Lane) -> None:
-        capacity = self._settings.lane_capacity.get(lane)
+        capacity = self.lane_capacity.get(lane)
         if capacity is not None and self._in_lane[lane] > capacity:
             message = f"the {lane_name(lane)} lane is full: {capacity} requests are on their way"
             raise unavailable(Fault.LANE_QUEUE_FULL, message)

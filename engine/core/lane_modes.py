@@ -1,10 +1,13 @@
-"""What an operator may do to a whole lane, and to single requests: pause, drain, cancel. Called between two steps."""
+"""What an operator may do to a whole lane, and to single requests: pause, drain, promise, cancel. Called between two
+steps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from engine.core.commit import finish_early
+from engine.core.config import LaneGoals
 from engine.core.state import EngineState
 from engine.core.types import ErrorCode, Lane, LaneMode, Refusal
 
@@ -15,6 +18,12 @@ def set_mode(state: EngineState, lane: Lane, mode: LaneMode) -> None:
     if policy != "lanes":
         raise ValueError(f"scheduling.policy {policy} has one queue for all lanes")
     state.modes[lane] = mode
+
+
+def set_goals(state: EngineState, lane: Lane, goals: LaneGoals) -> None:
+    """What the lane promises from now on; tokens that are due already stay due when they were."""
+    interactive, batch = (goals if each is lane else state.config.goals[each] for each in Lane)
+    state.config = replace(state.config, interactive=interactive, batch=batch)
 
 
 def cancel(state: EngineState, request_ids: Iterable[str]) -> int:

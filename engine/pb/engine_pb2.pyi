@@ -354,6 +354,24 @@ class SetLaneResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SetGoalsRequest(_message.Message):
+    __slots__ = ("lane", "ttft_seconds", "itl_seconds", "attainment", "max_wait_seconds")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ITL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ATTAINMENT_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    lane: Lane
+    ttft_seconds: float
+    itl_seconds: float
+    attainment: float
+    max_wait_seconds: float
+    def __init__(self, lane: _Optional[_Union[Lane, str]] = ..., ttft_seconds: _Optional[float] = ..., itl_seconds: _Optional[float] = ..., attainment: _Optional[float] = ..., max_wait_seconds: _Optional[float] = ...) -> None: ...
+
+class SetGoalsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class LaneStats(_message.Message):
     __slots__ = ("lane", "running", "waiting", "oldest_wait_seconds", "slo_ttft_attainment", "slo_itl_attainment", "device_seconds", "vtc_gap_seconds", "vtc_bound_seconds", "mode", "preemptions")
     LANE_FIELD_NUMBER: _ClassVar[int]

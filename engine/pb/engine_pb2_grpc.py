@@ -80,6 +80,11 @@ class EngineStub:
                 request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetLaneRequest.SerializeToString,
                 response_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetLaneResponse.FromString,
                 _registered_method=True)
+        self.SetGoals = channel.unary_unary(
+                '/loralane.engine.v1.Engine/SetGoals',
+                request_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetGoalsRequest.SerializeToString,
+                response_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetGoalsResponse.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -150,6 +155,13 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetGoals(self, request, context):
+        """What a lane promises requests that come from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -197,6 +209,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.SetLane,
                     request_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetLaneRequest.FromString,
                     response_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetLaneResponse.SerializeToString,
+            ),
+            'SetGoals': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetGoals,
+                    request_deserializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetGoalsRequest.FromString,
+                    response_serializer=loralane_dot_engine_dot_v1_dot_engine__pb2.SetGoalsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -443,6 +460,33 @@ class Engine:
             '/loralane.engine.v1.Engine/SetLane',
             loralane_dot_engine_dot_v1_dot_engine__pb2.SetLaneRequest.SerializeToString,
             loralane_dot_engine_dot_v1_dot_engine__pb2.SetLaneResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetGoals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/loralane.engine.v1.Engine/SetGoals',
+            loralane_dot_engine_dot_v1_dot_engine__pb2.SetGoalsRequest.SerializeToString,
+            loralane_dot_engine_dot_v1_dot_engine__pb2.SetGoalsResponse.FromString,
             options,
             channel_credentials,
             insecure,

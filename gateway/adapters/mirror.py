@@ -52,7 +52,7 @@ class AdapterMirror:
         """Versions that no new request gets, and the name each was served under."""
         self._versions = versions
         self._sources = sources
-        self._drain_seconds = drain_seconds
+        self.drain_seconds = drain_seconds
         self._started = False
         """There has been an engine; the first is given what is here by `AdapterRegistry.restore`."""
         self._loads = asyncio.Semaphore(CONCURRENT_LOADS)
@@ -164,7 +164,7 @@ class AdapterMirror:
 
     def leave(self, name: str, hold: Hold, drain_seconds: float | None) -> asyncio.Task[int]:
         """Gives back a hold on what was served under a name; returns how many requests will be aborted for it."""
-        seconds = self._drain_seconds if drain_seconds is None else drain_seconds
+        seconds = self.drain_seconds if drain_seconds is None else drain_seconds
         task = self._spawn(self._leave(hold, seconds))
         self._leaving[task] = (hold.version, name)
         task.add_done_callback(self._leaving.pop)

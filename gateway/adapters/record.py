@@ -8,8 +8,10 @@ import msgspec
 
 from engine.core.types import AdapterId
 from engine.pb import engine_pb2 as pb
-from gateway.core.errors import ApiError, Fault
+from gateway.core.errors import ApiError, Fault, invalid_request
 from gateway.registry.record import Kind
+
+MAX_DRAIN_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,12 @@ def encode_record(record: AdapterRecord) -> bytes:
 def decode_record(text: bytes, generation: int) -> AdapterRecord:
     """The inverse of `encode_record`. Fields a newer gateway wrote and this one does not know are left out."""
     return replace(msgspec.json.decode(text, type=AdapterRecord), generation=generation)
+
+
+def check_drain(seconds: float | None) -> None:
+    """Of one adapter's own drain. Raises ApiError: INVALID_REQUEST."""
+    if seconds is not None and not 0 <= seconds <= MAX_DRAIN_SECONDS:
+        raise invalid_request(f"drain_seconds must be from 0 to {MAX_DRAIN_SECONDS:g}", "drain_seconds")
 
 
 def conflict(message: str) -> ApiError:

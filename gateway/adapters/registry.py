@@ -20,15 +20,13 @@ from engine.arrivals import EngineUnavailable
 from engine.client import EngineApi
 from engine.core.types import AdapterId
 from gateway.adapters.mirror import AdapterMirror, Sources
-from gateway.adapters.record import AdapterRecord, conflict, new_record
+from gateway.adapters.record import AdapterRecord, check_drain, conflict, new_record
 from gateway.adapters.status import AdapterStatus, statuses_of
 from gateway.adapters.versions import AdapterVersions
 from gateway.core.adapter_names import check_name, tenant_list, with_alias, without_alias
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found, unavailable
 from gateway.registry.log import RegistryLog
 from gateway.registry.store import RecordStore, StoreAway
-
-MAX_DRAIN_SECONDS = 86_400.0
 
 log = structlog.get_logger("adapters")
 
@@ -87,6 +85,10 @@ class AdapterRegistry:
     def next_change(self) -> asyncio.Event:
         """Set when the registry changes next."""
         return self._log.next_change
+
+    def drain_for(self, seconds: float) -> None:
+        """How long requests may go on with a version that is replaced or unloaded, from now on."""
+        self._mirror.drain_seconds = seconds
 
     async def start(self) -> None:
         """Reads the registry and follows it from now on."""
@@ -159,8 +161,7 @@ class AdapterRegistry:
         Raises:
             ApiError: INVALID_REQUEST, MODEL_NOT_FOUND, ADAPTER_CONFLICT, REGISTRY_UNAVAILABLE.
         """
-        if drain_seconds is not None and not 0 <= drain_seconds <= MAX_DRAIN_SECONDS:
-            raise invalid_request(f"drain_seconds must be from 0 to {MAX_DRAIN_SECONDS:g}", "drain_seconds")
+        check_drain(drain_seconds)
         if name not in self.records and name in self._draining:
             return await asyncio.shield(self._draining[name])
         with self._change(name):

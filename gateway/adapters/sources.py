@@ -72,10 +72,15 @@ class AdapterSources:
             cache: folder for what is fetched, and a root.
             hub_endpoint: address of the hub; None: huggingface_hub's own choice.
         """
-        self._local = LocalSources((*config.roots, cache), config.preload.values())
-        self._config, self._cache, self._hub_endpoint = config, cache, hub_endpoint
+        self._hub_endpoint = hub_endpoint
+        self.allow(config, cache)
         self._threads = ThreadPoolExecutor(FETCH_THREADS, "adapter-sources")
         self._fetches: dict[str, asyncio.Task[Path]] = {}
+
+    def allow(self, config: AdaptersConfig, cache: Path) -> None:
+        """Where adapters may come from, from now on."""
+        self._local = LocalSources((*config.roots, cache), config.preload.values())
+        self._config, self._cache = config, cache
 
     async def fetch(self, source: str) -> Path:
         """A folder of this machine that holds the adapter.

@@ -39,13 +39,13 @@ class Place:
 class Gate:
     """Closed while the engine is away, or its batch lane takes nothing."""
 
-    def __init__(self, engine: EngineApi, lane_capacity: int, clock: Callable[[], float]) -> None:
+    def __init__(self, engine: EngineApi, lane_capacity: Callable[[], int], clock: Callable[[], float]) -> None:
         """`lane_capacity`: requests of the batch lane that this gateway lets in; half of them is left to others.
 
         `clock`: seconds.
         """
         self._engine = engine
-        self._half_lane = max(1, lane_capacity // 2)
+        self._lane_capacity = lane_capacity
         self._clock = clock
         self._flow = Flow()
         self._turnstile = Turnstile(self._room)
@@ -109,7 +109,7 @@ class Gate:
         return self._open and self._engine.ready and self._clock() >= self._shut_until
 
     def _room(self) -> int:
-        most = min(self._half_lane, self._engine.info.max_seqs + MOST)
+        most = min(max(1, self._lane_capacity() // 2), self._engine.info.max_seqs + MOST)
         return replace(self._flow, waiting=self._turnstile.inside).room(most) if self._passable else 0
 
     def _leave(self, place: Place) -> None:

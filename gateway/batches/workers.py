@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from engine.core.types import Lane
 from gateway.accounts.registry import AccountRegistry
 from gateway.batches.dispatcher import Dispatcher
 from gateway.batches.gate import Gate
@@ -33,7 +34,7 @@ async def working(
     config: Config,
 ) -> AsyncIterator[None]:
     """This process works on batches while inside. A line may be as long as the body of a request over HTTP."""
-    gate = Gate(gateway.engine, config.lanes.batch.max_requests, asyncio.get_running_loop().time)
+    gate = Gate(gateway.engine, lambda: gateway.lane_capacity[Lane.BATCH], asyncio.get_running_loop().time)
     shop = Workshop(store, files, gateway, accounts, gate, metrics.batch_line)
     bounds = config.batches.max_lines, config.http.max_body_bytes
     validator = Validator(store, files, _catalogs(gateway, accounts), *bounds)

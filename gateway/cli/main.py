@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -70,17 +71,22 @@ def serve(
     - `loralane serve --model ./llama-3-8b --lora support=./loras/support`
     - `loralane serve --config configs/production.yaml`
     - `loralane serve --gateways 4` shares the ports between four gateway processes, over one engine
+    - `kill -HUP PID` has the file of `--config` read again, while it serves
     """
     data_dir = (data_dir or default_data_dir(os.environ)).expanduser()
-    try:
+
+    def read() -> Config:
         settings = _with_model(load_config(config, os.environ), model, demo=config is None)
         settings = _with_adapters(settings, lora or [], [*(adapter_root or []), data_dir / "adapters"])
         settings = _with_engine(settings, dtype, load_format)
         settings = _with_ports(settings, http_port, grpc_port)
-        settings = settings if gateways is None else replace(settings, gateways=gateways)
+        return settings if gateways is None else replace(settings, gateways=gateways)
+
+    try:
+        settings = read()
     except ValueError as error:
         fail(str(error))
-    _run(settings, data_dir)
+    _run(settings, data_dir, read if config else None)
 
 
 @app.command()
@@ -113,7 +119,8 @@ def chat(
         fail(str(error))
 
 
-def _run(config: Config, data_dir: Path) -> None:
+def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> None:
+    """`read`: the same configuration anew, where a file says what it is."""
     # Imported here: `--help` and `check` should not wait for a tokenizer library.
     from gateway.serve.addresses import check_certificates
     from gateway.serve.launch import Launch, StartError
@@ -133,7 +140,7 @@ def _run(config: Config, data_dir: Path) -> None:
     (data_dir / "adapters").mkdir(parents=True, exist_ok=True)
     folder = _prepare(config.model.source, data_dir)
     try:
-        run_loop(serve_gateways(Launch(config, folder, data_dir), console))
+        run_loop(serve_gateways(Launch(config, folder, data_dir), console, read))
     except (ConfigError, StartError, StoreStartError) as error:
         fail(str(error))
 

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gateway.core.errors import ApiError, Fault, unavailable
-from gateway.core.limits import Limits, Scope
+from gateway.core.limits import Limits, Policy, Scope
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import MODE_HEADER, Grant, LimitEntry, Mode, ReserveRequest
 from gateway.limiter.calls import StoreError
@@ -39,6 +39,11 @@ class FailoverLimiter:
         self._reported: Mode = "redis"
         self._alone: set[str] = set()
         """Leases that Redis does not know."""
+
+    def rule(self, policy: Policy, replicas: int, lease_seconds: float) -> None:
+        """What holds from now on: see LocalLimiter and RedisLimiter."""
+        self._local.policy, self._local.replicas = policy, replicas
+        self._shared.lease_seconds = lease_seconds
 
     @property
     def mode(self) -> Mode:

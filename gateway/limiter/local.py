@@ -38,7 +38,7 @@ class LocalLimiter:
             policy: of limits that say nothing of their own.
         """
         self.policy = policy
-        self._replicas = replicas
+        self.replicas = replicas
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
         self._live: dict[Scope, Limits | Bucket] = {}
@@ -151,7 +151,7 @@ class LocalLimiter:
         return _configured(self._tenants.get(scope.tenant, Tenant(scope.tenant)))[scope.kind]
 
     def _bucket(self, scope: Scope) -> Bucket:
-        limits = self._limits(scope).alone(self._replicas, self.policy)
+        limits = self._limits(scope).alone(self.replicas, self.policy)
         return self._buckets.get(scope, Bucket.empty(limits)).limited(limits)
 
     def _refusal(self, request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:

@@ -74,8 +74,8 @@ class RedisLimiter:
         """
         self._clock = clock
         self._calls = RedisCalls(client, prefix, timeout, Breaker(threshold, cooldown, clock), self._on_answer)
-        self._slot_ms = int(lease_seconds * 1000)
-        self._receipt_ms = max(self._slot_ms, int(RECEIPT_SECONDS * 1000))
+        self.lease_seconds = lease_seconds
+        self._receipt_ms = int(max(lease_seconds, RECEIPT_SECONDS) * 1000)
         self._published = PublishedLimits(self._calls, self._receipt_ms)
         self._reserve_script = Script.load("bucket.lua", "reserve.lua")
         self._settle_script = Script.load("bucket.lua", "counted.lua", "settle.lua")
@@ -85,6 +85,10 @@ class RedisLimiter:
         self._owed = Owed(self._calls, UsageSpool(self._terms), self.send)
         self._held: dict[str, Grant] = {}
         self._renewal: asyncio.Task[None] | None = None
+
+    @property
+    def _slot_ms(self) -> int:
+        return int(self.lease_seconds * 1000)
 
     @property
     def available(self) -> bool:

@@ -73,7 +73,7 @@ class Metrics:
         for outcome in WEBHOOK_OUTCOMES:
             self._webhooks.labels(outcome)
         self._count_limits()
-        self._promises = Promises(goals)
+        self.promises = Promises(goals)
 
     def collect(self) -> Iterable[Metric]:
         """What requests lived through, without the engine's state."""
@@ -119,7 +119,7 @@ class Metrics:
             names: adapter version -> every name it goes by.
         """
         snapshot = CollectorRegistry()
-        snapshot.register(self._promises)
+        snapshot.register(self.promises)
         snapshot.register(EngineMetrics(stats, names, limiter_modes))
         return b"".join(map(generate_latest, (self._counted(), self._extra, snapshot)))
 
@@ -181,19 +181,20 @@ class Metrics:
 
 
 class Promises(Collector):
-    """What does not change while a gateway runs: its version, and what its lanes promise."""
+    """What no request changes: the version, and what the lanes promise."""
 
     def __init__(self, goals: Mapping[Lane, LaneGoals]) -> None:
         self._version = version("loralane")
-        self._goals = {lane_name(lane): promised for lane, promised in goals.items()}
+        self.goals = goals
 
     def collect(self) -> Iterator[Metric]:
         build = GaugeMetricFamily("loralane_build_info", "1; the version is in the label.", labels=["version"])
         build.add_metric([self._version], 1)
         share = GaugeMetricFamily("loralane_slo_target", "Share of tokens to be in time, as promised.", labels=["lane"])
         seconds = GaugeMetricFamily("loralane_slo_goal_seconds", "The time that a lane promises.", labels=GOAL)
-        for lane, promised in self._goals.items():
-            share.add_metric([lane], promised.attainment)
-            seconds.add_metric([lane, "ttft"], promised.ttft_s)
-            seconds.add_metric([lane, "itl"], promised.itl_s)
+        for lane, promised in self.goals.items():
+            name = lane_name(lane)
+            share.add_metric([name], promised.attainment)
+            seconds.add_metric([name, "ttft"], promised.ttft_s)
+            seconds.add_metric([name, "itl"], promised.itl_s)
         yield from (build, share, seconds)

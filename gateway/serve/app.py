@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from redis.asyncio import Redis
 from rich.console import Console
@@ -16,13 +15,11 @@ from engine.client import EngineClient
 from engine.core.types import Lane
 from gateway.accounts.registry import open_accounts
 from gateway.accounts.store import account_store
-from gateway.adapters.mirror import CONCURRENT_LOADS
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
 from gateway.adapters.store import adapter_store
 from gateway.batches.opened import open_batches
 from gateway.config.whole import Config
-from gateway.core.errors import ApiError
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
@@ -35,7 +32,9 @@ from gateway.serve.addresses import Listening, Ports
 from gateway.serve.banner import Banner
 from gateway.serve.doors import Door, Offer, doors, opened
 from gateway.serve.launch import Ground, Launch, StartError, grounded, model_name
-from gateway.serve.process import settle_memory, told_to_stop
+from gateway.serve.live import Live, cache_of, seeded
+from gateway.serve.process import settle_memory, told_to_reload, told_to_stop
+from gateway.serve.reload import Read, reloading
 from gateway.serve.supervisor import EngineSupervisor
 from gateway.service import Gateway
 from gateway.settings import ServiceSettings
@@ -59,6 +58,7 @@ class Built:
     limiter: FailoverLimiter
     doors: tuple[Door, ...]
     """The first is for callers."""
+    live: Live
 
     def banner(self, ports: Sequence[Ports]) -> Banner:
         """`ports`: of every door."""
@@ -74,15 +74,21 @@ class Running(Listening):
     supervisor: EngineSupervisor
     limiter: FailoverLimiter
     banner: Banner
+    live: Live
+
+    async def take_up(self, config: Config) -> Mapping[str, str]:
+        self.supervisor.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
+        return await self.live.take_up(config)
 
 
-async def serve(launch: Launch, console: Console) -> None:
-    """Runs until SIGINT or SIGTERM, then lets running requests end."""
-    stopping = told_to_stop()
+async def serve(launch: Launch, console: Console, read: Read | None = None) -> None:
+    """Runs until SIGINT or SIGTERM, then lets running requests end. `read`: the configuration anew, for SIGHUP."""
+    stopping, asked = told_to_stop(hangup=read is None), told_to_reload() if read else asyncio.Event()
     async with running(launch, console) as app:
         settle_memory()
         app.banner.print(console)
-        await stopping.wait()
+        async with reloading(asked, read, launch.config, app.take_up, console):
+            await stopping.wait()
         console.print("stopping ...")
 
 
@@ -99,7 +105,7 @@ async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
         built(launch, ground, console, supervisor) as app,
         opened(app.doors, shared=False) as ports,
     ):
-        yield Running(app.gateway, app.engine, supervisor, app.limiter, app.banner(ports), ports=ports)
+        yield Running(app.gateway, app.engine, supervisor, app.limiter, app.banner(ports), app.live, ports=ports)
 
 
 @asynccontextmanager
@@ -122,7 +128,7 @@ async def built(
         seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
         registered = account_store(redis, config.redis.key_prefix)
         accounts = await stack.enter_async_context(open_accounts(registered, config.admins(), limiter.know, seeds))
-        sources = AdapterSources(config.adapters, config.adapters.cache or launch.data_dir / "fetched")
+        sources = AdapterSources(config.adapters, cache_of(config, launch.data_dir))
         stack.callback(sources.close)
         engine, adapters = await _connect(stack, ground.engine, redis, config, sources)
         tokenizer = await asyncio.to_thread(Tokenizer.load, launch.model_dir)
@@ -147,7 +153,8 @@ async def built(
         opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics)
         files, batches = await stack.enter_async_context(opening)
         offer = Offer(gateway, accounts, metrics, operations, usage, files, batches)
-        yield Built(config, gateway, engine, limiter, doors(offer, config, shared=ground.metrics is not None))
+        live = Live(launch.data_dir, accounts, adapters, sources, engine, limiter, gateway, metrics)
+        yield Built(config, gateway, engine, limiter, doors(offer, config, shared=ground.metrics is not None), live)
 
 
 async def _connect(
@@ -205,22 +212,10 @@ async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | 
 
 
 async def _preload(adapters: AdapterRegistry, config: Config, console: Console) -> None:
-    """Several at a time: reading one keeps a core busy, and the disk waiting."""
-    turns = asyncio.Semaphore(CONCURRENT_LOADS)
-
-    async def seed(name: str, path: Path) -> None:
-        async with turns:
-            try:
-                await adapters.seed(name, str(path))
-            except ApiError as error:
-                raise StartError(f"adapter {name}: {error.message}") from error
-        progress.advance(task)
-
+    """Raises StartError: some cannot be served."""
+    preload = config.adapters.preload
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("loading adapters", total=len(config.adapters.preload))
-        try:
-            async with asyncio.TaskGroup() as group:
-                for name, path in config.adapters.preload.items():
-                    group.create_task(seed(name, path))
-        except* StartError as errors:
-            raise errors.exceptions[0] from None
+        task = progress.add_task("loading adapters", total=len(preload))
+        failed = await seeded(adapters, preload, lambda: progress.advance(task))
+    if failed:
+        raise StartError("; ".join(f"adapter {name}: {reason}" for name, reason in failed.items()))

@@ -12,20 +12,23 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import structlog
 from prometheus_client.multiprocess import mark_process_dead
 from rich.console import Console
 
+from gateway.config.whole import Config
 from gateway.serve.addresses import Front, Listening, Ports, fronts, with_ports
 from gateway.serve.launch import Launch, StartError, grounded, share_of
 from gateway.serve.listeners import reserved
-from gateway.serve.orders import ANNOUNCE, LISTEN, LISTENING, READY, Orders
-from gateway.serve.process import told_to_stop
+from gateway.serve.orders import ANNOUNCE, FOLLOW, LISTEN, LISTENING, READY, SEED, Orders
+from gateway.serve.process import told_to_reload, told_to_stop
+from gateway.serve.reload import Read, reloading
 from gateway.serve.supervisor import Backoff, EngineSupervisor
 
 log = structlog.get_logger("fleet")
@@ -48,6 +51,7 @@ class Member:
         self._orders = orders
         self._has_served = False
         self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     @property
@@ -80,6 +84,38 @@ class Member:
         if self._writer is not None:
             self._writer.write(ANNOUNCE)
 
+    async def follow(self, config: Config) -> None:
+        """Has it, and those that come after it, do as another configuration says."""
+        self._orders = replace(self._orders, launch=replace(self._orders.launch, config=config))
+        if not self.serving.is_set():
+            self._end_early()
+        elif self._writer is not None:
+            self._writer.write(FOLLOW)
+            self._orders.write(self._writer)
+            await self._answer()
+
+    async def seed(self) -> dict[str, str]:
+        """Has it serve what that configuration names; returns adapters that it cannot, and why."""
+        if self._writer is None:
+            return {}
+        self._writer.write(SEED)
+        return msgspec.json.decode(await self._answer() or b"{}", type=dict[str, str])
+
+    def spare(self, adapters: Collection[str]) -> None:
+        """Those that come after it do not begin with them."""
+        self._orders = replace(self._orders, launch=self._orders.launch.without(adapters))
+
+    async def _answer(self) -> bytes:
+        """Nothing: it has died, and the next one begins with its orders."""
+        with suppress(ConnectionError):
+            return await self._reader.readline() if self._reader else b""
+        return b""
+
+    def _end_early(self) -> None:
+        """One that is starting was told otherwise; the next is not."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     async def _live(self) -> int:
         """One life; returns its exit code."""
         ours, theirs = socket.socketpair()
@@ -92,10 +128,10 @@ class Member:
                 env=_environment(self._orders.ground.metrics),
                 start_new_session=True,
             )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
         try:
             with suppress(ConnectionError):
-                await self._instruct(reader, self._writer)
+                await self._instruct(self._reader, self._writer)
             return await self._process.wait()
         finally:
             self.serving.clear()
@@ -137,13 +173,29 @@ class Fleet(Listening):
     members: Sequence[Member]
     supervisor: EngineSupervisor
 
+    async def take_up(self, config: Config) -> Mapping[str, str]:
+        """All may do what is new before one of them puts it into the registries, where the others find it."""
+        self.supervisor.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
+        config = share_of(with_ports(config, self.ports), len(self.members))
+        for member in self.members:
+            await member.follow(config)
+        first = next((member for member in self.members if member.serving.is_set()), None)
+        failed = await first.seed() if first else {}
+        for member in self.members:
+            member.spare(failed)
+        return failed
 
-async def serve(launch: Launch, console: Console) -> None:
-    """Runs until SIGINT or SIGTERM, then lets running requests end. Raises StartError."""
-    stopping = told_to_stop()
+
+async def serve(launch: Launch, console: Console, read: Read | None = None) -> None:
+    """Runs until SIGINT or SIGTERM, then lets running requests end. `read`: the configuration anew, for SIGHUP.
+
+    Raises StartError.
+    """
+    stopping, asked = told_to_stop(hangup=read is None), told_to_reload() if read else asyncio.Event()
     async with sailing(launch) as fleet:
         fleet.members[0].announce()
-        await stopping.wait()
+        async with reloading(asked, read, launch.config, fleet.take_up, console):
+            await stopping.wait()
         console.print("stopping ...")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from math import ceil
@@ -32,6 +32,12 @@ class Launch:
     data_dir: Path
     engine: tuple[str, ...] = ENGINE
     """Module that is run as the engine, and arguments of its own."""
+
+    def without(self, adapters: Collection[str]) -> Launch:
+        """The same, which does not begin with some adapters."""
+        own = self.config.adapters
+        preload = {name: path for name, path in own.preload.items() if name not in adapters}
+        return replace(self, config=replace(self.config, adapters=replace(own, preload=preload)))
 
 
 @dataclass(frozen=True, slots=True)

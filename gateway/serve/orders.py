@@ -12,6 +12,8 @@ import msgspec
 from gateway.serve.launch import Ground, Launch
 
 READY, LISTEN, LISTENING, ANNOUNCE = b"ready\n", b"listen\n", b"listening\n", b"announce\n"
+FOLLOW, FOLLOWING, SEED = b"follow\n", b"following\n", b"seed\n"
+"""Orders come after the first. The answer to the last is a line of JSON: adapters that cannot be served, and why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,23 @@ def settle_memory() -> None:
     gc.set_threshold(COLLECT_AFTER, 20, 20)
 
 
-def told_to_stop() -> asyncio.Event:
-    """Set by SIGINT and SIGTERM, which do nothing else any more."""
-    stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    return stopping
+def told_to_stop(*, hangup: bool) -> asyncio.Event:
+    """Set by SIGINT and SIGTERM, which do nothing else any more; by SIGHUP too, where `hangup`: a terminal has closed.
+    nohup has that ignored."""
+    return _told(signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangup and not _is_ignored() else []))
+
+
+def told_to_reload() -> asyncio.Event:
+    """Set by SIGHUP, which does nothing else any more."""
+    return _told(signal.SIGHUP)
+
+
+def _is_ignored() -> bool:
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def _told(*numbers: signal.Signals) -> asyncio.Event:
+    event = asyncio.Event()
+    for number in numbers:
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
+    return event

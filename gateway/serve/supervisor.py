@@ -9,11 +9,13 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from engine.config import EngineConfig
+from engine.core.config import LaneGoals
 
 log = structlog.get_logger("supervisor")
 
@@ -57,9 +59,9 @@ class EngineSupervisor:
 
     def __init__(self, config: EngineConfig, socket: Path, program: Sequence[str] = ("engine.server",)) -> None:
         self.address = f"unix:{socket}"
+        self._config = config
         self._socket = socket
-        self._command = [sys.executable, "-m", *program, "--config", config.to_json()]
-        self._command += ["--address", self.address, "--until-stdin-closes"]
+        self._program = program
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._exited = asyncio.Event()
@@ -68,6 +70,10 @@ class EngineSupervisor:
     def pid(self) -> int | None:
         """Of the engine process, while there is one."""
         return self._process.pid if self._process and self._process.returncode is None else None
+
+    def promise(self, interactive: LaneGoals, batch: LaneGoals) -> None:
+        """What the lanes promise in the engine's next life; the one there is is not told."""
+        self._config = replace(self._config, interactive=interactive, batch=batch)
 
     async def wait_first_exit(self) -> None:
         """Returns when an engine process has ended by itself for the first time."""
@@ -89,7 +95,11 @@ class EngineSupervisor:
         self._socket.unlink(missing_ok=True)
         # In a session of its own: a terminal's Ctrl-C is for the gateway, which still lets running requests end.
         self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE, env=_environment(os.environ), start_new_session=True
+            *(sys.executable, "-m", *self._program, "--config", self._config.to_json()),
+            *("--address", self.address, "--until-stdin-closes"),
+            stdin=asyncio.subprocess.PIPE,
+            env=_environment(os.environ),
+            start_new_session=True,
         )
 
     async def _watch(self) -> None:

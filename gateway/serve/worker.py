@@ -1,16 +1,18 @@
 """One of several gateway processes: `python -m gateway.serve.worker FD`, started by the fleet. A composition root.
 
 FD is one end of a socket, with the process that started it at the other. It says what to serve, then, line by line, to
-listen and to print the banner; its end, however it came about, is this process's.
+listen, to print the banner and to take up another configuration; its end, however it came about, is this process's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import sys
 from contextlib import AsyncExitStack
 
+import msgspec
 import structlog
 from rich.console import Console
 
@@ -19,7 +21,7 @@ from gateway.outputs import complain
 from gateway.serve.app import Built, built
 from gateway.serve.doors import opened
 from gateway.serve.launch import StartError
-from gateway.serve.orders import ANNOUNCE, LISTEN, LISTENING, READY, Orders
+from gateway.serve.orders import ANNOUNCE, FOLLOW, FOLLOWING, LISTEN, LISTENING, READY, SEED, Orders
 from gateway.serve.process import configure_logging, leave_torch_out, run_loop, settle_memory, told_to_stop
 
 
@@ -28,7 +30,7 @@ async def work(channel: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=channel)
     orders = await Orders.read(reader)
     structlog.contextvars.bind_contextvars(gateway=orders.number)
-    stopping, console = told_to_stop(), Console(stderr=True)
+    stopping, console = told_to_stop(hangup=False), Console(stderr=True)
     async with built(orders.launch, orders.ground, console) as app:
         settle_memory()
         writer.write(READY)
@@ -52,9 +54,16 @@ async def _obey(app: Built, reader: asyncio.StreamReader, writer: asyncio.Stream
                 writer.write(LISTENING)
             elif order == ANNOUNCE:
                 app.banner(ports).print(console)
+            elif order == FOLLOW:
+                config = (await Orders.read(reader)).launch.config
+                await app.live.follow(config)
+                writer.write(FOLLOWING)
+            elif order == SEED:
+                writer.write(msgspec.json.encode(await app.live.seed(config)) + b"\n")
 
 
 def main() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the fleet's affair
     leave_torch_out()
     configure_logging()
     try:

@@ -3,8 +3,8 @@
 import pytest
 
 from engine.core.check import leftovers, violations
-from engine.core.config import Scheduling
-from engine.core.lane_modes import cancel, set_mode
+from engine.core.config import BATCH_GOALS, LaneGoals, Scheduling
+from engine.core.lane_modes import cancel, set_goals, set_mode
 from engine.core.types import FinishReason, Lane, LaneMode
 from tests.core.virtual import House
 
@@ -32,6 +32,18 @@ def test_nothing_of_a_paused_lane_starts_and_the_other_goes_on():
     mode(house, Lane.BATCH, LaneMode.OPEN)
     house.finish()
     assert len(house.times["waits"]) == 200
+
+
+def test_what_a_lane_promises_holds_for_what_comes_from_then_on():
+    house = House()
+    house.submit("early")
+    house.step()
+    settle(house, lambda state: set_goals(state, Lane.INTERACTIVE, LaneGoals(9.0, 3.0, 0.5)))
+    house.submit("late")
+    house.step()
+    assert house.state.config.goals == (LaneGoals(9.0, 3.0, 0.5), BATCH_GOALS)
+    assert house.state.sequences["late"].due - house.clock.now > 1.0
+    house.finish()
 
 
 def steps_of_a_prompt(backlog):

@@ -3,13 +3,16 @@
 import asyncio
 from contextlib import aclosing
 
+import grpc
 import pytest
 
+from engine.arrivals import EngineUnavailable
 from engine.client import EngineClient, LaneRejected
 from engine.config import EngineConfig
-from engine.core.config import Scheduling
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
 from engine.core.types import FinishReason, Lane, LaneMode, Origin, Request, SamplingParams
 from engine.pb import engine_pb2 as pb
+from engine.pb import engine_pb2_grpc as pb_grpc
 from gateway.serve.supervisor import EngineSupervisor
 
 LONG = 100_000
@@ -118,3 +121,33 @@ async def test_an_engine_with_one_queue_says_so(tmp_path):
         with pytest.raises(LaneRejected, match="one queue"):
             await client.set_lane(Lane.BATCH, LaneMode.PAUSED)
         await client.close()
+
+
+async def test_what_a_lane_promises_is_told_to_the_engine(gateways):
+    """It refuses what would have to wait, once its lane promises that nothing does."""
+    one, other = gateways
+    await one.set_goals(Lane.INTERACTIVE, LaneGoals(60.0, 60.0, max_wait_s=1e-9))
+    assert "queue_timeout" in await refusals(one, "impatient")
+    await other.set_goals(Lane.INTERACTIVE, INTERACTIVE_GOALS)
+    assert await refusals(one, "patient") == set()
+
+
+async def refusals(client, name):
+    """Of more than can run."""
+    wanted = [last_event(client, request(f"{name}-{number}", 200)) for number in range(60)]
+    ends = await asyncio.wait_for(asyncio.gather(*wanted), 60)
+    return {end.refusal.code.value for end in ends if end.refusal}
+
+
+async def test_goals_that_are_none_are_refused(supervisor, gateways):
+    async with grpc.aio.insecure_channel(supervisor.address) as channel:
+        engine = pb_grpc.EngineStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError, match="ttft_s"):
+            await engine.SetGoals(pb.SetGoalsRequest(lane=pb.LANE_BATCH, ttft_seconds=-1.0, itl_seconds=1.0))
+
+
+async def test_goals_for_an_engine_that_is_gone():
+    client = EngineClient("unix:/nowhere/at/all")
+    with pytest.raises(EngineUnavailable):
+        await client.set_goals(Lane.BATCH, BATCH_GOALS)
+    await client.close()

@@ -114,7 +114,7 @@ class Town:
         house = await build_house(root, **options)
         store = BatchStore(self.redis, lease_seconds=self.lease_seconds)
         loop, counts = asyncio.get_running_loop(), Counter()
-        gate = Gate(house.engine, lane_capacity, loop.time)
+        gate = Gate(house.engine, lambda: lane_capacity, loop.time)
         shop = Workshop(store, self.open_files(), house.gateway, self.holders, gate, lambda how: counts.update([how]))
         dispatcher = Dispatcher(
             shop, lambda lease: self.validate(store, lease), owner=name, lease_seconds=self.lease_seconds

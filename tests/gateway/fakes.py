@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from engine.arrivals import EngineUnavailable
 from engine.client import AdapterRejected, LaneRejected
+from engine.core.config import LaneGoals
 from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, Request, TokenEvent, TokenLogprobs
 from engine.pb import engine_pb2 as pb
 from engine.wire import LANE_MODES, LANES, origin_to_pb
@@ -139,6 +140,7 @@ class FakeEngine:
         self.unloaded: list[str] = []
         self.pinned: set[str] = set()
         self.unpinnable: str = ""
+        self.goals: dict[Lane, LaneGoals] = {}
         self.picture: pb.EngineStats | None = None
         """What `stats` answers, in place of a few figures."""
         self.generated: Counter[str] = Counter()
@@ -217,6 +219,10 @@ class FakeEngine:
         if not self.has_lanes:
             raise LaneRejected("scheduling.policy fcfs has one queue for all lanes")
         self.modes[lane] = mode
+
+    async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
+        self._check_ready()
+        self.goals[lane] = goals
 
     def _check_ready(self) -> None:
         if not self.ready:

@@ -148,7 +148,7 @@ def enter(gate, count, first=0):
 
 
 async def test_a_gate_opens_when_the_engine_is_there_and_gives_places_in_order(engine):
-    gate = Gate(engine, 1000, asyncio.get_running_loop().time)
+    gate = Gate(engine, lambda: 1000, asyncio.get_running_loop().time)
     engine.ready = False
     inside, tasks = enter(gate, 50)
     await gate.look()
@@ -168,7 +168,7 @@ async def test_a_gate_opens_when_the_engine_is_there_and_gives_places_in_order(e
 
 
 async def test_half_of_the_lane_is_left_to_others(engine):
-    gate = Gate(engine, 20, asyncio.get_running_loop().time)
+    gate = Gate(engine, lambda: 20, asyncio.get_running_loop().time)
     await gate.look()
     inside, tasks = enter(gate, 50)
     await asyncio.sleep(0)
@@ -183,7 +183,7 @@ async def test_half_of_the_lane_is_left_to_others(engine):
 
 @pytest.mark.parametrize("mode", [LaneMode.PAUSED, LaneMode.DRAINING])
 async def test_a_lane_that_takes_nothing_gets_nothing(engine, mode):
-    gate = Gate(engine, 1000, asyncio.get_running_loop().time)
+    gate = Gate(engine, lambda: 1000, asyncio.get_running_loop().time)
     engine.picture = None
     engine.modes[next(lane for lane in engine.modes if lane.name == "BATCH")] = mode
     inside, tasks = enter(gate, 5)
@@ -201,7 +201,7 @@ async def test_a_lane_that_takes_nothing_gets_nothing(engine, mode):
 
 async def test_a_gate_that_was_shut_opens_by_itself(engine):
     now = [0.0]
-    gate = Gate(engine, 1000, lambda: now[0])
+    gate = Gate(engine, lambda: 1000, lambda: now[0])
     await gate.look()
     gate.shut(2.0)
     inside, tasks = enter(gate, 5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.adapters.registry import MAX_DRAIN_SECONDS
+from gateway.adapters.record import MAX_DRAIN_SECONDS
 from gateway.adapters.status import AdapterStatus
 from gateway.core.errors import Fault
 from gateway.http.openapi import answers

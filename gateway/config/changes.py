@@ -1,0 +1,84 @@
+"""What a configuration says otherwise than the one that runs, and what of it can be taken up without a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from engine.core.types import Lane
+from gateway.config.sections import TenantConfig
+from gateway.config.whole import Config
+from gateway.core.lanes import lane_name
+from gateway.core.tenants import key_id
+
+LIVE = ("adapters", "lanes", "limits", "tenants")
+"""Sections that a running gateway takes up."""
+
+
+def merged(running: Config, read: Config) -> Config:
+    """`running` with the live sections of `read`. Raises ConfigError: they contradict each other."""
+    return replace(running, **{name: getattr(read, name) for name in LIVE})
+
+
+def need_restart(running: Config, read: Config) -> list[str]:
+    """Sections that are not live and differ; what they say may be secret."""
+    names = [section.name for section in fields(Config) if section.name not in LIVE]
+    return [name for name in names if getattr(running, name) != getattr(read, name)]
+
+
+def changes(before: Config, after: Config) -> list[str]:
+    """A line for each value of the live sections that differs. Keys are told by their ids."""
+    old, new = _values(before), _values(after)
+    lines = []
+    for name in sorted(old.keys() | new.keys()):
+        if name not in old:
+            lines.append(f"+ {name}: {_shown(new[name])}")
+        elif name not in new:
+            lines.append(f"- {name}: {_shown(old[name])}")
+        elif old[name] != new[name]:
+            lines.append(f"  {name}: {_shown(old[name])} -> {_shown(new[name])}")
+    return lines
+
+
+def leftovers(before: Config, after: Config) -> list[str]:
+    """A line for each adapter and tenant that is named no more: another gateway's file may still have it."""
+    adapters = before.adapters.preload.keys() - after.adapters.preload.keys()
+    tenants = before.tenants.keys() - after.tenants.keys()
+    lines = [f"! adapters.preload.{name}: is served until it is unloaded" for name in sorted(adapters)]
+    return lines + [f"! tenants.{name}: stays until it is deleted" for name in sorted(tenants)]
+
+
+def _values(config: Config) -> dict[str, Any]:
+    return {name: value for section in LIVE for name, value in _flat(section, getattr(config, section))}
+
+
+def _flat(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+    items = _items(value)
+    if items is None:
+        yield where, value
+    else:
+        for name, item in items:
+            yield from _flat(f"{where}.{name}", item)
+
+
+def _items(value: Any) -> Iterable[tuple[str, Any]] | None:
+    """Of what has a name for each of its parts."""
+    if isinstance(value, TenantConfig):
+        own = [(name, item) for name, item in _fields(value.tenant) if name != "name"]
+        return [*own, ("keys", [key_id(key) for key in value.keys])]
+    if is_dataclass(value):
+        return _fields(value)
+    return list(value.items()) if isinstance(value, Mapping) else None
+
+
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(value, field.name)) for field in fields(value)]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Lane):
+        return lane_name(value)
+    if isinstance(value, Sequence | frozenset) and not isinstance(value, str):
+        return ", ".join(sorted(map(str, value))) or "none"
+    return "none" if value is None else str(value)

@@ -1,0 +1,92 @@
+"""What of one gateway follows its configuration while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.arrivals import EngineUnavailable
+from engine.client import EngineClient
+from engine.core.types import Lane
+from gateway.accounts.registry import AccountRegistry
+from gateway.adapters.mirror import CONCURRENT_LOADS
+from gateway.adapters.registry import AdapterRegistry
+from gateway.adapters.sources import AdapterSources
+from gateway.config.sections import LanesConfig
+from gateway.config.whole import Config
+from gateway.core.errors import ApiError
+from gateway.limiter.failover import FailoverLimiter
+from gateway.observe.metrics import Metrics
+from gateway.service import Gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The sections `adapters`, `lanes`, `limits` and `tenants`, as a restart would take them up."""
+
+    data_dir: Path
+    accounts: AccountRegistry
+    adapters: AdapterRegistry
+    sources: AdapterSources
+    engine: EngineClient
+    limiter: FailoverLimiter
+    gateway: Gateway
+    metrics: Metrics
+
+    async def take_up(self, config: Config) -> dict[str, str]:
+        """Returns adapters that could not be, by name, and why; all else is in force then."""
+        await self.follow(config)
+        return await self.seed(config)
+
+    async def follow(self, config: Config) -> None:
+        """What is this gateway's own: what it may do, and promises."""
+        limits, adapters = config.limits, config.adapters
+        self.limiter.rule(limits.when_redis_is_away, limits.replicas, limits.lease_seconds)
+        self.sources.allow(adapters, cache_of(config, self.data_dir))
+        self.adapters.drain_for(adapters.drain_seconds)
+        self.engine.load_seconds = adapters.load_timeout_s
+        await self._promise(config.lanes)
+
+    async def seed(self, config: Config) -> dict[str, str]:
+        """What goes into the registries, where all gateways find it; returns adapters that cannot be served."""
+        for entry in config.tenants.values():
+            await self.accounts.seed(entry.tenant, entry.keys)
+        return await seeded(self.adapters, config.adapters.preload)
+
+    async def _promise(self, lanes: LanesConfig) -> None:
+        self.gateway.lane_capacity = {lane: lanes.of(lane).max_requests for lane in Lane}
+        self.metrics.promises.goals = {lane: lanes.of(lane).goals() for lane in Lane}
+        with suppress(EngineUnavailable):  # then the next one begins with them
+            for lane in Lane:
+                await self.engine.set_goals(lane, lanes.of(lane).goals())
+
+
+def cache_of(config: Config, data_dir: Path) -> Path:
+    """Folder for adapters that are fetched."""
+    return config.adapters.cache or data_dir / "fetched"
+
+
+async def seeded(
+    adapters: AdapterRegistry, preload: Mapping[str, Path], one_done: Callable[[], None] = lambda: None
+) -> dict[str, str]:
+    """Serves what the configuration names; returns why some could not be, by name.
+
+    Several at a time: reading one keeps a core busy, and the disk waiting.
+    """
+    turns, failed = asyncio.Semaphore(CONCURRENT_LOADS), {}
+
+    async def seed(name: str, path: Path) -> None:
+        async with turns:
+            try:
+                await adapters.seed(name, str(path))
+            except ApiError as error:
+                failed[name] = error.message
+        one_done()
+
+    async with asyncio.TaskGroup() as group:
+        for name, path in preload.items():
+            group.create_task(seed(name, path))
+    return failed

@@ -1,0 +1,67 @@
+"""SIGHUP: the configuration's file is read again, what has changed is printed, and what can be is taken up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import structlog
+from rich.console import Console
+
+from gateway.config.changes import changes, leftovers, merged, need_restart
+from gateway.config.whole import Config
+
+log = structlog.get_logger("reload")
+
+Read = Callable[[], Config]
+"""Reads the file, and adds what the command line says. Raises ValueError: it cannot be used."""
+TakeUp = Callable[[Config], Awaitable[Mapping[str, str]]]
+"""Returns adapters that could not be taken up, by name, and why."""
+
+
+@asynccontextmanager
+async def reloading(
+    asked: asyncio.Event, read: Read | None, running: Config, take_up: TakeUp, console: Console
+) -> AsyncIterator[None]:
+    """While inside, the file is read whenever `asked` is set. `read`: None where there is no file."""
+    task = asyncio.create_task(_keep_reloading(asked, read, running, take_up, console)) if read else None
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+async def _keep_reloading(asked: asyncio.Event, read: Read, running: Config, take_up: TakeUp, console: Console) -> None:
+    while True:
+        await asked.wait()
+        asked.clear()
+        try:
+            running = await reload(read, running, take_up, console)
+        except Exception:  # a bug: without another try no file would ever be read again
+            log.exception("reload_failed")
+
+
+async def reload(read: Read, running: Config, take_up: TakeUp, console: Console) -> Config:
+    """What is in force afterwards. A file that cannot be used changes nothing."""
+    try:
+        found = read()
+        config = merged(running, found)
+    except ValueError as error:
+        _tell(console, f"not reloaded: {error}")
+        return running
+    told = changes(running, config) + leftovers(running, config)
+    told += [f"! {name}: differs, and needs a restart" for name in need_restart(running, found)]
+    for line in told:
+        _tell(console, line)
+    for name, reason in (await take_up(config)).items():
+        _tell(console, f"! adapters.preload.{name}: {reason}")
+    _tell(console, "reloaded" if told else "reloaded: the file says what it said before")
+    return config
+
+
+def _tell(console: Console, line: str) -> None:
+    """Never wrapped: lines are for logs, too."""
+    console.print(line, soft_wrap=True, markup=False, highlight=False)

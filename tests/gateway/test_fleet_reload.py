@@ -1,0 +1,146 @@
+"""Several gateways take up another configuration while they run: real processes, a real Valkey, a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from rich.console import Console
+
+from engine.config import EngineConfig
+from engine.demo import DEMO_ADAPTERS
+from gateway.config.sections import (
+    AdaptersConfig,
+    AdminConfig,
+    GrpcConfig,
+    HttpConfig,
+    InteractiveLane,
+    LanesConfig,
+    ObservabilityConfig,
+    RedisConfig,
+    TenantConfig,
+)
+from gateway.config.whole import Config
+from gateway.core.limits import Limits
+from gateway.core.tenants import Tenant, hash_key
+from gateway.serve.app import running
+from gateway.serve.fleet import sailing
+from gateway.serve.launch import Launch
+
+ACME, GLOBEX, ADMIN = (f"sk-{name}-0123456789" for name in ("acme", "globex", "admin"))
+BASE = "smollm2-135m-instruct"
+"""No adapter may be called that."""
+PROCESSES = 2
+ASKED = 12
+"""Connections, enough to meet every process."""
+
+
+def tenant(name, key, **limits):
+    return TenantConfig(Tenant(name, limits=Limits(**limits)), (hash_key(key),))
+
+
+BEFORE = Config(
+    engine=EngineConfig(model="", num_pages=2000, max_model_len=1000),
+    adapters=AdaptersConfig(preload={"pirate": DEMO_ADAPTERS["pirate"]}),
+    tenants={"acme": tenant("acme", ACME)},
+    redis=RedisConfig(timeout_ms=30_000.0),
+    http=HttpConfig(port=0),
+    grpc=GrpcConfig(port=0),
+    admin=AdminConfig((hash_key(ADMIN),)),
+    observability=ObservabilityConfig(request_log=False),
+)
+AFTER = replace(
+    BEFORE,
+    adapters=AdaptersConfig(preload={"cheer": DEMO_ADAPTERS["cheer"], BASE: Path("/nowhere/at/all")}),
+    lanes=LanesConfig(InteractiveLane(ttft_s=0.125)),
+    tenants={"acme": tenant("acme", ACME, tokens_per_minute=4321), "globex": tenant("globex", GLOBEX)},
+)
+
+
+@asynccontextmanager
+async def alone(launch):
+    async with running(launch, Console(file=io.StringIO())) as app:
+        yield app
+
+
+@asynccontextmanager
+async def together(launch):
+    async with sailing(replace(launch, config=replace(launch.config, gateways=PROCESSES))) as fleet:
+        yield fleet
+
+
+async def asked(app, path, key, **body):
+    """Answers of connections of their own."""
+    headers = {"authorization": f"Bearer {key}", "connection": "close"}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{app.http_port}", headers=headers, timeout=60) as http:
+        if body:
+            return await asyncio.gather(*(http.post(path, json=body) for _ in range(ASKED)))
+        return await asyncio.gather(*(http.get(path) for _ in range(ASKED)))
+
+
+async def names(app, key):
+    """What every process serves."""
+    return [{model["id"] for model in answer.json().get("data", ())} for answer in await asked(app, "/v1/models", key)]
+
+
+async def chats(app, key, model):
+    message = {"role": "user", "content": "hi"}
+    return await asked(app, "/v1/chat/completions", key, model=model, max_tokens=2, messages=[message])
+
+
+async def until_all(look, wanted):
+    """Registries tell the other gateways within moments."""
+    async with asyncio.timeout(60):
+        while not all(map(wanted, await look())):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("serving", [alone, together])
+async def test_adapters_lanes_limits_and_tenants_are_taken_up_while_it_serves(smollm2, tmp_path, serving):
+    launch = Launch(BEFORE, smollm2, tmp_path, ("engine.server", "--fake"))
+    async with serving(launch) as app:
+        assert {answer.status_code for answer in await chats(app, GLOBEX, "pirate")} == {401}
+        failed = await app.take_up(AFTER)
+        assert failed.keys() == {BASE}
+        await until_all(lambda: names(app, GLOBEX), {"pirate", "cheer"}.issubset)
+        await until_all(lambda: chats(app, GLOBEX, "cheer"), lambda answer: answer.status_code == 200)
+        for answer in await chats(app, ACME, "pirate"):  # named no more, and served until it is unloaded
+            assert (answer.status_code, answer.headers["x-ratelimit-limit-tokens"]) == (200, "4321")
+        for answer in await asked(app, "/metrics", ADMIN):
+            assert 'loralane_slo_goal_seconds{goal="ttft",lane="interactive"} 0.125' in answer.text
+
+
+async def test_gateways_that_come_later_begin_with_it_and_without_what_cannot_be_served(smollm2, tmp_path):
+    launch = Launch(BEFORE, smollm2, tmp_path, ("engine.server", "--fake"))
+    async with together(launch) as fleet:
+        await fleet.take_up(AFTER)
+        for member in fleet.members:
+            await member.serving.wait()
+            member._process.kill()
+        async with asyncio.timeout(60):
+            while not all(member.restarts == 1 and member.serving.is_set() for member in fleet.members):
+                await asyncio.sleep(0.05)
+        for answer in await chats(fleet, ACME, "cheer"):
+            assert (answer.status_code, answer.headers["x-ratelimit-limit-tokens"]) == (200, "4321")
+
+
+async def test_a_gateway_that_is_starting_meanwhile_is_started_again(smollm2, tmp_path):
+    launch = Launch(BEFORE, smollm2, tmp_path, ("engine.server", "--fake"))
+    async with together(launch) as fleet:
+        victim = fleet.members[0]
+        victim._process.kill()
+        async with asyncio.timeout(60):
+            while victim.serving.is_set():
+                await asyncio.sleep(0.01)
+        assert (await fleet.take_up(AFTER)).keys() == {BASE}
+        async with asyncio.timeout(60):
+            while not victim.serving.is_set():
+                await asyncio.sleep(0.05)
+        await until_all(lambda: chats(fleet, GLOBEX, "cheer"), lambda answer: answer.status_code == 200)
+        for answer in await asked(fleet, "/metrics", ADMIN):
+            assert 'loralane_slo_goal_seconds{goal="ttft",lane="interactive"} 0.125' in answer.text

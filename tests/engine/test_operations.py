@@ -126,6 +126,7 @@ async def test_an_engine_with_one_queue_says_so(tmp_path):
 async def test_what_a_lane_promises_is_told_to_the_engine(gateways):
     """It refuses what would have to wait, once its lane promises that nothing does."""
     one, other = gateways
+    await refusals(one, "first")  # from which it learns what tokens cost
     await one.set_goals(Lane.INTERACTIVE, LaneGoals(60.0, 60.0, max_wait_s=1e-9))
     assert "queue_timeout" in await refusals(one, "impatient")
     await other.set_goals(Lane.INTERACTIVE, INTERACTIVE_GOALS)

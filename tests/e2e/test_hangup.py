@@ -1,0 +1,79 @@
+"""SIGHUP to `loralane serve`, as processes: with a file it is read again, without one the server stops in order."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import httpx
+
+KEYS = {"ACME": "sk-acme-0123456789", "GLOBEX": "sk-globex-0123456789"}
+FILE = """
+model: {{source: {model}}}
+engine: {{memory_gb: 0.25, threads: 1, dtype: float32}}
+http: {{port: 0}}
+grpc: {{port: 0}}
+tenants:
+  acme: {{keys: ["${{ACME}}"]}}
+"""
+SECONDS = 120.0
+
+
+@contextmanager
+def serving(folder, *arguments):
+    """The process, and what it has said on standard error."""
+    log = folder / "log"
+    command = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(folder / "data"), *arguments]
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream, env={**os.environ, **KEYS})
+    try:
+        heard(process, log, "Ctrl-C stops it")
+        yield process, log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def heard(process, log, words):
+    deadline = time.monotonic() + SECONDS
+    while words not in log.read_text():
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+    return log.read_text()
+
+
+def status(log, key):
+    [port] = set(re.findall(r"http://127\.0\.0\.1:(\d+)", log.read_text()))
+    return httpx.get(f"http://127.0.0.1:{port}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
+
+
+def test_the_file_is_read_again_and_one_that_is_wrong_changes_nothing(smollm2, tmp_path):
+    file = tmp_path / "gateway.yaml"
+    before = FILE.format(model=smollm2)
+    file.write_text(before)
+    with serving(tmp_path, "--config", str(file)) as (process, log):
+        assert (status(log, KEYS["ACME"]), status(log, KEYS["GLOBEX"])) == (200, 401)
+        file.write_text(before + '  globex: {keys: ["${GLOBEX}"]}\n')
+        process.send_signal(signal.SIGHUP)
+        assert "+ tenants.globex.keys: " in heard(process, log, "\nreloaded")
+        assert (status(log, KEYS["ACME"]), status(log, KEYS["GLOBEX"])) == (200, 200)
+        file.write_text("tenant: {}\n")
+        process.send_signal(signal.SIGHUP)
+        heard(process, log, "not reloaded: tenant: unknown key; did you mean tenants?")
+        assert status(log, KEYS["GLOBEX"]) == 200
+        assert not any(key in log.read_text() for key in KEYS.values())
+        process.terminate()
+        assert process.wait(SECONDS) == 0
+
+
+def test_without_a_file_a_terminal_that_closes_stops_it_in_order(smollm2, tmp_path):
+    ports = ("--http-port", "0", "--grpc-port", "0", "--dtype", "float32")
+    with serving(tmp_path, "--model", str(smollm2), *ports) as (process, log):
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(SECONDS) == 0
+        assert "stopping ..." in log.read_text()

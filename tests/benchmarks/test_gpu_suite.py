@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import report, run, section
+from benchmarks.gpu import kernel_tests, report, run, section
 from benchmarks.gpu.correct_kernels import exact_attention, exact_delta, relative_error
 from benchmarks.gpu.host_gaps import Gap, Span, find_gaps
 from benchmarks.gpu.journal import Journal, OutOfTime, read_journal, shown
+from benchmarks.gpu.on_device import OnDevice
 from benchmarks.gpu.shapes import (
     adapter_elements,
     attention_load,
@@ -80,6 +81,12 @@ def test_the_toy_suite_checked_what_the_real_one_will(tiny):
     assert len(sections["F"]["tables"]["device in a decode step"]) == 2
     modes = [row["case"] for row in sections["F"]["tables"]["decode steps, batch 4, base"]]
     assert modes == ["kernel by kernel, a step ahead", "kernel by kernel, in turn"]
+
+
+def test_every_check_of_the_kernels_has_a_backend_of_its_own():
+    """It launches for good what suits the first heads it sees."""
+    backends = [check.args[0] for _, check in kernel_tests.find_tests(CPU) if isinstance(check.args[0], OnDevice)]
+    assert len({id(one._backend) for one in backends}) == len(backends) > 5
 
 
 def test_a_section_that_fails_takes_nobody_down(tmp_path):

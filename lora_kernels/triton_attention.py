@@ -62,6 +62,8 @@ def decode_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> De
 def prefill_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> PrefillTuning:
     """Tiles as tall as registers allow: the taller, the less is read. `dtype` is KV's."""
     block_d, hopper = block_width(head_dim), processor.capability >= 90
+    if dtype.itemsize > 2:  # twice the shared memory, and no tensor cores to be fed
+        return PrefillTuning(block_m=64, block_n=32 if block_d <= 128 else 16, fill=2 * processor.count)
     tall = block_d <= 128 or (hopper and dtype != FP8)
     wide = block_d <= 64 or (block_d <= 128 and hopper)
     return PrefillTuning(block_m=128 if tall else 64, block_n=64 if wide else 32, fill=2 * processor.count)

@@ -29,3 +29,18 @@ def do_without() -> None:
         module = ModuleType("blake3")
         vars(module)["blake3"] = hashlib.sha256
         sys.modules["blake3"] = module
+    if find_spec("llguidance") is None:
+        _without_grammars()
+
+
+def _without_grammars() -> None:
+    """The engine's modules import llguidance; no request of the suite has a grammar."""
+    matcher = type("LLMatcher", (), {"grammar_from_regex": None})
+    parts: dict[str, dict[str, object]] = {
+        "llguidance": {"LLMatcher": matcher, "LLParserLimits": dict, "LLTokenizer": None},
+        "llguidance.gbnf_to_lark": {"any_to_lark": None},
+        "llguidance.numpy": {"fill_next_token_bitmask": None},
+    }
+    for name, words in parts.items():
+        module = sys.modules[name] = ModuleType(name)
+        vars(module).update(words)

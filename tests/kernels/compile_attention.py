@@ -32,7 +32,8 @@ class Layer:
 
     @property
     def name(self) -> str:
-        marks = (f"of {self.group}", "window" * bool(self.window), "fp8" * (self.kv_dtype == FP8))
+        kinds = {FP8: "fp8", torch.float32: "fp32"}
+        marks = (f"of {self.group}", "window" * bool(self.window), kinds.get(self.kv_dtype, ""))
         return " ".join((str(self.head_dim), *filter(None, marks)))
 
     @property
@@ -52,6 +53,8 @@ LAYERS = (
 )
 FP8_LAYERS = (Layer(128, kv_dtype=FP8, scaled=True), Layer(256, kv_dtype=FP8))
 """8-bit floats begin with compute capability 8.9."""
+FULL_LAYERS = (Layer(128, kv_dtype=torch.float32), Layer(256, kv_dtype=torch.float32))
+"""Their heads take the most shared memory. Products of fp32 are added up by threads, whose sums lie on the stack."""
 
 
 def layers(capability: int) -> tuple[Layer, ...]:
@@ -60,13 +63,15 @@ def layers(capability: int) -> tuple[Layer, ...]:
 
 def cases(capability: int) -> Iterator[tuple[str, Any, dict[str, Any], dict[str, int]]]:
     """Name, kernel, constants, launch options."""
-    for layer in layers(capability):
+    for layer in (*layers(capability), *FULL_LAYERS):
         decode = decode_tuning(layer.head_dim, layer.kv_dtype, PROCESSORS[capability])
         constants = decode_constants(MAX_SEQS, layer.group, decode) | layer.call.constants
         yield f"decode {layer.name}", decode_kernel, constants, launch(decode)
         prefill = prefill_tuning(layer.head_dim, layer.kv_dtype, PROCESSORS[capability])
         constants = prefill_constants(layer.group, True, prefill) | layer.call.constants
         yield f"prefill {layer.name}", prefill_kernel, constants, launch(prefill)
+        if layer in FULL_LAYERS:
+            continue
         constants = {"HEADS": 32, "HEAD_DIM": layer.head_dim, "BLOCK_D": block_width(layer.head_dim)}
         constants["MAX_SPLITS"] = decode.max_splits
         yield f"merge {layer.name}", merge_kernel, constants, {"num_warps": MERGE_WARPS, "num_stages": 1}

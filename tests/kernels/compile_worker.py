@@ -44,6 +44,8 @@ POINTERS = {
     "slots_ptr": "i64",
     **compile_step.POINTERS,
 }
+FULL_POINTERS = dict.fromkeys(("out_ptr", "query_ptr", "kv_ptr"), "fp32")
+"""Of attention in fp32."""
 
 
 def cases(capability: int) -> Iterator[Case]:
@@ -60,10 +62,16 @@ def cases(capability: int) -> Iterator[Case]:
     yield from compile_step.cases(capability)
 
 
-def compile_for(kernel: Any, constants: dict[str, Any], options: dict[str, int], capability: int) -> Any:
-    """The kernel compiled for sm_`capability`, with pointers and strides aligned as they are in life."""
+def compile_for(
+    kernel: Any, constants: dict[str, Any], options: dict[str, int], capability: int, *, full: bool = False
+) -> Any:
+    """The kernel compiled for sm_`capability`, with pointers and strides aligned as they are in life.
+
+    Args:
+        full: attention in fp32.
+    """
     signature, attrs = {}, {}
-    pointers = POINTERS | ({"kv_ptr": "fp8e4nv"} if constants.get("FP8") else {})
+    pointers = POINTERS | ({"kv_ptr": "fp8e4nv"} if constants.get("FP8") else {}) | (FULL_POINTERS if full else {})
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
@@ -99,7 +107,7 @@ def dots(kernel: Any) -> list[str]:
 if __name__ == "__main__":
     capability = int(sys.argv[1])
     found = {
-        name: usage(compile_for(kernel, constants, options, capability))
+        name: usage(compile_for(kernel, constants, options, capability, full=name.endswith("fp32")))
         for name, kernel, constants, options in cases(capability)
     }
     print(json.dumps(found))

@@ -73,13 +73,16 @@ class AdapterSources:
             hub_endpoint: address of the hub; None: huggingface_hub's own choice.
         """
         self._hub_endpoint = hub_endpoint
+        self._preloaded: set[Path] = set()
         self.allow(config, cache)
         self._threads = ThreadPoolExecutor(FETCH_THREADS, "adapter-sources")
         self._fetches: dict[str, asyncio.Task[Path]] = {}
 
     def allow(self, config: AdaptersConfig, cache: Path) -> None:
-        """Where adapters may come from, from now on."""
-        self._local = LocalSources((*config.roots, cache), config.preload.values())
+        """Where adapters may come from, from now on. A folder that was preloaded stays one: what it holds is served
+        until somebody unloads it, by the next engine as well."""
+        self._preloaded |= set(config.preload.values())
+        self._local = LocalSources((*config.roots, cache), self._preloaded)
         self._config, self._cache = config, cache
 
     async def fetch(self, source: str) -> Path:

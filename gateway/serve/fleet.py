@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,9 +101,14 @@ class Member:
         self._writer.write(SEED)
         return msgspec.json.decode(await self._answer() or b"{}", type=dict[str, str])
 
-    def spare(self, adapters: Collection[str]) -> None:
-        """Those that come after it do not begin with them."""
-        self._orders = replace(self._orders, launch=self._orders.launch.without(adapters))
+    @property
+    def preload(self) -> Mapping[str, Path]:
+        """What those that come after it begin with."""
+        return self._orders.launch.config.adapters.preload
+
+    @preload.setter
+    def preload(self, preload: Mapping[str, Path]) -> None:
+        self._orders = replace(self._orders, launch=self._orders.launch.preloading(preload))
 
     async def _answer(self) -> bytes:
         """Nothing: it has died, and the next one begins with its orders."""
@@ -177,12 +182,15 @@ class Fleet(Listening):
         """All may do what is new before one of them puts it into the registries, where the others find it."""
         self.supervisor.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
         config = share_of(with_ports(config, self.ports), len(self.members))
+        before, after = self.members[0].preload, config.adapters.preload
         for member in self.members:
             await member.follow(config)
         first = next((member for member in self.members if member.serving.is_set()), None)
         failed = await first.seed() if first else {}
+        # What cannot be served would keep a gateway from starting; what stood there before is served still.
+        kept = {name: (before if name in failed else after).get(name) for name in after}
         for member in self.members:
-            member.spare(failed)
+            member.preload = {name: path for name, path in kept.items() if path is not None}
         return failed
 
 

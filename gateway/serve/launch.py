@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from math import ceil
@@ -33,11 +33,9 @@ class Launch:
     engine: tuple[str, ...] = ENGINE
     """Module that is run as the engine, and arguments of its own."""
 
-    def without(self, adapters: Collection[str]) -> Launch:
-        """The same, which does not begin with some adapters."""
-        own = self.config.adapters
-        preload = {name: path for name, path in own.preload.items() if name not in adapters}
-        return replace(self, config=replace(self.config, adapters=replace(own, preload=preload)))
+    def preloading(self, preload: Mapping[str, Path]) -> Launch:
+        """The same, which begins with other adapters."""
+        return replace(self, config=replace(self.config, adapters=replace(self.config.adapters, preload=preload)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,20 @@ async def test_what_was_preloaded_is_a_root_and_so_is_the_cache(make, cache, tmp
 WAYS_OUT = ("../outside", "/etc", "file:///etc", "file://../outside", "link", "loop", "a\0b", "x" * 5000)
 
 
+async def test_what_is_allowed_later_holds_from_then_on(make, root, cache, tmp_path):
+    """But for folders that were preloaded: what they hold is served until somebody unloads it."""
+    other, preloaded = tmp_path / "other", tmp_path / "preloaded"
+    for folder in (other / "poet", preloaded):
+        folder.mkdir(parents=True)
+    sources = make(preload={"tone": preloaded})
+    sources.allow(AdaptersConfig(roots=(other,)), cache)
+    assert await sources.fetch("poet") == other / "poet"
+    assert await sources.fetch(str(preloaded)) == preloaded
+    for source in (str(root / "tone"), "tone", "acme/thing", ALLOWED + "x"):
+        with pytest.raises(ApiError):
+            await sources.fetch(source)
+
+
 @pytest.mark.parametrize("source", WAYS_OUT, ids=lambda source: repr(source)[:20])
 async def test_ways_out_of_the_roots(source, make, root, tmp_path):
     (tmp_path / "outside").mkdir()

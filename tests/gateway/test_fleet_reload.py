@@ -28,8 +28,9 @@ from gateway.config.sections import (
 from gateway.config.whole import Config
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key
+from gateway.serve.addresses import Ports
 from gateway.serve.app import running
-from gateway.serve.fleet import sailing
+from gateway.serve.fleet import Fleet, sailing
 from gateway.serve.launch import Launch
 
 ACME, GLOBEX, ADMIN = (f"sk-{name}-0123456789" for name in ("acme", "globex", "admin"))
@@ -144,3 +145,31 @@ async def test_a_gateway_that_is_starting_meanwhile_is_started_again(smollm2, tm
         await until_all(lambda: chats(fleet, GLOBEX, "cheer"), lambda answer: answer.status_code == 200)
         for answer in await asked(fleet, "/metrics", ADMIN):
             assert 'loralane_slo_goal_seconds{goal="ttft",lane="interactive"} 0.125' in answer.text
+
+
+class Deckhand:
+    """A member of a fleet, of which nothing is asked but what it is to begin with the next time."""
+
+    def __init__(self, preload):
+        self.preload = preload
+        self.serving = asyncio.Event()
+        self.serving.set()
+
+    async def follow(self, config):
+        self.preload = config.adapters.preload
+
+    async def seed(self):
+        return {"tone": "its weights are missing"}
+
+
+class Shore:
+    def promise(self, interactive, batch):
+        pass
+
+
+async def test_where_an_adapter_cannot_be_served_gateways_go_on_with_the_one_before():
+    old, new = Path("/adapters/tone"), Path("/adapters/broken")
+    members = [Deckhand({"tone": old}) for _ in range(PROCESSES)]
+    fleet = Fleet(members, Shore(), ports=(Ports(1, 2),))
+    await fleet.take_up(replace(BEFORE, adapters=AdaptersConfig(preload={"tone": new, "poet": new})))
+    assert [member.preload for member in members] == [{"tone": old, "poet": new}] * PROCESSES

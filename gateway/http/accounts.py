@@ -13,6 +13,7 @@ from starlette.responses import Response
 from gateway.accounts.admin import AccountAdmin, key_json, tenant_json
 from gateway.accounts.registry import NewKey
 from gateway.http.edge import read_body
+from gateway.http.lists import tenant_filter
 from gateway.http.stream import json_response
 from gateway.openai.schema import Body, parse
 
@@ -24,7 +25,7 @@ KEY = KEYS + "/{id}"
 LimitValues = dict[str, int | list[str] | dict[str, str] | None]
 
 
-class TenantBody(Struct, kw_only=True):
+class TenantBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of PATCH /admin/v1/tenants/NAME: what is absent stays."""
 
     default_lane: str | UnsetType = UNSET
@@ -42,14 +43,14 @@ class NewTenantBody(TenantBody, kw_only=True):
     name: str
 
 
-class NewKeyBody(Struct, kw_only=True):
+class NewKeyBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /admin/v1/keys."""
 
     tenant: str
     label: str = ""
 
 
-class RotateBody(Struct, kw_only=True):
+class RotateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /admin/v1/keys/ID/rotate."""
 
     keep: bool = False
@@ -109,7 +110,7 @@ class AccountsApi:
         return json_response(tenant_json(await self._accounts.disable(request.path_params["name"], False)))
 
     async def keys(self, request: Request) -> Response:
-        found = self._accounts.keys(request.query_params.get("tenant", ""))
+        found = self._accounts.keys(tenant_filter(request))
         return json_response({"keys": [key_json(one) for one in found]})
 
     async def show_key(self, request: Request) -> Response:

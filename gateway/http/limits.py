@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from gateway.core.limits import Limits, Scope
 from gateway.http.edge import read_body
+from gateway.http.lists import tenant_filter
 from gateway.http.stream import json_response
 from gateway.limiter.admin import LimitAdmin, scope_of
 from gateway.limiter.base import LimitEntry
@@ -23,7 +24,9 @@ LIMITS = "/admin/v1/limits"
 Change = int | None | UnsetType
 
 
-class ScopeBody(Struct, kw_only=True):
+class ScopeBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A field that is misspelt must not leave somebody without a limit."""
+
     tenant: str
     key: str = ""
     adapter: str = ""
@@ -54,7 +57,7 @@ class LimitsApi:
         self._max_body_bytes = max_body_bytes
 
     async def get(self, request: Request) -> Response:
-        entries = await self._limits.get(request.query_params.get("tenant", ""))
+        entries = await self._limits.get(tenant_filter(request))
         return json_response({"limits": [entry_json(entry) for entry in entries]})
 
     async def set(self, request: Request) -> Response:
@@ -69,7 +72,7 @@ class LimitsApi:
         return json_response({**asdict(_scope(body)), **limits.values()})
 
     async def usage(self, request: Request) -> Response:
-        scopes = await self._limits.usage(request.query_params.get("tenant", ""))
+        scopes = await self._limits.usage(tenant_filter(request))
         return json_response({"usage": [use_json(used) for used in scopes]})
 
 

@@ -1,9 +1,11 @@
-"""Lists as OpenAI pages them, and the numbers that ask for a page."""
+"""Lists as OpenAI pages them, and the parameters of lists."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+from starlette.requests import Request
 
 from gateway.core.errors import invalid_request
 
@@ -26,3 +28,16 @@ def number_from(text: str, param: str, least: int, most: int) -> int:
     if not least <= number <= most:
         raise invalid_request(f"{param} must be a number from {least} to {most}", param)
     return number
+
+
+def check_parameters(given: Collection[str], *known: str) -> None:
+    """Raises ApiError: INVALID_REQUEST, one is misspelt, and would be passed over."""
+    for name in given:
+        if name not in known:
+            raise invalid_request(f"there is no parameter {name!r}; known are: {', '.join(known)}", name)
+
+
+def tenant_filter(request: Request) -> str:
+    """The only parameter of a list that may be of one tenant; empty: of all. Raises ApiError: INVALID_REQUEST."""
+    check_parameters(request.query_params, "tenant")
+    return request.query_params.get("tenant", "")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.core.errors import invalid_request
 from gateway.http.edge import header
+from gateway.http.lists import check_parameters
 from gateway.http.stream import json_response
 from gateway.usage.admin import UsageAdmin
 from gateway.usage.render import report_csv, report_json
@@ -29,7 +29,7 @@ class UsageApi:
 
     async def usage(self, request: Request) -> Response:
         given = request.query_params
-        _check_names(given)
+        check_parameters(given, *FILTERS, "format")  # one that is misspelt must not become a bill for everybody
         report = await self._usage.report(parse_query(given))
         return await asyncio.to_thread(_csv if _wants_csv(request) else _json, report)
 
@@ -42,13 +42,6 @@ def _csv(report: UsageReport) -> Response:
     name = f"usage-{report.query.since}-{report.query.until}.csv"
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     return Response(report_csv(report), media_type=CSV, headers=headers)
-
-
-def _check_names(given: Mapping[str, str]) -> None:
-    """A filter that is misspelt must not become a bill for everybody."""
-    for name in given:
-        if name not in (*FILTERS, "format"):
-            raise invalid_request(f"there is no parameter {name!r}; known are: {', '.join((*FILTERS, 'format'))}", name)
 
 
 def _wants_csv(request: Request) -> bool:

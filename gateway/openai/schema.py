@@ -231,6 +231,7 @@ class AllowRequest(Struct, kw_only=True):
 Body = TypeVar("Body", bound=Struct)
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
@@ -262,6 +263,9 @@ def invalid_field(message: str) -> ApiError:
     """msgspec's words with the place as `param`: Expected `int`, got `str` - at `$.max_tokens`."""
     match = _PLACE.match(message)
     what, path = (match["what"], (match["path"] or "").removesuffix("[...]")) if match else (message, "")
+    if unknown := _UNKNOWN.match(what):
+        param = ".".join(filter(None, (path, unknown[1])))
+        return invalid_request(f"there is no field {param!r}", param)
     missing = _MISSING.match(what)
     if missing:
         param = ".".join(filter(None, (path, missing[1])))

@@ -242,6 +242,25 @@ async def house(tmp_path, make) -> tuple[House, AccountRegistry]:
     return house, accounts
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "given"),
+    [
+        ("POST", TENANTS, {"name": "initech"}),
+        ("PATCH", f"{TENANTS}/acme", {}),
+        ("POST", KEYS, {"tenant": "acme"}),
+    ],
+)
+async def test_a_field_that_is_misspelt_leaves_nobody_without_limits(house, method, path, given):
+    house, accounts = house
+    before = dict(accounts.records)
+    async with house.client(ADMIN_KEY) as admin:
+        refused = await admin.request(method, path, json={**given, "limit": {"tokens_per_day": 1}})
+        everybodys = await admin.get(KEYS, params={"tennant": "acme"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "limit")
+    assert (everybodys.status_code, everybodys.json()["error"]["param"]) == (400, "tennant")
+    assert accounts.records == before
+
+
 async def test_a_tenants_life_over_http(house, caplog):
     house, _ = house
     caplog.set_level(logging.DEBUG)

@@ -92,6 +92,7 @@ async def test_resetting_returns_to_the_configuration_or_forgets_what_is_used(ho
         ({"tenant": "acme", "shadow": ["tokens"]}, 400, "shadow"),
         ({"tenant": "acme", "key": "k", "adapter": "poet", "tokens_per_day": 1}, 400, "key"),
         ({"tenant": "acme", "key": "k" * 300, "tokens_per_day": 1}, 400, "key"),
+        ({"tenant": "acme", "tokens_per_day": 1, "tokens_per_minut": 1}, 400, "tokens_per_minut"),
     ],
 )
 async def test_nonsense_is_refused_by_name_and_changes_nothing(house, body, status, param):
@@ -99,6 +100,20 @@ async def test_nonsense_is_refused_by_name_and_changes_nothing(house, body, stat
         response = await client.patch(LIMITS, json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (status, param)
     assert await house.limiter.limits(Scope("acme")) == Limits()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "misspelt"),
+    [("GET", LIMITS, "tennant"), ("GET", f"{LIMITS}/usage", "tennant"), ("POST", f"{LIMITS}/reset", "usd")],
+)
+async def test_what_is_misspelt_is_not_passed_over(house, method, path, misspelt):
+    """Somebody would be shown what is everybody's."""
+    where = "params" if method == "GET" else "json"
+    async with house.client("sk-admin") as client:
+        response = await client.request(method, path, **{where: {"tenant": "acme", misspelt: "x"}})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, misspelt)
+    assert repr(misspelt) in error["message"]
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", ""), ("PATCH", ""), ("POST", "/reset"), ("GET", "/usage")])

@@ -113,10 +113,14 @@ def walk(url: str) -> list[str]:
     said = []
     adapter = {"lora_name": "x", "lora_path": "nobody/nothing"}
     calls = [
-        ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
-        ("POST", "/v1/completions", {"prompt": "hi", "max_tokens": 2, "stream": True}),
-        ("POST", "/v1/completions", {"prompt": 5}),
-        ("POST", "/tokenize", {"prompt": "hi"}),
+        (
+            "POST",
+            "/v1/chat/completions",
+            {"model": "served", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+        ),
+        ("POST", "/v1/completions", {"model": "served", "prompt": "hi", "max_tokens": 2, "stream": True}),
+        ("POST", "/v1/completions", {"model": "served", "prompt": 5}),
+        ("POST", "/tokenize", {"model": "served", "prompt": "hi"}),
         ("GET", "/v1/models", None),
         ("GET", "/v1/nothing", None),
         ("POST", "/v1/load_lora_adapter", adapter),
@@ -132,8 +136,7 @@ def walk(url: str) -> list[str]:
         for method, path, body in calls:
             for name in ("TENANT_KEY", "ADMIN_KEY", "OTHER_KEY"):
                 headers = {"authorization": f"Bearer {SECRETS[name]}", "x-request-id": f"walk-{name}"}
-                sent = None if body is None else {"model": "served", **body}
-                answer = client.request(method, path, json=sent, headers=headers)
+                answer = client.request(method, path, json=body, headers=headers)
                 said.append(f"{path} {answer.status_code} {dict(answer.headers)} {answer.text}")
         raw = httpx.Request(
             "GET", f"{url}/health?key={SECRETS['TENANT_KEY']}", headers={"cookie": SECRETS["ADMIN_KEY"]}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import httpx
 
@@ -25,12 +26,18 @@ SECONDS = 120.0
 
 
 @contextmanager
-def serving(folder, *arguments):
-    """The process, and what it has said on standard error."""
+def serving(folder, *arguments, hangup=signal.SIG_DFL):
+    """The process, and what it has said on standard error. `hangup`: what becomes of SIGHUP, whoever runs the tests."""
     log = folder / "log"
     command = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(folder / "data"), *arguments]
     with log.open("w") as stream:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream, env={**os.environ, **KEYS})
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=stream,
+            env={**os.environ, **KEYS},
+            preexec_fn=partial(signal.signal, signal.SIGHUP, hangup),
+        )
     try:
         heard(process, log, "Ctrl-C stops it")
         yield process, log
@@ -71,9 +78,19 @@ def test_the_file_is_read_again_and_one_that_is_wrong_changes_nothing(smollm2, t
         assert process.wait(SECONDS) == 0
 
 
+PORTS = ("--http-port", "0", "--grpc-port", "0", "--dtype", "float32")
+
+
 def test_without_a_file_a_terminal_that_closes_stops_it_in_order(smollm2, tmp_path):
-    ports = ("--http-port", "0", "--grpc-port", "0", "--dtype", "float32")
-    with serving(tmp_path, "--model", str(smollm2), *ports) as (process, log):
+    with serving(tmp_path, "--model", str(smollm2), *PORTS) as (process, log):
         process.send_signal(signal.SIGHUP)
         assert process.wait(SECONDS) == 0
         assert "stopping ..." in log.read_text()
+
+
+def test_nohup_lets_it_outlive_its_terminal(smollm2, tmp_path):
+    with serving(tmp_path, "--model", str(smollm2), *PORTS, hangup=signal.SIG_IGN) as (process, log):
+        process.send_signal(signal.SIGHUP)
+        assert status(log, KEYS["ACME"]) == 401, "it answers, and knows no such key"
+        process.terminate()
+        assert process.wait(SECONDS) == 0

@@ -132,5 +132,7 @@ def test_what_is_accepted_has_the_same_host_for_another_parser(text):
     other = httpx.URL(text)
     assert ours.host == other.host.lower()
     assert ours.port == (other.port or 443)
-    assert ours.target.split("?")[0].encode() == other.raw_path.split(b"?")[0]
+    path = ours.target.split("?")[0]
+    if not {".", ".."} & set(path.split("/")):  # the other one resolves these, we leave them to whoever is asked
+        assert path.encode() == other.raw_path.split(b"?")[0]
     assert parse_url(f"https://{ours.authority}{ours.target}") == ours

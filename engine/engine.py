@@ -13,6 +13,7 @@ from engine.core.apply import apply_commands
 from engine.core.commands import AddAdapter, Command, DropAdapter
 from engine.core.commit import abort_users, absorb, commit
 from engine.core.commit_adapters import add_adapter, pin_adapter
+from engine.core.pace import Pace
 from engine.core.plan import plan_step
 from engine.core.policy import Policy, make_policy
 from engine.core.state import EngineState
@@ -114,12 +115,14 @@ class Engine:
         executor: Executor,
         policy: Policy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.state = state
         self.executor = executor
         self.policy = policy or make_policy(state.config.scheduling)
         self.clock = clock
         self.inbox = Inbox()
+        self.pace = Pace(clock, sleep)
         self.step_seconds = 0.0
         self._stopping = False
         self._loop = threading.Lock()
@@ -132,11 +135,13 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """One iteration over all running sequences; returns what became of every request it moved or, where the
         executor overlaps and computes this step behind another, of every request that the other moved."""
+        now = self.pace.rest(self.state)
         with self._changing:
             apply_commands(self.state, self.inbox.drain())
-            plan = plan_step(self.state, self.policy, self.clock())
+            plan = plan_step(self.state, self.policy, now)
             commit(self.state, plan)
         self.executor.submit(plan)
+        self.pace.note_launch()
         if self.executor.overlaps and len(self.state.under_way) == 1 and not plan.is_empty:
             return []  # the next step is planned while this one is computed
         result = self.executor.collect()

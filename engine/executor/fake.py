@@ -23,6 +23,8 @@ from engine.executor.base import Claim, HostAdapter, Report
 from engine.executor.cost import CostModel, LiveSequence, StepWork, measure
 
 TOKEN_MASK = 2**31 - 1
+HOST_NOISE = 0.3
+"""Sigma of the lognormal noise of what the host takes over a step: other threads and processes are beside it."""
 
 
 def fake_token(adapter: AdapterId | None, seed: int, tokens: list[int], vocab_size: int) -> int:
@@ -170,7 +172,8 @@ StepObserver = Callable[[StepPlan, StepWork, float], None]
 
 
 class TimedExecutor:
-    """A plan takes what the cost model says, times lognormal noise, on a virtual clock; a disk reads beside it.
+    """A plan takes what the cost model says, times lognormal noise, on a virtual clock; a disk reads beside it. Before
+    it comes `host_s`, likewise, in which the host plans and launches it.
 
     A token is made of the request's seed and its position alone: in constant time, and the same after a preemption.
     """
@@ -185,9 +188,12 @@ class TimedExecutor:
         noise_sigma: float = 0.0,
         seed: int = 0,
         overlaps: bool = False,
+        host_s: float = 0.0,
     ) -> None:
         self.overlaps = overlaps
         self._cost = cost
+        self._clock = clock
+        self._host_s = host_s
         self._device = VirtualDevice(clock)
         self._submitted: deque[tuple[StepPlan, StepResult]] = deque()
         self._disk = disk
@@ -202,6 +208,8 @@ class TimedExecutor:
         self._report = report
 
     def submit(self, plan: StepPlan) -> None:
+        if self._host_s:
+            self._clock.advance(self._host_s * math.exp(self._gauss(0.0, HOST_NOISE)))
         live = self._live
         for request_id in plan.released:
             live.pop(request_id, None)

@@ -42,6 +42,8 @@ class Setup:
     core: CoreConfig
     overlaps: bool = False
     """Each step is planned while the one before it is computed."""
+    host_s: float = 0.0
+    """That the host takes to plan and launch a step."""
 
 
 def simulate(setup: Setup, workload: Workload, progress: Progress = lambda _: None) -> Report:
@@ -72,8 +74,9 @@ class _Run:
             device.noise_sigma,
             workload.seed,
             setup.overlaps,
+            setup.host_s,
         )
-        self.engine = Engine(EngineState.create(setup.core), executor, clock=self.clock)
+        self.engine = Engine(EngineState.create(setup.core), executor, clock=self.clock, sleep=self._rest)
         for adapter, rank in ranks.items():
             self._load(adapter, device.adapter_pages(rank), rank, device.page_bytes)
         self._workload = workload
@@ -98,6 +101,11 @@ class _Run:
                 shown = self.clock.now
                 progress(min(1.0, shown / whole))
         progress(1.0)
+
+    def _rest(self, seconds: float) -> None:
+        """Who arrives while the engine puts a step off is in it."""
+        self.clock.advance(seconds)
+        self._submit_arrived()
 
     @property
     def _ended(self) -> bool:

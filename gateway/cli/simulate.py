@@ -76,6 +76,7 @@ def simulate(
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Plan each step while the one before it is computed, as on a GPU.")
     ] = False,
+    host_ms: Annotated[float, typer.Option(help="What the host takes to plan and launch a step.", min=0)] = 0.0,
     goals: Annotated[
         bool, typer.Option("--goals", help="Judge by the scheduler's goals; adds what they need.")
     ] = False,
@@ -101,7 +102,7 @@ def simulate(
             trace, rate, cv, **ranges, seconds=duration, tenants=tenants, adapters=adapters, zipf=zipf,
             batch_share=batch_share, backlog=backlog, seed=seed,
         )  # fmt: skip
-        setup = replace(make_setup(device, config, os.environ), overlaps=overlap)
+        setup = replace(make_setup(device, config, os.environ), overlaps=overlap, host_s=host_ms / 1000)
         modes = Modes(policy or [setup.core.scheduling.policy], scheduler or [setup.core.scheduling.scheduler])
         jobs = jobs or os.cpu_count() or 1
         if plot is not None:
@@ -199,6 +200,7 @@ def _write_json(path: Path, setup: Setup, scenario: Scenario, reports: dict[str,
         "device": setup.device.description,
         "engine": asdict(setup.core),
         "overlaps": setup.overlaps,
+        "host_s": setup.host_s,
         "runs": {name: asdict(report) for name, report in reports.items()},
         "goals": [
             {"figure": item.goal.figure, "limit": item.goal.limit, "at_most": item.goal.at_most, "values": item.values}

@@ -58,7 +58,7 @@ class House:
         defaults = {"num_pages": 400, "block_size": 16, "max_seqs": 32, "max_model_len": 1024, "token_budget": 256}
         self.executor = SlowExecutor(self.clock, overlaps=overlaps)
         state = EngineState.create(CoreConfig(**defaults | config))
-        self.engine = Engine(state, self.executor, clock=self.clock)
+        self.engine = Engine(state, self.executor, clock=self.clock, sleep=self.clock.advance)
         self.times, self.ends = {}, {}
         for adapter, pages in (adapters or {}).items():
             self.add_adapter(adapter, pages)

@@ -61,6 +61,14 @@ def test_the_configuration_of_serve_is_used(trace, tmp_path):
     assert (document["engine"]["max_seqs"], document["engine"]["token_budget"]) == (3, 64)
 
 
+def test_how_the_host_plans_can_be_chosen(trace, tmp_path):
+    out = tmp_path / "report.json"
+    done = invoke("--trace", trace, "--device", "cpu-smollm2", "--overlap", "--host-ms", 2.5, "--json", out)
+    assert done.exit_code == 0, done.output
+    document = json.loads(out.read_text())
+    assert (document["overlaps"], document["host_s"]) == (True, 0.0025)
+
+
 def test_a_curve_is_drawn(trace, tmp_path):
     pytest.importorskip("matplotlib")
     out, report = tmp_path / "curve.png", tmp_path / "report.json"

@@ -48,12 +48,22 @@ def test_every_mode_finishes_every_request(make_setup, policy, scheduler):
     assert 0 < report.busy <= 1
 
 
-def test_steps_planned_ahead_answer_alike_and_a_step_later(make_setup):
-    workload = chat(seconds=20, backlog=None)
+@pytest.mark.parametrize("backlog", [None, BACKLOG])
+def test_steps_planned_ahead_answer_alike_and_less_than_a_step_later(make_setup, backlog):
+    workload = chat(backlog=backlog)
     plain, ahead = (simulate(replace(make_setup(), overlaps=overlaps), workload) for overlaps in (False, True))
     one, other = (report.lanes["interactive"] for report in (plain, ahead))
     assert (other.finished, other.generated_tokens) == (one.finished, one.generated_tokens)
-    assert one.ttft.p50 < other.ttft.p50 < one.ttft.p50 + ahead.longest_step
+    assert one.ttft.p50 < other.ttft.p50 < one.ttft.p50 + 0.3 * one.itl.p50
+
+
+def test_what_the_host_takes_costs_tokens_unless_steps_are_planned_ahead(make_setup):
+    instant, plain, ahead = (
+        simulate(replace(make_setup(), overlaps=overlaps, host_s=host_s), chat()).lanes["batch"].tokens_per_s
+        for overlaps, host_s in ((False, 0.0), (False, 0.003), (True, 0.003))
+    )
+    assert plain < 0.95 * instant
+    assert ahead == pytest.approx(instant, rel=0.02)
 
 
 def test_one_request_takes_what_its_steps_take(make_setup, device):

@@ -139,7 +139,7 @@ def _assemble(
 
 def _parse(data: memoryview) -> dict[str, Raw]:
     try:
-        return dict(deserialize(bytes(data)))
+        return dict(sorted(deserialize(bytes(data))))  # it has an order of its own, another each time
     except SafetensorError as error:
         raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short ({error}); copy it again") from error
 
@@ -164,7 +164,7 @@ def pair_tensors(
     tensors: Mapping[str, Raw], settings: PeftSettings, shapes: TargetShapes
 ) -> dict[Place, dict[str, Raw]]:
     """Tensors by the projection and side (A or B) they belong to."""
-    places, names = shapes.places(), set()
+    places, named = shapes.places(), dict[str | None, str]()
     pairs: dict[Place, dict[str, Raw]] = {}
     for key, raw in tensors.items():
         found = KEY.fullmatch(key)
@@ -172,10 +172,11 @@ def pair_tensors(
             raise AdapterError(_stranger(key, settings, shapes))
         if found["magnitude"] and not settings.use_dora:
             raise AdapterError(f"{key!r} belongs to a DoRA adapter, and {CONFIG_FILE} does not say use_dora")
-        names.add(found["name"] or found["dora_name"])
+        named.setdefault(found["name"] or found["dora_name"], key)
         part, pair = found["side"] or MAGNITUDE, pairs.setdefault(places[found["module"]], {})
-        if part in pair or len(names) > 1:
-            raise AdapterError(f"{WEIGHTS_FILE} holds more than one adapter ({key!r} is of a second one)")
+        if part in pair or len(named) > 1:
+            keys = " and ".join(repr(key[:200]) for key in dict.fromkeys((*named.values(), key)))
+            raise AdapterError(f"{WEIGHTS_FILE} holds more than one adapter ({keys})")
         pair[part] = raw
     return pairs
 

@@ -140,8 +140,7 @@ class Engine:
             apply_commands(self.state, self.inbox.drain())
             plan = plan_step(self.state, self.policy, now)
             commit(self.state, plan)
-        self.executor.submit(plan)
-        self.pace.note_launch()
+        self.pace.note(late=self.executor.submit(plan))
         if self.executor.overlaps and len(self.state.under_way) == 1 and not plan.is_empty:
             return []  # the next step is planned while this one is computed
         result = self.executor.collect()

@@ -62,8 +62,8 @@ class Adapters:
     def overlaps(self) -> bool:
         return self._runner.overlaps
 
-    def submit(self, plan: StepPlan) -> None:
-        self._runner.submit(plan)
+    def submit(self, plan: StepPlan) -> bool:
+        return self._runner.submit(plan)
 
     def collect(self) -> StepResult:
         return self._runner.collect()

@@ -1,7 +1,9 @@
 """When the next step is planned, where steps are planned ahead of the device: as late as the device allows.
 
 Whoever comes once a step is planned waits for the next but one. So the host rests until the step under way is about to
-end, less what it takes itself until the device has the next one: no later, or the device would idle.
+end, less a lead. How long that must be, nobody needs to measure: waking up, planning, launching, what a prediction is
+off, how late the host hears of a step's end. It grows whenever the device ran out of work behind a rest, and shrinks
+slowly, so that this happens once in some hundred steps.
 """
 
 from __future__ import annotations
@@ -10,37 +12,37 @@ from collections.abc import Callable
 
 from engine.core.state import EngineState
 
-LEAD_KEPT = 0.98
-"""Of the longest lead, a step: a stall of the host is forgotten within some hundred steps."""
+FIRST_LEAD_S = 0.005
+LONGER = 1.2
+SHORTER = 0.998
+"""Balanced if log(LONGER) / -log(SHORTER), 91 steps, are in time for each that is late."""
 
 
 class Pace:
     """Attributes:
-    lead: seconds from when a step should be planned until the device has it, the longest of late: waking up, planning
-        and launching.
+    lead: seconds before the predicted end of a step at which the next one is planned.
     """
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        self.lead = 0.0
-        self._due = 0.0
+        self.lead = FIRST_LEAD_S
+        self._has_rested = False
         self._clock, self._sleep = clock, sleep
 
     def rest(self, state: EngineState) -> float:
         """Until the next step should be planned; the time that it is then."""
         now = self._clock()
-        self._due = self._when(state, now)
-        if self._due <= now:
+        wait = _end_of_step(state, now) - self.lead - now
+        self._has_rested = wait > 0
+        if not self._has_rested:
             return now
-        self._sleep(self._due - now)
+        self._sleep(wait)
         return self._clock()
 
-    def note_launch(self) -> None:
-        """The device has the step that was rested for."""
-        self.lead = max(self._clock() - self._due, self.lead * LEAD_KEPT)
+    def note(self, *, late: bool) -> None:
+        """The device has the step that was rested for. late: it had run out of work."""
+        self.lead *= LONGER if late and self._has_rested else SHORTER
 
-    def _when(self, state: EngineState, now: float) -> float:
-        """At once, unless a step is under way whose time is known; that one began when the state last changed."""
-        if not state.under_way:
-            return now
-        shortest = state.under_way[0].plan.predicted * state.ledger.model.shortest
-        return state.now + max(0.0, shortest - self.lead)
+
+def _end_of_step(state: EngineState, now: float) -> float:
+    """Of the one under way, which began when the state last changed; now, if there is none."""
+    return state.now + state.under_way[0].plan.predicted if state.under_way else now

@@ -128,8 +128,6 @@ class StepTimeModel:
         self.prices = Prices.of([0.0] * (len(SCALES) + len(knots)))
         self.margin = margin_ceiling
         """What predictions are multiplied with to be kept 19 times out of 20."""
-        self.shortest = 0.0
-        """What they are multiplied with to be reached 99 times out of 100; 0 while nothing is known."""
         self.median_error = 0.0
         """Of |actual / predicted - 1| over the last steps."""
         self._forgetting = forgetting
@@ -243,7 +241,6 @@ class StepTimeModel:
         if self._ratios:
             ordered, (floor, ceiling) = sorted(self._ratios), self._margins
             self.margin = min(max(ordered[int(0.95 * len(ordered))], floor), ceiling)
-            self.shortest = ordered[int(0.01 * len(ordered))]
             self.median_error = sorted(abs(ratio - 1.0) for ratio in ordered)[len(ordered) // 2]
 
 

@@ -41,10 +41,14 @@ class Executor(Protocol):
         """Where answers go: exactly one for each fetch, and one for each grammar that is not forgotten before. Called
         once, before everything else."""
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan) -> bool:
         """Begins to carry out a plan: saves, releases, evicts, loads, begins fetches and preparations, restores, admits
         and computes, in this order and behind the plan before it, which it does not wait for. A chunk may begin with a
-        token that only that one knows. Here as in `collect`, an exception is a bug and ends the engine."""
+        token that only that one knows. Here as in `collect`, an exception is a bug and ends the engine.
+
+        Returns:
+            Whether the plan was late: that before it had been carried out already, and not been collected.
+        """
 
     def collect(self) -> StepResult:
         """What came of the oldest plan that was submitted and not collected. Waits for it."""

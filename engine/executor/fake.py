@@ -62,10 +62,11 @@ class FakeExecutor:
     def connect(self, report: Report) -> None:
         self.report = report
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan) -> bool:
         self.fetch(plan)
         self.prepare(plan)
         self._submitted.append(plan)
+        return len(self._submitted) > 1
 
     def collect(self) -> StepResult:
         return self.compute(self._submitted.popleft())
@@ -132,10 +133,12 @@ class VirtualDevice:
         """Of the steps that nobody has waited for."""
         self._free_at = 0.0
 
-    def begin(self, seconds: float) -> None:
-        """A step that takes so long, behind all before it."""
+    def begin(self, seconds: float) -> bool:
+        """A step that takes so long, behind all before it. Whether it was late: see `Executor.submit`."""
+        late = bool(self._ends) and self._free_at < self._clock.now
         self._free_at = max(self._free_at, self._clock.now) + seconds
         self._ends.append(self._free_at)
+        return late
 
     def wait(self) -> None:
         """For the oldest step that nobody has waited for."""
@@ -207,7 +210,7 @@ class TimedExecutor:
     def connect(self, report: Report) -> None:
         self._report = report
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan) -> bool:
         if self._host_s:
             self._clock.advance(self._host_s * math.exp(self._gauss(0.0, HOST_NOISE)))
         live = self._live
@@ -224,7 +227,7 @@ class TimedExecutor:
         work = measure(plan, live)
         seconds = self._cost.seconds(work) * math.exp(self._gauss(0.0, self._sigma))
         self._observe(plan, work, seconds)
-        self._device.begin(seconds)
+        late = self._device.begin(seconds)
         sampled = tuple(
             [
                 SampledToken(
@@ -237,6 +240,7 @@ class TimedExecutor:
         copies = [self._cost.seconds(StepWork(pages_copied=len(load.pages))) for load in plan.loads]
         result = StepResult(sampled, load_seconds=tuple(copies), seconds=seconds if self.overlaps else None)
         self._submitted.append((plan, result))
+        return late
 
     def collect(self) -> StepResult:
         plan, result = self._submitted.popleft()

@@ -14,7 +14,7 @@ from engine.core.commands import AdapterFetched, FetchFailed
 from engine.core.types import AdapterLoad, Admission, StepPlan, StepResult
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
-from engine.model.batch import BatchState
+from engine.model.batch import BatchState, HostBatch
 from engine.model.decoder import build_decoder
 from engine.model.fetcher import Fetcher, start_threads
 from engine.model.grammar import GrammarRoom
@@ -27,9 +27,9 @@ from engine.model.memory import Progress, count_host_pages, count_pages
 from engine.model.packing import Packer
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
-from engine.model.sampling import Sample, make_sampler
+from engine.model.sampling import make_sampler
 from engine.model.spec import ModelSpec, read_spec
-from engine.model.steps import Steps, forward_over, plan_graphs
+from engine.model.steps import Masks, Steps, forward_over, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
 from engine.model.weights import open_weights
 from lora_kernels.select import select_backend
@@ -116,7 +116,7 @@ class ModelRunner:
         return self.spec.eos_token_ids
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan) -> bool:
         """See `Executor.submit`. A CPU has computed the step when this returns; on a GPU all of it is put behind what
         was submitted before."""
         begun = self._clock.mark()
@@ -132,9 +132,12 @@ class ModelRunner:
         self._host_pages.restore(self._arena.pages, plan.restores)
         for admission in plan.admitted:
             self._admit(admission)
-        sample = self._compute(plan) if plan.chunks else None
+        work = self._gather(plan) if plan.chunks else None
+        late = bool(self._submitted) and self._clock.has_passed(self._submitted[-1].ended)
+        sample = self._steps.launch(*work) if work else None
         self._arena.copies.close()
         self._submitted.append(SubmittedStep(sample, begun, self._clock.mark()))
+        return late
 
     def collect(self) -> StepResult:
         """See `Executor.collect`."""
@@ -201,10 +204,10 @@ class ModelRunner:
         self._sampler.add(name, self._grammars.add(name, admission.params, *known), *known)
         self._batch.admit(admission, self._arena.slot(admission.adapter), int(self._sampler.slots([name])[0]))
 
-    def _compute(self, plan: StepPlan) -> Sample | None:
+    def _gather(self, plan: StepPlan) -> tuple[HostBatch, Masks | None]:
         batch = self._batch.gather(plan.chunks)
         bound = self._grammars.bind(batch.sample_ids)
-        return self._steps.launch(batch, self._grammars.masks if bound else None)
+        return batch, self._grammars.masks if bound else None
 
 
 def _pick_device(name: str) -> torch.device:

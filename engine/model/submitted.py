@@ -21,6 +21,9 @@ class WorkClock(Protocol):
     def mark(self) -> Mark:
         """Behind all work so far."""
 
+    def has_passed(self, mark: Mark) -> bool:
+        """Whether the device has come to it."""
+
     def seconds(self, first: Mark, last: Mark) -> float:
         """Between two marks. Waits until the device has come to the last."""
 
@@ -30,6 +33,9 @@ class HostClock:
 
     def mark(self) -> float:
         return time.perf_counter()
+
+    def has_passed(self, mark: float) -> bool:
+        return True
 
     def seconds(self, first: float, last: float) -> float:
         return last - first
@@ -42,6 +48,9 @@ class CudaClock:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    def has_passed(self, mark: torch.cuda.Event) -> bool:
+        return mark.query()
 
     def seconds(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
         last.synchronize()

@@ -36,7 +36,7 @@ class MemoryExecutor(FakeExecutor):
     def submit(self, plan):
         for load in plan.loads:
             assert load.adapter in self.packed, "a load of an adapter that is not in host memory"
-        super().submit(plan)
+        return super().submit(plan)
 
     def compute(self, plan):
         for page, host_page in plan.saves:

@@ -1,4 +1,4 @@
-"""A step planned ahead is planned late: who comes meanwhile is in it, and the device still never waits for the host."""
+"""A step planned ahead is planned late: who comes meanwhile is in it, and the device hardly waits for the host."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from engine.core.types import Lane
 from tests.core.virtual import House
 
 PLAN = 0.004
-"""Seconds the host takes over a plan; a step takes at least 10 ms."""
+"""Seconds the host takes over a plan; a step takes at least 10 ms, and 14 with four decodes."""
 
 
 class Rested(House):
@@ -31,11 +31,11 @@ class Rested(House):
         self.rests.clear()
 
 
-def device_time(house, steps):
-    """Seconds that so many steps take, and how much of that the device computes."""
+def idle_share(house, steps):
+    """Of the next so many steps' time, how much the device had nothing to do."""
     begun, first = house.clock.now, len(house.executor.took)
     house.step(steps)
-    return house.clock.now - begun, sum(house.executor.took[first - 1 : first - 1 + steps])
+    return 1 - sum(house.executor.took[first - 1 : first - 1 + steps]) / (house.clock.now - begun)
 
 
 def test_steps_in_turn_are_not_put_off():
@@ -66,48 +66,42 @@ def test_who_comes_while_the_host_rests_is_in_the_next_step():
     assert len(house.times["chat"]) == 1
 
 
-def test_the_device_waits_for_no_host_that_rests():
+@pytest.mark.parametrize("plan_seconds", [0.0, 0.001, PLAN, 0.008])
+@pytest.mark.parametrize("lag", [0.0, 0.002])
+def test_the_device_hardly_waits_for_a_host_that_rests(plan_seconds, lag):
+    """However long planning takes, and though the host hears of a step's end a while after it."""
     house = Rested(overlaps=True)
     house.learn()
+    house.executor.plan_seconds, house.executor.lag = plan_seconds, lag
     house.backlog()
-    seconds, computed = device_time(house, 100)
-    assert len(house.rests) == 100 and min(house.rests) > 0.4 * computed / 100
-    assert seconds == pytest.approx(computed, rel=0.01)
+    idle_share(house, 600)
+    house.rests.clear()
+    assert idle_share(house, 100) < 0.005
+    assert len(house.rests) > 90
+    assert house.engine.pace.lead < 1.3 * (plan_seconds + lag) + 0.0025
 
 
-def test_a_host_that_takes_as_long_as_a_step_never_rests():
+def test_a_host_that_takes_longer_than_a_step_does_not_rest():
     house = Rested(overlaps=True)
     house.learn()
     house.executor.plan_seconds = 0.030
     house.backlog()
-    seconds, computed = device_time(house, 50)
-    assert house.rests == []
-    assert seconds == pytest.approx(50 * 0.030) and computed < seconds
+    begun = house.clock.now
+    house.step(200)
+    assert len(house.rests) <= 4
+    assert house.clock.now - begun < 200 * 0.030 * 1.01
+    assert house.engine.pace.lead < 0.040, "it does not grow where resting less would not help"
 
 
-def test_a_stall_of_the_host_is_forgotten():
+def test_a_stall_of_the_host_changes_little():
     house = Rested(overlaps=True)
     house.learn()
     house.backlog()
-    usual = house.engine.pace.lead
-    house.executor.plan_seconds = 1.0
+    before = house.engine.pace.lead
+    house.meanwhile = lambda: house.clock.advance(1.0)
     house.step()
-    house.executor.plan_seconds = PLAN
-    house.rests.clear()
-    house.step()
-    assert house.rests == [] and house.engine.pace.lead > 0.9
-    house.step(300)
-    assert house.engine.pace.lead == pytest.approx(usual, rel=0.1)
-    assert house.rests
-
-
-def test_the_margin_at_the_short_end_is_what_hardly_any_step_falls_below():
-    house = Rested(overlaps=True)
-    house.learn()
-    model = house.ledger.model
-    assert 0 < model.shortest <= min(1.0, model.margin)
-    below = sum(ratio < model.shortest for ratio in model._ratios)
-    assert below <= 0.01 * len(model._ratios)
+    house.meanwhile = lambda: None
+    assert before < house.engine.pace.lead < 1.25 * before
 
 
 @pytest.mark.parametrize("lane", Lane)

@@ -24,6 +24,8 @@ class SlowExecutor(FakeExecutor):
         self.plans, self.took = [], []
         self.plan_seconds = 0.0
         """That the host takes over a step, be it computed beside that or after it."""
+        self.lag = 0.0
+        """Seconds until the host hears that a step has ended."""
         self.load_seconds = self.surprise = 0.0
         """Seconds that a step with several decodes takes longer than it did while the engine learned."""
 
@@ -31,11 +33,12 @@ class SlowExecutor(FakeExecutor):
         self.clock.advance(self.plan_seconds)
         self.plans.append(plan)
         self.took.append(self.seconds(plan))
-        self.device.begin(self.took[-1])
         super().submit(plan)
+        return self.device.begin(self.took[-1])
 
     def collect(self):
         self.device.wait()
+        self.clock.advance(self.lag)
         seconds = self.took[-len(self._submitted)]
         result = super().collect()
         return replace(result, seconds=seconds) if self.overlaps else result

@@ -31,7 +31,7 @@ class HostExecutor(FakeExecutor):
 
     def submit(self, plan):
         assert {load.adapter for load in plan.loads} <= self.host, "an adapter is planned that host memory has not"
-        super().submit(plan)
+        return super().submit(plan)
 
     def compute(self, plan):
         if not self.step.is_set():

@@ -11,6 +11,7 @@ from engine.core.state import EngineState
 from engine.core.types import Admission, FinishReason, Request, SamplingParams, ScheduledChunk, StepPlan
 from engine.engine import Engine
 from engine.model.runner import ModelRunner
+from engine.model.submitted import HostClock
 
 BLOCK = 4
 CORE = CoreConfig(num_pages=100, block_size=BLOCK, max_seqs=3, max_model_len=64, token_budget=16, eos_token_ids=(2, 3))
@@ -100,3 +101,25 @@ def test_steps_are_timed_where_the_host_goes_on(tiny_llama):
         runner.submit(StepPlan())
     assert plain.collect().seconds is None
     assert ahead.collect().seconds >= 0
+
+
+def test_a_plan_is_late_if_the_one_before_it_has_been_carried_out(tiny_llama):
+    class SlowClock(HostClock):
+        passed = False
+
+        def has_passed(self, mark):
+            return self.passed
+
+    runner = make_runner(tiny_llama, overlaps=True)
+    runner._clock = clock = SlowClock()
+    clock.passed = True
+    assert not runner.submit(StepPlan(admitted=(admission("r", [9, 8]),), chunks=(chunk("r", 0, 2, (3,)),)))
+    assert runner.submit(StepPlan(chunks=(chunk("r", 2, 1),)))
+    runner.collect()
+    clock.passed = False
+    assert not runner.submit(StepPlan(chunks=(chunk("r", 3, 1),)))
+    clock.passed = True
+    assert runner.submit(StepPlan()), "without anything to compute, too"
+    for _ in range(3):
+        runner.collect()
+    assert not runner.submit(StepPlan(released=("r",))), "nobody waited for it"

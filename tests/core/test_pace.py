@@ -1,7 +1,10 @@
 """A step planned ahead is planned late: who comes meanwhile is in it, and the device hardly waits for the host."""
 
+from dataclasses import replace
+
 import pytest
 
+from engine.core.pace import LEAST_LEAD_S, LONGEST_REST_S
 from engine.core.types import Lane
 from tests.core.virtual import House
 
@@ -53,6 +56,15 @@ def test_nothing_is_put_off_while_nobody_knows_what_steps_take():
     assert house.rests
 
 
+def test_a_step_is_planned_for_the_time_at_which_the_rest_ends():
+    house = Rested(overlaps=True)
+    house.learn()
+    house.backlog()
+    begun = house.clock.now
+    house.step()
+    assert house.executor.plans[-1].now == pytest.approx(begun + house.rests[-1]) and house.rests[-1] > 0.005
+
+
 def test_who_comes_while_the_host_rests_is_in_the_next_step():
     house = Rested(overlaps=True)
     house.learn()
@@ -102,6 +114,54 @@ def test_a_stall_of_the_host_changes_little():
     house.step()
     house.meanwhile = lambda: None
     assert before < house.engine.pace.lead < 1.25 * before
+
+
+def test_nobody_waits_for_a_step_that_computes_nothing():
+    """One is under way behind the last token of every answer."""
+    house = Rested(overlaps=True)
+    house.learn()
+    lead = house.engine.pace.lead
+    for number in range(9):
+        last = house.state.under_way[0].plan
+        assert not last.chunks and last.predicted > 0
+        house.rests.clear()
+        house.submit(f"r{number}", 16, 1)
+        house.step()
+        assert house.rests == []
+        house.finish()
+    assert house.engine.pace.lead <= lead
+
+
+def test_waiting_for_something_else_says_nothing_about_the_host():
+    house = Rested(adapters={"a": 2}, overlaps=True)
+    house.learn()
+    house.executor.fetch = lambda plan: None
+    house.submit("r", 16, 4, adapter="a")
+    house.step(3)
+    house.rests.clear()
+    lead = house.engine.pace.lead
+    house.step(2000)
+    assert "r" in house.state.sequences and house.rests == []
+    assert house.engine.pace.lead == lead
+
+
+def test_a_lead_that_was_not_needed_for_long_can_still_grow():
+    house = Rested(overlaps=True)
+    house.learn()
+    house.backlog()
+    pace = house.engine.pace
+    for _ in range(10_000):
+        pace.note(late=False)
+    assert pace.lead == LEAST_LEAD_S
+
+
+def test_a_prediction_that_is_far_off_stops_nobody_for_long():
+    house = Rested(overlaps=True)
+    house.learn()
+    house.ledger.model.prices = replace(house.ledger.model.prices, step=1e12)
+    house.submit("r", 16, 40)
+    house.finish()
+    assert max(house.rests) == LONGEST_REST_S and sum(house.rests) < 3.0
 
 
 @pytest.mark.parametrize("lane", Lane)

@@ -137,7 +137,7 @@ class Draft:
         features = self._budget.features
         return StepPlan(
             now=self._now,
-            predicted=self._state.ledger.model.predict(features),
+            predicted=self._state.ledger.model.predict(features) if self._chunks else 0.0,
             features=features,
             alone=self._budget.alone,
             saves=tuple(self._host.saved.values()),

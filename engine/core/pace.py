@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.core.state import EngineState
-from engine.core.types import StepPlan
 
 FIRST_LEAD_S = 0.005
+"""Rather too long: a chat that just missed a step is no worse off than without a rest."""
 LEAST_LEAD_S = 0.0001
 """What it grows from again where predictions have long been short."""
 LONGER = 1.2
@@ -35,14 +35,12 @@ class Pace:
 
     def rest(self, state: EngineState) -> float:
         """Until the next step should be planned; the time that it is then."""
-        now, plan = self._clock(), _computing(state)
-        self._is_behind, self._has_rested = plan is not None, False
-        if plan is None:
+        now = self._clock()
+        predicted = state.under_way[0].plan.predicted if state.under_way else 0.0
+        wait = state.now + predicted - self.lead - now  # it began when the state last changed
+        self._is_behind, self._has_rested = predicted > 0, wait > 0
+        if not self._has_rested:
             return now
-        wait = state.now + plan.predicted - self.lead - now  # it began when the state last changed
-        if wait <= 0:
-            return now
-        self._has_rested = True
         self._sleep(min(wait, LONGEST_REST_S))
         return self._clock()
 
@@ -52,9 +50,3 @@ class Pace:
             self.lead *= LONGER
         elif self._is_behind:
             self.lead = max(LEAST_LEAD_S, self.lead * SHORTER)
-
-
-def _computing(state: EngineState) -> StepPlan | None:
-    """What the device is at; one that computes nothing is done at once, whatever steps take otherwise."""
-    plan = state.under_way[0].plan if state.under_way else None
-    return plan if plan and plan.chunks else None

@@ -210,7 +210,7 @@ class StepPlan:
     now: float = 0.0
     """When it was made, in seconds on the engine's clock."""
     predicted: float = 0.0
-    """Seconds the step-time model expects it to take; 0 while it knows too little."""
+    """Seconds the step-time model expects it to take; 0 while it knows too little, or if nothing is computed."""
     features: StepFeatures = NOTHING
     """What the prediction is made of."""
     alone: float = 0.0

@@ -12,11 +12,9 @@ from engine.core.config import CoreConfig, LaneGoals
 from engine.core.step_budget import StepBudget
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from tests.core.memory import ADAPTERS, added, configs, expected_tokens, make_engine, prompts, request, run_all
-from tests.core.virtual import PREFILL, STEP, House
+from tests.core.virtual import PLAN, PREFILL, STEP, House
 
 ROOMY = CoreConfig(num_pages=60, block_size=4, max_seqs=4, max_model_len=64, token_budget=64, eos_token_ids=(7,))
-PLAN = 0.004
-"""Seconds the host takes over a plan; a step takes at least 10 ms."""
 
 
 def busy(**options):

@@ -12,6 +12,8 @@ from engine.executor.fake import FakeExecutor, VirtualClock, VirtualDevice
 
 STEP, PREFILL, DECODE = 0.010, 0.0005, 0.001
 """Seconds: of any step, of a prompt token, of a decoded one. About SmolLM2 on two cores."""
+PLAN = 0.004
+"""Seconds the host takes over a plan, where it takes any; a step takes at least 10 ms, and 14 with four decodes."""
 
 
 class SlowExecutor(FakeExecutor):
@@ -61,7 +63,7 @@ class House:
         defaults = {"num_pages": 400, "block_size": 16, "max_seqs": 32, "max_model_len": 1024, "token_budget": 256}
         self.executor = SlowExecutor(self.clock, overlaps=overlaps)
         state = EngineState.create(CoreConfig(**defaults | config))
-        self.engine = Engine(state, self.executor, clock=self.clock, sleep=self.clock.advance)
+        self.engine = Engine(state, self.executor, clock=self.clock, sleep=self.sleep)
         self.times, self.ends = {}, {}
         for adapter, pages in (adapters or {}).items():
             self.add_adapter(adapter, pages)
@@ -87,6 +89,10 @@ class House:
 
     def batch(self, name, prompt=128, out=200, **fields):
         self.submit(name, prompt, out, Lane.BATCH, **fields)
+
+    def sleep(self, seconds):
+        """The host's, before it plans a step."""
+        self.clock.advance(seconds)
 
     def step(self, count=1):
         for _ in range(count):

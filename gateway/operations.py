@@ -17,12 +17,16 @@ from msgspec import Struct
 
 from engine.arrivals import EngineUnavailable
 from engine.client import EngineApi, LaneRejected
+from engine.core.config import LaneGoals
 from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.wire import lane_mode_from_pb
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.glance import Glance
+from gateway.observe.history import History
 from gateway.observe.latency import ITL, TTFT, Latency, LatencyWindow, Percentiles
+from gateway.observe.metrics import Promises
+from gateway.observe.recent import RecentRequests
 
 LaneName = Literal["interactive", "batch"]
 LANE_NAMES: Mapping[Lane, LaneName] = {Lane.INTERACTIVE: "interactive", Lane.BATCH: "batch"}
@@ -50,6 +54,10 @@ class LaneStatus(Struct, frozen=True):
     itl_seconds: Percentiles
     window_seconds: float
     """How far back the percentiles go."""
+    ttft_goal_seconds: float
+    itl_goal_seconds: float
+    attainment_goal: float
+    """Share of tokens that the lane promises to have in time."""
 
 
 class LiveRequest(Struct, frozen=True):
@@ -87,7 +95,10 @@ class LiveRequests(Struct, frozen=True):
 class EngineStatus(Struct, frozen=True):
     """Pages are of the pool; counts are since the engine started."""
 
+    served_name: str
+    """The name by which callers ask for the base model."""
     model: str
+    """The folder or file that the engine has loaded."""
     device: str
     steps: int
     generated_tokens: int
@@ -103,9 +114,14 @@ class EngineStatus(Struct, frozen=True):
 class Operations:
     """Every method raises ApiError: ENGINE_UNAVAILABLE. Looks are shared by all who look within a second."""
 
-    def __init__(self, engine: EngineApi, latency: LatencyWindow) -> None:
+    def __init__(self, engine: EngineApi, latency: LatencyWindow, promises: Promises, served_name: str) -> None:
+        """`promises` holds the goals of the lanes, which follow the configuration. `served_name` names the base."""
         self._engine = engine
         self._latency = latency
+        self._promises = promises
+        self._served_name = served_name
+        self.history = History()
+        self.recent = RecentRequests()
         self._stats = Glance(engine.stats)
         self._lanes = Glance(self._look_at_lanes)
         self._requests = Glance(lambda: engine.live_requests(MOST_LISTED))
@@ -165,8 +181,9 @@ class Operations:
     async def engine(self) -> EngineStatus:
         with _engine_answers():
             stats = await self._stats.get()
-        info, counted = self._engine.info, EngineStatus.__struct_fields__[2:]
-        return EngineStatus(info.model, info.device, **{name: getattr(stats, name) for name in counted})
+        info, counted = self._engine.info, EngineStatus.__struct_fields__[3:]
+        figures = {name: getattr(stats, name) for name in counted}
+        return EngineStatus(self._served_name, info.model, info.device, **figures)
 
     async def tenants(self) -> Mapping[str, tuple[int, int]]:
         """Running and waiting requests by tenant."""
@@ -182,7 +199,8 @@ class Operations:
         with _engine_answers():
             stats = await self._stats.get()
         latency = self._latency.read()
-        return [_lane_status(lane, latency) for lane in stats.lanes]
+        goals = self._promises.goals
+        return [_lane_status(lane, latency, goals[Lane(lane.lane)]) for lane in stats.lanes]
 
 
 def request_not_found(request_id: str) -> ApiError:
@@ -197,7 +215,7 @@ def _engine_answers() -> Iterator[None]:
         raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not available") from error
 
 
-def _lane_status(stats: pb.LaneStats, latency: Latency) -> LaneStatus:
+def _lane_status(stats: pb.LaneStats, latency: Latency, goals: LaneGoals) -> LaneStatus:
     lane = Lane(stats.lane)
     return LaneStatus(
         lane=LANE_NAMES[lane],
@@ -212,6 +230,9 @@ def _lane_status(stats: pb.LaneStats, latency: Latency) -> LaneStatus:
         ttft_seconds=latency.get(TTFT, lane),
         itl_seconds=latency.get(ITL, lane),
         window_seconds=latency.window_seconds,
+        ttft_goal_seconds=goals.ttft_s,
+        itl_goal_seconds=goals.itl_s,
+        attainment_goal=goals.attainment,
     )
 
 

@@ -117,6 +117,15 @@ class Batches:
         """
         return await self._store.cancel(principal.tenant.name, _checked(batch_id))
 
+    async def of_tenant(self, tenant: str) -> Sequence[Batch]:
+        """Return the newest batches of a tenant, at most MAX_PAGE of them, to an administrator."""
+        found, _ = await self._store.list(tenant, None, MAX_PAGE)
+        return found
+
+    async def cancel_for(self, tenant: str, batch_id: str) -> Batch:
+        """Cancel a batch of any tenant for an administrator. Raises ApiError as `cancel` does."""
+        return await self._store.cancel(tenant, _checked(batch_id))
+
     async def _pin(self, new: NewBatch) -> None:
         try:
             source = await self._files.pin(new.tenant, new.input_file_id, new.id, seconds=CREATING_SECONDS)

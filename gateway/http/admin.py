@@ -14,7 +14,9 @@ from gateway.accounts.registry import AccountRegistry
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.core.tenants import Principal
 from gateway.http.accounts import AccountsApi
+from gateway.http.admin_batches import AdminBatchesApi
 from gateway.http.edge import read_body
+from gateway.http.history import HistoryApi
 from gateway.http.limits import LIMITS, LimitsApi
 from gateway.http.operations import OperationsApi
 from gateway.http.stream import json_response
@@ -52,8 +54,9 @@ class AdminApi:
         accounts: AccountRegistry | None = None,
         usage: UsageAdmin | None = None,
         operations: Operations | None = None,
+        batches: AdminBatchesApi | None = None,
     ) -> None:
-        """None leaves `accounts` to the configuration, `usage` uncounted, and lanes and live requests alone."""
+        """None means that the gateway has no such part, and no routes for it."""
         self._gateway = gateway
         self._adapters = gateway.adapters
         self._authenticate = authenticate
@@ -62,7 +65,9 @@ class AdminApi:
         self._limits = LimitsApi(limits, max_body_bytes)
         self._accounts = accounts
         self._usage = usage
-        self._live = OperationsApi(operations, limits, gateway.adapters) if operations else None
+        self._live = OperationsApi(operations, limits, gateway.adapters, usage) if operations else None
+        self._history = HistoryApi(operations) if operations else None
+        self._batches = batches
 
     def routes(self) -> list[Route]:
         table: list[tuple[str, str, Handler]] = [
@@ -90,6 +95,10 @@ class AdminApi:
             table.append(("GET", USAGE, UsageApi(self._usage).usage))
         if self._live is not None:
             table += self._live.table()
+        if self._history is not None:
+            table += self._history.table()
+        if self._batches is not None:
+            table += self._batches.table()
         return [Route(path, self._for_admins(handler), methods=[method]) for method, path, handler in table]
 
     async def load_as_vllm(self, request: Request) -> Response:

@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from gateway.usage.last_minute import TenantUsed
+
 Lane = Literal["interactive", "batch"]
 
 
@@ -103,6 +105,8 @@ class TenantUse(ScopeUse, kw_only=True):
     waiting: int
     reserved_tokens: int
     """That its live requests may yet use."""
+    used: TenantUsed | None
+    """What settled requests have used; null where nothing was."""
 
 
 class LimitUses(Struct):

@@ -23,6 +23,7 @@ from gateway.core.tenants import Authenticator, Principal, hash_key
 from gateway.core.trace_context import Ingress, trace_context_from
 from gateway.files.service import Files
 from gateway.http.admin import AdminApi
+from gateway.http.admin_batches import AdminBatchesApi
 from gateway.http.batches import BatchesApi
 from gateway.http.console import ConsoleFiles
 from gateway.http.edge import Direct, Edge, bearer_token, header, read_body, request_id
@@ -99,12 +100,12 @@ class HttpApi:
         self._started = int(time.time())
         self._document = document([each for each in OPERATIONS if offers_path(part, each.path)])
         self._files = FilesApi(files, self._authenticate) if files else None
+        outlook = Outlook(batches, gateway.engine) if batches else None
         self._batches = (
-            BatchesApi(batches, Outlook(batches, gateway.engine), self._authenticate, max_body_bytes)
-            if batches
-            else None
+            BatchesApi(batches, outlook, self._authenticate, max_body_bytes) if batches and outlook else None
         )
-        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations)
+        of_all = AdminBatchesApi(batches, outlook) if batches and outlook else None
+        self._admin = AdminApi(gateway, self._authenticate, max_body_bytes, accounts, usage, operations, of_all)
 
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]

@@ -19,10 +19,13 @@ from gateway.http.limits import use_json
 from gateway.http.stream import json_response
 from gateway.limiter.admin import LimitAdmin
 from gateway.operations import MODES, EngineStatus, LaneStatus, LiveRequest, LiveRequests, Operations
+from gateway.usage.admin import UsageAdmin
 
 LANES = "/admin/v1/lanes"
 REQUESTS = "/admin/v1/requests"
 OVERVIEW = "/admin/v1/overview"
+USAGE_SECONDS = 5.0
+"""How often the usage books are read at most: one look searches the keys of two days."""
 
 Row = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
@@ -50,9 +53,13 @@ class Overview(Struct):
 class OperationsApi:
     """Handlers that only administrators reach."""
 
-    def __init__(self, operations: Operations, limits: LimitAdmin, adapters: AdapterRegistry) -> None:
+    def __init__(
+        self, operations: Operations, limits: LimitAdmin, adapters: AdapterRegistry, usage: UsageAdmin | None
+    ) -> None:
+        """None for `usage` means that tenants are shown without what they have used."""
         self._operations = operations
         self._limits = limits
+        self._used = Glance(usage.last_minute.read, USAGE_SECONDS) if usage else None
         self._tenants, self._adapters = Glance(self._look_at_tenants), Glance(adapters.statuses)
         self._sections: dict[str, Callable[[], Awaitable[Any]]] = {
             "engine": operations.engine,
@@ -107,10 +114,11 @@ class OperationsApi:
 
     async def _look_at_tenants(self) -> Sequence[dict[str, Any]]:
         busy, reserved = await self._operations.tenants(), await self._operations.reserved()
-        usage = await self._limits.usage()
+        usage, spent = await self._limits.usage(), await self._used.get() if self._used else {}
         return [
             {
                 **use_json(used),
+                "used": spent.get(used.scope.tenant),
                 "running": busy.get(used.scope.tenant, (0, 0))[0],
                 "waiting": busy.get(used.scope.tenant, (0, 0))[1],
                 "reserved_tokens": reserved.get(used.scope.tenant, 0),

@@ -29,7 +29,7 @@ class Percentiles(_message.Message):
     def __init__(self, p50: _Optional[float] = ..., p95: _Optional[float] = ..., p99: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
-    __slots__ = ("lane", "mode", "running", "waiting", "oldest_wait_seconds", "slo_ttft_attainment", "slo_itl_attainment", "preemptions", "device_seconds", "ttft_seconds", "itl_seconds", "window_seconds")
+    __slots__ = ("lane", "mode", "running", "waiting", "oldest_wait_seconds", "slo_ttft_attainment", "slo_itl_attainment", "preemptions", "device_seconds", "ttft_seconds", "itl_seconds", "window_seconds", "ttft_goal_seconds", "itl_goal_seconds", "attainment_goal")
     LANE_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,9 @@ class LaneStatus(_message.Message):
     TTFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ITL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_GOAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ITL_GOAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ATTAINMENT_GOAL_FIELD_NUMBER: _ClassVar[int]
     lane: str
     mode: str
     running: int
@@ -54,7 +57,10 @@ class LaneStatus(_message.Message):
     ttft_seconds: Percentiles
     itl_seconds: Percentiles
     window_seconds: float
-    def __init__(self, lane: _Optional[str] = ..., mode: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., oldest_wait_seconds: _Optional[float] = ..., slo_ttft_attainment: _Optional[float] = ..., slo_itl_attainment: _Optional[float] = ..., preemptions: _Optional[int] = ..., device_seconds: _Optional[float] = ..., ttft_seconds: _Optional[_Union[Percentiles, _Mapping]] = ..., itl_seconds: _Optional[_Union[Percentiles, _Mapping]] = ..., window_seconds: _Optional[float] = ...) -> None: ...
+    ttft_goal_seconds: float
+    itl_goal_seconds: float
+    attainment_goal: float
+    def __init__(self, lane: _Optional[str] = ..., mode: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., oldest_wait_seconds: _Optional[float] = ..., slo_ttft_attainment: _Optional[float] = ..., slo_itl_attainment: _Optional[float] = ..., preemptions: _Optional[int] = ..., device_seconds: _Optional[float] = ..., ttft_seconds: _Optional[_Union[Percentiles, _Mapping]] = ..., itl_seconds: _Optional[_Union[Percentiles, _Mapping]] = ..., window_seconds: _Optional[float] = ..., ttft_goal_seconds: _Optional[float] = ..., itl_goal_seconds: _Optional[float] = ..., attainment_goal: _Optional[float] = ...) -> None: ...
 
 class SetLaneRequest(_message.Message):
     __slots__ = ("lane", "action")

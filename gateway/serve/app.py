@@ -35,6 +35,7 @@ from gateway.serve.launch import Ground, Launch, StartError, grounded, model_nam
 from gateway.serve.live import Live, cache_of, seeded
 from gateway.serve.process import settle_memory, told_to_reload, told_to_stop
 from gateway.serve.reload import Read, reloading
+from gateway.serve.sampling import sampled
 from gateway.serve.supervisor import EngineSupervisor
 from gateway.service import Gateway
 from gateway.settings import ServiceSettings
@@ -135,6 +136,7 @@ async def built(
         await _wait_for_engine(engine, supervisor, console)
         await _preload(adapters, config, console)
         metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, ground.metrics)
+        operations = Operations(engine, LatencyWindow(metrics.collect), metrics.promises, model_name(config))
         observers = await stack.enter_async_context(open_observers(config.observability))
         gateway = Gateway(
             engine,
@@ -143,13 +145,13 @@ async def built(
             limiter,
             base_names=(model_name(config),),
             settings=_settings(config),
-            observers=(metrics, *observers),
+            observers=(metrics, operations.recent, *observers),
         )
         stack.push_async_callback(gateway.close)
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
         metrics.register(LoopMetrics(asyncio.get_running_loop()))
-        operations = Operations(engine, LatencyWindow(metrics.collect))
+        await stack.enter_async_context(sampled(operations))
         opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics)
         files, batches = await stack.enter_async_context(opening)
         offer = Offer(gateway, accounts, metrics, operations, usage, files, batches)

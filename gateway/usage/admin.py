@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from gateway.core.billing import BillingConfig
 from gateway.usage.books import UsageBooks
+from gateway.usage.last_minute import LastMinute
 from gateway.usage.report import UsageQuery, UsageReport, UsageTally
 
 
@@ -14,6 +15,7 @@ class UsageAdmin:
     def __init__(self, books: UsageBooks, billing: BillingConfig) -> None:
         self._books = books
         self._billing = billing
+        self.last_minute = LastMinute(books)
 
     async def report(self, query: UsageQuery) -> UsageReport:
         """Rows are added up a few at a time and lines made in a thread, in which whoever writes many of them down has

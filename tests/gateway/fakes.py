@@ -482,6 +482,7 @@ async def build_house(
     for name in ("pirate", "poet"):
         await adapters.load(name, str(write_adapter(root, name)))
     await adapters.alias("pirate", "captain")
+    operations = Operations(engine, LatencyWindow(metrics.collect), metrics.promises, BASE)
     gateway = Gateway(
         engine,
         tiny_tokenizer(),
@@ -489,9 +490,8 @@ async def build_house(
         limiter,
         base_names=(BASE, "tiny-alias"),
         settings=settings,
-        observers=(*observers, watcher, metrics),
+        observers=(*observers, watcher, metrics, operations.recent),
     )
     usage = UsageAdmin(FakeBooks(limiter), BILLING)
-    operations = Operations(engine, LatencyWindow(metrics.collect))
     app = create_app(gateway, key_ring(), metrics=metrics, usage=usage, operations=operations, **app_options)
     return House(engine, limiter, adapters, gateway, watcher, metrics, app, usage, operations)

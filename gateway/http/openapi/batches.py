@@ -10,8 +10,9 @@ from msgspec import Struct
 from gateway.batches.record import Status
 from gateway.batches.service import DEFAULT_PAGE, MAX_PAGE
 from gateway.core.errors import Fault
+from gateway.http.admin_batches import ADMIN_BATCHES, CANCEL_BATCH
 from gateway.http.batches import BATCH, BATCHES, CANCEL, BatchBody
-from gateway.http.openapi.operation import Operation
+from gateway.http.openapi.operation import Operation, admin
 
 
 class BatchLineError(Struct):
@@ -78,6 +79,14 @@ class Batch(Struct):
     """Until its last line has ended; null: nobody can say."""
 
 
+class AdminBatch(Batch):
+    tenant: str = ""
+
+
+class AdminBatches(Struct):
+    batches: list[AdminBatch]
+
+
 class BatchList(Struct):
     object: Literal["list"]
     data: list[Batch]
@@ -114,4 +123,13 @@ BATCH_OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("GET", BATCH, "One batch.", "tenant", Batch, faults=ONE),
     Operation("POST", CANCEL, "Begin no more of its lines.", "tenant", Batch, faults=ONE | {Fault.BATCH_CONFLICT}),
+    admin(
+        "GET",
+        ADMIN_BATCHES,
+        "The newest batches of a tenant, or the unfinished ones of all tenants.",
+        AdminBatches,
+        REGISTRY | {Fault.INVALID_REQUEST},
+        query={"tenant": {"type": "string"}},
+    ),
+    admin("POST", CANCEL_BATCH, "Cancel a batch of any tenant.", AdminBatch, ONE | {Fault.BATCH_CONFLICT}),
 )

@@ -1,0 +1,52 @@
+"""The HTTP API for operators to see and cancel the batches of every tenant, below /admin/v1/batches."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.batches.outlook import Outlook
+from gateway.batches.record import Batch, batch_json
+from gateway.batches.service import MAX_PAGE, Batches
+from gateway.http.lists import check_parameters
+from gateway.http.stream import json_response
+
+ADMIN_BATCHES = "/admin/v1/batches"
+CANCEL_BATCH = ADMIN_BATCHES + "/{tenant}/{batch_id}/cancel"
+
+Row = tuple[str, str, Callable[[Request], Awaitable[Response]]]
+
+
+class AdminBatchesApi:
+    """Handlers that only administrators reach. They show no line of any batch."""
+
+    def __init__(self, batches: Batches, outlook: Outlook) -> None:
+        self._batches = batches
+        self._outlook = outlook
+
+    def table(self) -> list[Row]:
+        """Method, path and handler."""
+        return [("GET", ADMIN_BATCHES, self.listing), ("POST", CANCEL_BATCH, self.cancel)]
+
+    async def listing(self, request: Request) -> Response:
+        """With `tenant`, the newest batches of that tenant; without, the unfinished ones of all tenants, those with
+        the earliest deadline first."""
+        check_parameters(request.query_params, "tenant")
+        tenant = request.query_params.get("tenant", "")
+        found = await (self._batches.of_tenant(tenant) if tenant else self._unfinished())
+        return json_response({"batches": [await self._shown(batch) for batch in found]})
+
+    async def cancel(self, request: Request) -> Response:
+        place = request.path_params
+        return json_response(await self._shown(await self._batches.cancel_for(place["tenant"], place["batch_id"])))
+
+    async def _unfinished(self) -> list[Batch]:
+        _, found = await self._batches.open(MAX_PAGE)
+        return sorted((batch for batch in found if not batch.ended), key=lambda batch: batch.expires_at)
+
+    async def _shown(self, batch: Batch) -> dict[str, Any]:
+        eta = None if batch.ended else await self._outlook.eta(batch)
+        return {"tenant": batch.tenant, **batch_json(batch), "eta_seconds": eta}

@@ -1,0 +1,83 @@
+"""Figures of the last hours for the console's charts, kept in two ring buffers in this gateway process.
+
+A sampler adds one point every `FINE_SECONDS`. The fine ring holds the last half hour of points, the coarse ring the
+means of `COARSE_POINTS` consecutive points for a day. Both are bounded: about 1,800 points, whatever happens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
+
+FINE_SECONDS = 5.0
+FINE_KEPT = 360
+"""Points of the fine ring: half an hour."""
+COARSE_POINTS = 12
+"""Fine points in a coarse one: a minute."""
+COARSE_KEPT = 1440
+"""Points of the coarse ring: a day."""
+MAX_MINUTES = 1440
+
+Figures = Mapping[str, float | None]
+"""One value for each figure by its name; None means that it was unknown at that moment."""
+
+
+class HistoryPoints(Struct, frozen=True):
+    """Figures over time, one list for each, the oldest value first."""
+
+    step_seconds: float
+    """Expected distance of two points. A larger distance is a gap: the engine was away, or the gateway stood still."""
+    times: list[float]
+    """Unix seconds of each point."""
+    series: dict[str, list[float | None]]
+    """Values by figure, as many as `times`; null where the figure was unknown."""
+
+
+class History:
+    """Bounded memory of figures over time."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        """`clock` returns Unix seconds."""
+        self._clock = clock
+        self._fine: deque[tuple[float, Figures]] = deque(maxlen=FINE_KEPT)
+        self._coarse: deque[tuple[float, Figures]] = deque(maxlen=COARSE_KEPT)
+        self._pending: list[Figures] = []
+
+    def add(self, figures: Figures) -> None:
+        """Append one point at the current time."""
+        now = self._clock()
+        self._fine.append((now, figures))
+        self._pending.append(figures)
+        if len(self._pending) == COARSE_POINTS:
+            self._coarse.append((now, _means(self._pending)))
+            self._pending = []
+
+    def read(self, minutes: int) -> HistoryPoints:
+        """Return the points of the last `minutes`, from the fine ring where it reaches back that far."""
+        fine = minutes * 60 <= FINE_KEPT * FINE_SECONDS
+        step = FINE_SECONDS if fine else FINE_SECONDS * COARSE_POINTS
+        since = self._clock() - minutes * 60
+        points = [point for point in (self._fine if fine else self._coarse) if point[0] >= since]
+        return HistoryPoints(step, [when for when, _ in points], _columns([figures for _, figures in points]))
+
+
+def _columns(points: Sequence[Figures]) -> dict[str, list[float | None]]:
+    names = dict.fromkeys(name for point in points for name in point)
+    return {name: [_rounded(point.get(name)) for point in points] for name in names}
+
+
+def _means(points: Sequence[Figures]) -> dict[str, float | None]:
+    """Average each figure over the points at which it was known."""
+    names = dict.fromkeys(name for point in points for name in point)
+    return {name: _mean([value for point in points if (value := point.get(name)) is not None]) for name in names}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")

@@ -1,0 +1,89 @@
+"""The last requests that have ended, and the last that failed, for the console. This gateway process's own."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+from msgspec import Struct
+
+from engine.core.types import Lane
+from gateway.core.lanes import lane_name
+from gateway.request_record import RequestRecord
+
+KEPT = 500
+CLIENT_LEFT = 499
+
+
+class RecentRequest(Struct, frozen=True):
+    """A request that has ended. Times are in seconds; null means that the request did not come that far."""
+
+    id: str
+    request_id: str
+    """The caller's own id; it need not be unique."""
+    tenant: str
+    """Empty: the caller was refused before its key was known."""
+    key: str
+    """The short id of the key."""
+    model: str
+    lane: str
+    """Empty: the request was refused before it had a lane."""
+    status: int
+    """The HTTP status of the answer; 499 means that the client left."""
+    code: str
+    """The error code; empty for an answer."""
+    finish: str
+    prompt_tokens: int
+    completion_tokens: int
+    ended: float
+    """Unix seconds."""
+    duration_seconds: float | None
+    ttft_seconds: float | None
+    tpot_seconds: float | None
+
+
+class RecentRequests:
+    """An observer that remembers requests when they end. Failures have a list of their own, which answers cannot push
+    out: on a busy gateway the last failure may be thousands of requests ago."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._all: deque[RecentRequest] = deque(maxlen=KEPT)
+        self._failed: deque[RecentRequest] = deque(maxlen=KEPT)
+
+    def inter_token(self, lane: Lane, seconds: float) -> None:
+        """Nothing is remembered of single tokens."""
+
+    def finished(self, record: RequestRecord) -> None:
+        """Remember a request that has ended."""
+        request = _recent(record, self._clock())
+        self._all.append(request)
+        if request.status >= 400 and request.status != CLIENT_LEFT:
+            self._failed.append(request)
+
+    def read(self, which: Literal["all", "failed"], limit: int) -> list[RecentRequest]:
+        """Return at most `limit` requests, the newest first."""
+        kept = self._failed if which == "failed" else self._all
+        return list(reversed(kept))[:limit]
+
+
+def _recent(record: RequestRecord, now: float) -> RecentRequest:
+    return RecentRequest(
+        id=record.id,
+        request_id=record.request_id,
+        tenant=record.tenant,
+        key=record.key_id,
+        model=record.model,
+        lane="" if record.lane is None else lane_name(record.lane),
+        status=record.status,
+        code=record.error_code,
+        finish=record.finish,
+        prompt_tokens=record.prompt_tokens,
+        completion_tokens=record.completion_tokens,
+        ended=round(now, 3),
+        duration_seconds=record.duration_seconds,
+        ttft_seconds=record.ttft_seconds,
+        tpot_seconds=record.tpot_seconds,
+    )

@@ -1,0 +1,80 @@
+"""The task that samples the engine for the console's history."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import structlog
+
+from gateway.core.errors import ApiError
+from gateway.observe.history import FINE_SECONDS
+from gateway.operations import EngineStatus, LaneStatus, Operations
+
+log = structlog.get_logger("gateway")
+
+
+class Sampler:
+    """Turns the engine's counters into rates between two samples."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self._before: tuple[float, EngineStatus] | None = None
+
+    async def sample(self, now: float) -> None:
+        """Add one point to the history. `now` is a monotonic time in seconds. Raises ApiError: ENGINE_UNAVAILABLE."""
+        try:
+            engine, lanes = await asyncio.gather(self._operations.engine(), self._operations.lanes())
+        except ApiError:
+            self._before = None  # the engine that comes back counts from zero
+            raise
+        rates = {
+            "tokens_per_second": self._rate(now, engine, "generated_tokens"),
+            "prompt_tokens_per_second": self._rate(now, engine, "prompt_tokens"),
+        }
+        self._before = now, engine
+        pages = {f"{kind}_pages": getattr(engine, f"{kind}_pages") for kind in ("kv", "cached", "adapter", "free")}
+        of_lanes = {f"{lane.lane}.{name}": value for lane in lanes for name, value in _of_lane(lane).items()}
+        self._operations.history.add({**rates, **pages, **of_lanes})
+
+    def _rate(self, now: float, engine: EngineStatus, counter: str) -> float | None:
+        """Return the growth of a counter a second, or None at the first sample and after the engine's restart."""
+        if self._before is None:
+            return None
+        since, before = self._before
+        grown = getattr(engine, counter) - getattr(before, counter)
+        return grown / (now - since) if grown >= 0 and now > since else None
+
+
+def _of_lane(lane: LaneStatus) -> dict[str, float | None]:
+    return {
+        "running": lane.running,
+        "waiting": lane.waiting,
+        "ttft_p95": lane.ttft_seconds.p95,
+        "itl_p95": lane.itl_seconds.p95,
+    }
+
+
+@asynccontextmanager
+async def sampled(operations: Operations) -> AsyncIterator[None]:
+    """Sample the engine every `FINE_SECONDS` until the block ends. While the engine is away there are no points."""
+    task = asyncio.create_task(_sample_forever(Sampler(operations)))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _sample_forever(sampler: Sampler) -> None:
+    clock = asyncio.get_running_loop().time
+    while True:
+        try:
+            await sampler.sample(clock())
+        except ApiError:
+            pass
+        except Exception:
+            log.exception("history_sample_failed")
+        await asyncio.sleep(FINE_SECONDS)

@@ -1,0 +1,91 @@
+"""What each tenant used today and in the last minute, from the usage books that all gateways write to.
+
+The books count by the day. Two looks at them, a minute apart, differ by what was used in between; the looks are taken
+while an operator watches, so a first look knows today only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from datetime import date, timedelta
+
+from msgspec import Struct
+
+from gateway.core.usage import NOTHING, Counts, today
+from gateway.usage.books import UsageBooks
+
+WINDOW_SECONDS = 60.0
+IDLE_SECONDS = 3 * WINDOW_SECONDS
+"""Looks that are older than this are dropped: an operator who comes back would otherwise see a difference of hours."""
+
+Totals = Mapping[tuple[str, date], Counts]
+"""Counts by tenant and day, of yesterday and today."""
+
+
+class Used(Struct, frozen=True):
+    requests: int
+    tokens: int
+    """Prompt and completion tokens together."""
+
+
+class TenantUsed(Struct, frozen=True):
+    today: Used
+    """Since midnight UTC."""
+    recently: Used
+    """In the last `window_seconds`."""
+    window_seconds: float
+    """Up to a minute or a little more; 0 means that this is the first look."""
+
+
+class LastMinute:
+    """Remembers looks at the usage books."""
+
+    def __init__(self, books: UsageBooks, clock: Callable[[], float] = time.monotonic) -> None:
+        self._books = books
+        self._clock = clock
+        self._looks: deque[tuple[float, Totals]] = deque()
+
+    async def read(self) -> Mapping[str, TenantUsed]:
+        """Return every tenant's use. Raises ApiError: LIMITER_UNAVAILABLE, Redis is away."""
+        totals, now = await self._totals(), self._clock()
+        while self._looks and self._is_spare(now):
+            self._looks.popleft()
+        since, before = self._looks[0] if self._looks else (now, totals)
+        self._looks.append((now, totals))
+        window, day = round(now - since, 1), today()
+        of_today = {tenant: counts for (tenant, counted), counts in totals.items() if counted == day}
+        recently: dict[str, Counts] = {}
+        for place, counts in totals.items():
+            recently[place[0]] = recently.get(place[0], NOTHING) + _growth(counts, before.get(place, NOTHING))
+        return {
+            tenant: TenantUsed(_used(of_today.get(tenant, NOTHING)), _used(grown), window)
+            for tenant, grown in recently.items()
+        }
+
+    def _is_spare(self, now: float) -> bool:
+        """The oldest look is not needed: a later one is a minute old already, or it is too old to say anything."""
+        later_reaches = len(self._looks) > 1 and self._looks[1][0] <= now - WINDOW_SECONDS
+        return later_reaches or self._looks[0][0] < now - IDLE_SECONDS
+
+    async def _totals(self) -> Totals:
+        """Return the counts of yesterday, which requests that run across midnight still change, and of today."""
+        day, totals = today(), dict[tuple[str, date], Counts]()
+        async with aclosing(self._books.rows("", day - timedelta(days=1), day)) as pages:
+            async for rows in pages:
+                for row in rows:
+                    place = row.tenant, row.day
+                    totals[place] = totals.get(place, NOTHING) + row.counts
+        return totals
+
+
+def _used(counts: Counts) -> Used:
+    return Used(counts.requests, counts.tokens)
+
+
+def _growth(now: Counts, before: Counts) -> Counts:
+    """Refunds may make a difference negative; then nothing was used."""
+    pairs = zip(now.numbers, before.numbers, strict=True)
+    return Counts(*(max(0, later - earlier) for later, earlier in pairs))

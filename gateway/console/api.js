@@ -54,3 +54,9 @@ export async function admin(method, path, body) {
   const response = await fetchWith(adminKey, method, `admin/v1/${path}`, body);
   return response.json();
 }
+
+/** A call of the admin API that answers with a file. */
+export async function adminBlob(path) {
+  const response = await fetchWith(adminKey, "GET", `admin/v1/${path}`);
+  return response.blob();
+}

@@ -1,18 +1,19 @@
-// The console: one key, four views, one question to the gateway every two seconds while somebody looks.
+// The console: one key, its views, and one question to the gateway every two seconds while the page is visible.
 
 import { Refusal, admin, fetchWith, isSignedIn, signIn, signOut } from "./api.js";
 import { adapters } from "./adapters.js";
 import { setText, toast } from "./dom.js";
-import { Pulse, overview } from "./overview.js";
+import { batches } from "./batches.js";
+import { overview } from "./overview.js";
 import { playground } from "./playground.js";
 import { tenants } from "./tenants.js";
+import { usage } from "./usage.js";
 
 const EVERY_MS = 2000;
 const PATIENCE_MS = 15_000;
-const VIEWS = { overview, tenants, adapters, playground };
+const VIEWS = { overview, tenants, adapters, batches, usage, playground };
 
 const element = (id) => document.getElementById(id);
-const pulse = new Pulse();
 let shown = null;
 let timer = 0;
 let failures = 0;
@@ -35,7 +36,7 @@ function show() {
     if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  shown = { ...VIEWS[name].mount(element("content"), { pulse, refresh }), sections: VIEWS[name].sections };
+  shown = { ...VIEWS[name].mount(element("content"), { refresh }), sections: VIEWS[name].sections };
   refresh();
 }
 
@@ -49,9 +50,9 @@ async function refresh() {
     const seen = await admin("GET", `overview?sections=${["engine", "lanes", ...view.sections].join(",")}`);
     if (view !== shown || mine !== turn) return;
     failures = 0;
-    pulse.take(seen);
     tell(seen.engine);
-    view.update(seen);
+    await view.update(seen);
+    if (view !== shown || mine !== turn) return;
   } catch (error) {
     if (view !== shown || mine !== turn) return;
     if (error instanceof Refusal && error.isDoor) {
@@ -67,7 +68,8 @@ async function refresh() {
 function tell(engine) {
   element("trouble").hidden = true;
   element("house").classList.remove("stale");
-  setText(element("engine"), `${engine.model.split("/").at(-1)} · ${engine.device}`);
+  setText(element("engine"), `${engine.served_name} · ${engine.device}`);
+  element("engine").title = engine.model;
   element("engine").className = "engine up";
 }
 

@@ -1,58 +1,49 @@
-// Lanes, the pool of pages, and live requests.
+// Lanes, the pool of pages, and requests.
 
 import { admin } from "./api.js";
-import { History, chart } from "./charts.js";
+import { chart } from "./charts.js";
 import { busy, careful, h, keyed, setText, toast } from "./dom.js";
 import { compact, count, latency, percent, span } from "./format.js";
+import { Feed, SPANS } from "./history.js";
+import { requestPanel } from "./requests.js";
 
-/** What charts are drawn from: it goes on while other views are looked at. */
-export class Pulse {
-  tokens = new History();
-  lanes = new Map();
-  #before = null;
-
-  take({ engine, lanes }) {
-    const now = performance.now() / 1000;
-    const before = this.#before;
-    const made = before && engine.generated_tokens - before.tokens;
-    this.tokens.add(before && made >= 0 ? made / (now - before.at) : null);
-    this.#before = { tokens: engine.generated_tokens, at: now };
-    for (const lane of lanes) {
-      const kept = this.lane(lane.lane);
-      kept.running.add(lane.running);
-      kept.depth.add(lane.running + lane.waiting);
-      kept.ttft.add(lane.ttft_seconds.p95);
-      kept.itl.add(lane.itl_seconds.p95);
-    }
-  }
-
-  lane(name) {
-    const fresh = () => ({ running: new History(), depth: new History(), ttft: new History(), itl: new History() });
-    if (!this.lanes.has(name)) this.lanes.set(name, fresh());
-    return this.lanes.get(name);
-  }
-}
+const feed = new Feed();
 
 export const overview = {
   sections: ["requests"],
-  mount(content, { pulse, refresh }) {
+  mount(content, { refresh }) {
     const machine = machinePanel();
     const lanes = h("div", { class: "lanes" });
     const requests = requestPanel(refresh);
-    content.append(h("h1", { class: "hidden" }, "Overview"), machine.node, lanes, requests.node);
+    const range = rangeSelect(refresh);
+    content.append(h("div", { class: "top" }, h("h1", { class: "hidden" }, "Overview"), range), machine.node, lanes, requests.node);
     return {
-      update(seen) {
-        machine.update(seen.engine, pulse);
-        keyed(lanes, seen.lanes, (lane) => lane.lane, (lane) => laneCard(lane, pulse.lane(lane.lane), refresh));
-        requests.update(seen.requests);
+      async update(seen) {
+        await feed.refresh();
+        machine.update(seen.engine);
+        keyed(lanes, seen.lanes, (lane) => lane.lane, (lane) => laneCard(lane, refresh));
+        await requests.update(seen.requests);
       },
     };
   },
 };
 
+function rangeSelect(refresh) {
+  const options = Object.entries(SPANS).map(([minutes, label]) =>
+    h("option", { value: minutes, selected: Number(minutes) === feed.minutes }, `last ${label}`),
+  );
+  const choose = () => {
+    feed.choose(Number(select.value));
+    refresh();
+  };
+  const select = h("select", { "aria-label": "Time range of the charts", on: { change: choose } }, ...options);
+  return select;
+}
+
 function machinePanel() {
   const rate = h("strong", { class: "figure" }, "–");
-  const trend = chart([{ class: "area accent", area: true }, { class: "line accent" }]);
+  const layers = [{ class: "area accent", area: true }, { name: "generated", class: "line accent" }];
+  const trend = chart({ title: "Generated tokens a second", layers, format: (value) => compact(value), height: 110 });
   const parts = ["kv", "cached", "adapter", "free"].map((name) => ({ name, bar: h("span", { class: `part ${name}` }) }));
   const bar = h("div", { class: "pool", role: "img" }, ...parts.map((part) => part.bar));
   const legend = h("ul", { class: "legend" });
@@ -67,11 +58,10 @@ function machinePanel() {
     part.share = h("b", {}, "–");
     legend.append(h("li", { class: part.name }, part.share, ` ${words[part.name]}`));
   });
-  const update = (engine, pulse) => {
-    const last = pulse.tokens.last;
-    setText(rate, last === null ? "–" : compact(last));
-    const values = pulse.tokens.values;
-    trend.update([values, values], `Tokens a second, now ${last === null ? "unknown" : Math.round(last)}`, 10);
+  const update = (engine) => {
+    const last = feed.last("tokens_per_second");
+    setText(rate, last === null ? "–" : compact(Math.round(last)));
+    trend.update(feed.of(["tokens_per_second", "tokens_per_second"], { least: 10 }));
     const total = Math.max(1, engine.total_pages);
     for (const part of parts) {
       const pages = engine[`${part.name}_pages`];
@@ -84,26 +74,14 @@ function machinePanel() {
   return { node, update };
 }
 
-function laneCard(first, history, refresh) {
+function laneCard(first, refresh) {
   const name = first.lane;
   const mode = h("span", { class: "badge" });
-  const buttons = ["pause", "drain", "resume"].map((action) => {
-    const label = action[0].toUpperCase() + action.slice(1);
-    const act = async () => {
-      await admin("POST", `lanes/${name}/${action}`);
-      toast(`${name} is ${{ pause: "paused", drain: "draining", resume: "open" }[action]}`);
-      await refresh();
-    };
-    const press = () => busy(button, act);
-    const button =
-      action === "resume"
-        ? h("button", { type: "button", on: { click: press } }, label)
-        : careful(label, `${label} ${name}?`, act, { class: "quiet" });
-    return { action, button };
-  });
+  const buttons = ["pause", "drain", "resume"].map((action) => modeButton(name, action, refresh));
   const figures = Object.fromEntries(["running", "waiting", "oldest"].map((key) => [key, h("strong", {}, "–")]));
-  const depth = chart([{ class: "area depth", area: true }, { class: "area running", area: true }, { class: "line" }]);
-  const times = ["ttft", "itl"].map((key) => timeRow(key, history[key]));
+  const layers = [{ class: "area running", area: true }, { name: "running", class: "line" }, { name: "waiting", class: "line dashed" }];
+  const depth = chart({ title: `Requests of the ${name} lane`, layers, format: (value) => compact(Math.round(value * 10) / 10), height: 110 });
+  const times = { ttft: timeRow(name, "ttft"), itl: timeRow(name, "itl") };
   const preempted = h("span", {}, "0");
   const node = h(
     "section",
@@ -117,7 +95,7 @@ function laneCard(first, history, refresh) {
       h("div", {}, h("dt", {}, "oldest wait"), h("dd", {}, figures.oldest)),
     ),
     depth.node,
-    h("div", { class: "times" }, ...times.map((row) => row.node)),
+    h("div", { class: "times" }, times.ttft.node, times.itl.node),
     h("p", { class: "fine" }, preempted),
   );
   const update = (lane) => {
@@ -127,20 +105,35 @@ function laneCard(first, history, refresh) {
     setText(figures.running, count(lane.running));
     setText(figures.waiting, count(lane.waiting));
     setText(figures.oldest, lane.waiting ? span(lane.oldest_wait_seconds) : "–");
-    const { depth: all, running } = history;
-    depth.update([all.values, running.values, all.values], `${lane.running} running, ${lane.waiting} waiting`, 4);
-    times[0].update(lane.ttft_seconds, lane.slo_ttft_attainment);
-    times[1].update(lane.itl_seconds, lane.slo_itl_attainment);
+    const [running, waiting] = [`${name}.running`, `${name}.waiting`];
+    depth.update(feed.of([running, running, waiting], { least: 4 }));
+    times.ttft.update(lane.ttft_seconds, lane.slo_ttft_attainment, lane.ttft_goal_seconds, lane.attainment_goal);
+    times.itl.update(lane.itl_seconds, lane.slo_itl_attainment, lane.itl_goal_seconds, lane.attainment_goal);
     const seen = `Percentiles of the last ${span(lane.window_seconds)}.`;
     setText(preempted, `${count(lane.preemptions)} preempted since the engine started. ${seen}`);
   };
   return { node, update };
 }
 
-function timeRow(key, history) {
+function modeButton(lane, action, refresh) {
+  const label = action[0].toUpperCase() + action.slice(1);
+  const act = async () => {
+    await admin("POST", `lanes/${lane}/${action}`);
+    toast(`${lane} is ${{ pause: "paused", drain: "draining", resume: "open" }[action]}`);
+    await refresh();
+  };
+  const press = () => busy(button, act);
+  const button =
+    action === "resume"
+      ? h("button", { type: "button", on: { click: press } }, label)
+      : careful(label, `${label} ${lane}?`, act, { class: "quiet" });
+  return { action, button };
+}
+
+function timeRow(lane, key) {
   const title = { ttft: "First token", itl: "Between tokens" }[key];
   const values = ["p50", "p95", "p99"].map((name) => ({ name, value: h("dd", {}, "–") }));
-  const trend = chart([{ class: "line" }]);
+  const trend = chart({ title: `${title}, ${lane} lane`, layers: [{ name: "p95", class: "line" }], format: latency, height: 96 });
   const share = h("b", {}, "–");
   const range = { "aria-valuemin": 0, "aria-valuemax": 1 };
   const met = h("span", { class: "use", role: "meter", "aria-label": `${title} in time`, ...range }, h("span"));
@@ -152,60 +145,19 @@ function timeRow(key, history) {
     trend.node,
     h("p", { class: "met" }, met, share),
   );
-  const update = (seconds, attainment) => {
+  const update = (seconds, attainment, goal, promised) => {
     for (const { name, value } of values) setText(value, latency(seconds[name]));
-    trend.update([history.values], `${title}, 95th percentile, now ${latency(seconds.p95)}`, 0.001);
-    met.className = `use ${attainment < 0.9 ? "poor" : attainment < 0.97 ? "fair" : "good"}`;
+    trend.update(feed.of([`${lane}.${key}_p95`], { goal, least: 0.001 }));
+    met.className = `use ${standing(attainment, promised)}`;
     met.setAttribute("aria-valuenow", attainment);
     met.firstElementChild.style.width = `${attainment * 100}%`;
-    setText(share, `${percent(attainment)} in time`);
+    setText(share, `${percent(attainment)} in time${promised > 0 ? `, ${percent(promised)} promised` : ""}`);
   };
   return { node, update };
 }
 
-function requestPanel(refresh) {
-  const titles = ["Request", "Tenant", "Lane", "Progress", "Age", ""];
-  const body = h("tbody", {}, h("tr", { "data-empty": true }, h("td", { colspan: titles.length }, "Nothing is running.")));
-  const summary = h("span", { class: "muted" });
-  const heads = titles.map((title) => h("th", { scope: "col" }, title || h("span", { class: "hidden" }, "Actions")));
-  const table = h("table", { class: "requests" }, h("thead", {}, h("tr", {}, ...heads)), body);
-  const head = h("div", { class: "head" }, h("h2", {}, "Live requests"), summary);
-  const node = h("section", { class: "card", "aria-label": "Live requests" }, head, table);
-  const update = ({ requests, total }) => {
-    keyed(body, requests, (request) => request.id, (request) => requestRow(request, refresh));
-    const listed = requests.reduce((sum, request) => sum + request.answers, 0);
-    setText(summary, total > listed ? `${count(listed)} of ${count(total)} answers` : total ? `${count(total)}` : "");
-  };
-  return { node, update };
-}
-
-function requestRow(request, refresh) {
-  const state = h("span", { class: "badge" });
-  const progress = h("progress", { "aria-label": "Generated tokens" });
-  const tokens = h("span", { class: "number" });
-  const age = h("td", { class: "number", "data-title": "Age" });
-  const stop = careful("Cancel", "Really cancel?", async () => {
-    await admin("POST", `requests/${encodeURIComponent(request.id)}/cancel`);
-    toast(`Cancelled ${request.id.slice(0, 8)}`);
-    await refresh();
-  }, { class: "quiet danger", "aria-label": `Cancel request ${request.id.slice(0, 8)}` });
-  const node = h(
-    "tr",
-    {},
-    h("td", {}, h("b", {}, request.model), " ", state, h("small", { title: request.request_id }, request.id.slice(0, 12))),
-    h("td", { "data-title": "Tenant" }, request.tenant, h("small", {}, `key ${request.key}`)),
-    h("td", { "data-title": "Lane" }, h("span", { class: `dot ${request.lane}` }), request.lane),
-    h("td", { "data-title": "Progress" }, progress, tokens),
-    age,
-    h("td", { class: "end" }, stop),
-  );
-  const update = (now) => {
-    setText(state, now.state);
-    state.className = `badge ${now.state}`;
-    progress.max = now.max_tokens;
-    progress.value = now.generated_tokens;
-    setText(tokens, `${count(now.generated_tokens)} of ${count(now.max_tokens)}`);
-    setText(age, span(now.age_seconds));
-  };
-  return { node, update };
+/** How a share of tokens in time stands to what the lane promises: twice as many late ones as it allows are poor. */
+function standing(attainment, promised) {
+  if (attainment >= promised) return "good";
+  return attainment >= promised - (1 - promised) ? "fair" : "poor";
 }

@@ -1,9 +1,11 @@
 // The playground: a chat as a tenant has it, with a tenant's key. The administrator's key is refused here, so that
-// nothing is generated under a name that nobody meant, and limits apply as they do to everybody.
+// every request counts for the tenant that made it, and the limits of that tenant apply.
 
 import { fetchWith, isAdminKey } from "./api.js";
+import { copied } from "./clipboard.js";
 import { h, setText } from "./dom.js";
 import { count, latency } from "./format.js";
+import { markdown } from "./markdown.js";
 
 const LANES = { "": "the tenant’s default", priority: "interactive", flex: "batch" };
 let tenantKey = "";
@@ -105,14 +107,16 @@ class Chat {
   }
 
   async #answer() {
-    const words = h("p", { class: "said assistant waiting" });
+    const words = h("div", { class: "said assistant waiting" });
     const facts = h("p", { class: "facts", role: "status" });
     this.log.append(words, facts);
     this.#scroll(true);
     this.#running = new AbortController();
     setText(this.send, "Stop");
     try {
-      const answer = await this.#stream(words, facts, this.#running.signal);
+      const body = this.#body();
+      const answer = await this.#stream(body, words, facts, this.#running.signal);
+      facts.append(" ", copied("Copy as curl", () => curl(body)));
       this.#messages.push({ role: "assistant", content: answer });
     } catch (error) {
       const stopped = error.name === "AbortError";
@@ -121,17 +125,19 @@ class Chat {
       else this.#messages.pop();
     } finally {
       words.classList.remove("waiting");
+      if (!words.childElementCount) words.replaceChildren(...markdown(words.textContent));
+      words.classList.add("formatted");
       this.#running = null;
       setText(this.send, "Send");
       this.#scroll(false);
     }
   }
 
-  async #stream(words, facts, signal) {
+  async #stream(body, words, facts, signal) {
     const begun = performance.now();
     let first = null;
     let usage = null;
-    const response = await fetchWith(tenantKey, "POST", "v1/chat/completions", this.#body(), signal);
+    const response = await fetchWith(tenantKey, "POST", "v1/chat/completions", body, signal);
     for await (const chunk of events(response.body)) {
       if (chunk.error) throw new Error(chunk.error.message);
       const piece = chunk.choices[0]?.delta?.content;
@@ -172,11 +178,18 @@ class Chat {
     this.#hint();
   }
 
-  /** To the newest words, unless somebody reads older ones. */
+  /** Scrolls to the newest words, unless the reader has scrolled up. */
   #scroll(always) {
     const { log } = this;
     if (always || log.scrollHeight - log.scrollTop - log.clientHeight < 80) log.scrollTop = log.scrollHeight;
   }
+}
+
+/** A command that repeats a request. The key stays out of it: commands end up in histories and chats. */
+function curl(body) {
+  const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
+  const address = new URL("v1/chat/completions", document.baseURI).href;
+  return `curl -N '${address}' -H "authorization: Bearer $LORALANE_API_KEY" -H 'content-type: application/json' -d '${quoted}'`;
 }
 
 function story(lane, begun, first, usage) {
@@ -207,7 +220,7 @@ async function* events(body) {
   }
 }
 
-/** As iterating over the body itself, which not every browser can. */
+/** Iterates over a body; not every browser can do that by itself. */
 async function* chunksOf(body) {
   const reader = body.getReader();
   try {

@@ -1,6 +1,7 @@
-// Tenants: what they use of their limits, and the limits themselves, edited where they stand.
+// Tenants: what they use, their limits, edited in place, and their keys.
 
-import { admin } from "./api.js";
+import { keyPanel, tenantForm } from "./accounts.js";
+import { Refusal, admin } from "./api.js";
 import { busy, h, keyed, setText, toast } from "./dom.js";
 import { ago, compact, count, parseLimit, span } from "./format.js";
 
@@ -17,28 +18,46 @@ export const tenants = {
   sections: ["tenants"],
   mount(content, { refresh }) {
     const list = h("div", { class: "tenants" }, h("p", { class: "muted", "data-empty": true }, "There are no tenants."));
-    content.append(h("h1", {}, "Tenants"), list);
     let entries = new Map();
+    let keys = null;
     const learn = async () => {
-      const answer = await admin("GET", "limits");
-      entries = Map.groupBy(answer.limits, (entry) => entry.tenant);
+      const [limits, accounts] = await Promise.all([admin("GET", "limits"), accountsOf()]);
+      entries = Map.groupBy(limits.limits, (entry) => entry.tenant);
+      keys = accounts && Map.groupBy(accounts.keys, (key) => key.tenant);
+      form.hidden = keys === null;
       await refresh();
     };
+    const form = tenantForm(learn);
+    content.append(h("h1", {}, "Tenants"), list, form);
     learn().catch((error) => toast(error.message, "bad"));
     return {
       update(seen) {
         const known = seen.tenants.filter((use) => entries.has(use.tenant));
         const card = (use) => tenantCard(use, learn);
-        keyed(list, known.map((use) => ({ use, entries: entries.get(use.tenant) })), ({ use }) => use.tenant, card);
+        const told = known.map((use) => ({ use, entries: entries.get(use.tenant), keys: keys && (keys.get(use.tenant) ?? []) }));
+        keyed(list, told, ({ use }) => use.tenant, card);
       },
     };
   },
 };
 
+/** All keys; null where this gateway's tenants are not administered over HTTP. */
+async function accountsOf() {
+  try {
+    return await admin("GET", "keys");
+  } catch (error) {
+    if (error instanceof Refusal && error.status === 404) return null;
+    throw error;
+  }
+}
+
 function tenantCard({ use: { tenant } }, learn) {
   const busyness = h("span", { class: "muted" });
   const refusal = h("p", { class: "refusal", hidden: true });
   const rows = Object.keys(LIMITS).map((name) => limitRow(tenant, name, learn));
+  const spent = h("p", { class: "spent" });
+  const account = keyPanel(tenant, learn);
+  const accounts = h("details", {}, h("summary", {}, "Keys"), account.node);
   const scopes = h("tbody");
   const heads = ["Of", ...SHORT, ""].map((title) => h("th", { scope: "col" }, title));
   const table = h("table", { class: "scopes" }, h("thead", {}, h("tr", {}, ...heads)), scopes);
@@ -47,10 +66,15 @@ function tenantCard({ use: { tenant } }, learn) {
     { class: "card tenant", "aria-label": `Tenant ${tenant}` },
     h("div", { class: "head" }, h("h2", {}, tenant), busyness),
     refusal,
+    spent,
     h("div", { class: "limits" }, ...rows.map((row) => row.node)),
-    h("details", {}, h("summary", {}, "Keys and adapters"), h("div", { class: "scroll" }, table)),
+    accounts,
+    h("details", {}, h("summary", {}, "Limits of keys and adapters"), h("div", { class: "scroll" }, table)),
   );
-  const update = ({ use, entries }) => {
+  const update = ({ use, entries, keys }) => {
+    accounts.hidden = keys === null;
+    if (keys) account.update(keys);
+    setText(spent, spentWords(use.used));
     const reserved = use.reserved_tokens ? ` · ${compact(use.reserved_tokens)} tokens reserved` : "";
     setText(busyness, `${count(use.running)} running · ${count(use.waiting)} waiting${reserved}`);
     refusal.hidden = use.refused_at === null;
@@ -66,6 +90,15 @@ function tenantCard({ use: { tenant } }, learn) {
   return { node, update };
 }
 
+/** Ended requests alone: what runs is `reserved` beside the name. */
+function spentWords(used) {
+  if (!used) return "Nothing used today.";
+  const { recently, today, window_seconds: window } = used;
+  const words = ({ tokens, requests }) => `${compact(tokens)} tokens, ${count(requests)} requests`;
+  const last = window < 1 ? "" : `${window < 55 ? `Last ${span(window)}` : "Last minute"}: ${words(recently)} · `;
+  return `${last}${last ? "today" : "Today"}: ${words(today)}`;
+}
+
 function limitRow(tenant, name, learn) {
   const field = limitField({ tenant }, name, `${LIMITS[name]} of ${tenant}`, learn);
   const bar = h("div", { class: "use" }, h("span"));
@@ -78,7 +111,7 @@ function limitRow(tenant, name, learn) {
     const part = limit ? use.used / limit : 0;
     bar.firstElementChild.style.width = `${Math.min(1, part) * 100}%`;
     bar.classList.toggle("full", part >= 0.9);
-    setText(left, limit === null ? used(use) : `${compact(use.used)} used, ${remaining(use)}`);
+    setText(left, limit === null ? used(use) : `${compact(use.used)} counted, ${remaining(use)}`);
   };
   return { node, update, name };
 }
@@ -90,7 +123,7 @@ function used(use) {
 function remaining(use) {
   const shadow = use.shadow ? " · in shadow" : "";
   const refused = use.refused_today ? ` · ${count(use.refused_today)} ${use.shadow ? "would be " : ""}refused today` : "";
-  const debt = use.used > use.limit ? `in debt, free in ${span(use.reset_seconds ?? 0)}` : `${compact(use.remaining)} left`;
+  const debt = use.used > use.limit ? `in debt, free in ${span(use.reset_seconds ?? 0)}` : `${compact(use.remaining)} available now`;
   return debt + shadow + refused;
 }
 
@@ -120,26 +153,27 @@ function limitField(scope, name, label, learn) {
   let value = null;
   const shown = () => (value === null ? "" : count(value));
   const accept = async () => {
+    input.removeAttribute("aria-invalid");
     if (input.value === shown()) return;
-    let wanted;
     try {
-      wanted = parseLimit(input.value);
+      await send(parseLimit(input.value));
     } catch (error) {
+      // It stays as it was typed, and red, until it is corrected or Escape takes it back.
       input.setAttribute("aria-invalid", "true");
       toast(error.message, "bad");
-      return;
     }
-    input.removeAttribute("aria-invalid");
-    await busy(input, async () => {
-      try {
-        const entry = await admin("PATCH", "limits", { ...scope, [name]: wanted });
-        value = entry[name];
-        toast(`${label}: ${value === null ? "no limit" : count(value)}, from the next request on`);
-      } finally {
-        input.value = shown();
-      }
-      await learn();
-    });
+  };
+  const send = async (wanted) => {
+    input.disabled = true;
+    try {
+      const entry = await admin("PATCH", "limits", { ...scope, [name]: wanted });
+      value = entry[name];
+      input.value = shown();
+      toast(`${label}: ${value === null ? "no limit" : count(value)}, from the next request on`);
+    } finally {
+      input.disabled = false;
+    }
+    learn().catch((error) => toast(error.message, "bad"));
   };
   const key = (event) => {
     if (event.key === "Enter") input.blur();

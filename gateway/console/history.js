@@ -1,0 +1,37 @@
+// The gateway's memory of the last hours, fetched as often as it changes.
+
+import { admin } from "./api.js";
+
+export const SPANS = { 10: "10 min", 30: "30 min", 120: "2 h", 720: "12 h", 1440: "24 h" };
+
+/** Figures over time for the charts of one view. */
+export class Feed {
+  minutes = 30;
+  #points = { step_seconds: 5, times: [], series: {} };
+  #fetched = 0;
+
+  choose(minutes) {
+    this.minutes = minutes;
+    this.#fetched = 0;
+  }
+
+  /** Fetches where the gateway has a new point by now. */
+  async refresh() {
+    if (performance.now() - this.#fetched < this.#points.step_seconds * 1000 && this.#fetched) return;
+    this.#fetched = performance.now();
+    const minutes = this.minutes;
+    const points = await admin("GET", `history?minutes=${minutes}`);
+    if (minutes === this.minutes) this.#points = points;
+  }
+
+  /** What a chart of the figures `names` draws. */
+  of(names, more = {}) {
+    const { times, step_seconds: step, series } = this.#points;
+    const unknown = times.map(() => null);
+    return { times, step, minutes: this.minutes, series: names.map((name) => series[name] ?? unknown), goal: null, ...more };
+  }
+
+  last(name) {
+    return this.#points.series[name]?.at(-1) ?? null;
+  }
+}

@@ -5,7 +5,8 @@ import { h, s, setAttribute, setText } from "./dom.js";
 const MARGIN = { left: 46, right: 8, top: 10, bottom: 20 };
 const MINUTE = 60;
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360].map((minutes) => minutes * MINUTE);
-const MOST_TIME_TICKS = 6;
+/** Pixels that the time below a tick needs, with room beside it. */
+const TICK_WIDTH = 62;
 const GAP_STEPS = 2.5;
 /** A goal up to so many times the highest value is inside the scale; a higher one is only named. */
 const GOAL_REACH = 4;
@@ -110,7 +111,7 @@ function drawAxes(grid, labels, scale, format) {
     text(MARGIN.left - 7, scale.y(value) + 3.5, value === 0 ? "0" : format(value), "end"),
   );
   const span = scale.end - scale.begin;
-  const step = TIME_STEPS.find((size) => span / size <= MOST_TIME_TICKS) ?? TIME_STEPS.at(-1);
+  const step = TIME_STEPS.find((size) => span / size <= (right - MARGIN.left) / TICK_WIDTH) ?? TIME_STEPS.at(-1);
   const shift = new Date(scale.end * 1000).getTimezoneOffset() * MINUTE;
   const times = [];
   for (let time = Math.ceil((scale.begin - shift) / step) * step + shift; time <= scale.end; time += step) times.push(time);

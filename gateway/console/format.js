@@ -15,6 +15,12 @@ export function latency(seconds) {
   return `${seconds < 9.995 ? seconds.toFixed(2) : seconds.toFixed(1)} s`;
 }
 
+/** A latency on an axis or of a goal: 250 ms, 5 s, 1 h. */
+export function axisTime(seconds) {
+  if (seconds < 1) return `${Number((seconds * 1000).toPrecision(3))} ms`;
+  return seconds < 90 ? `${Number(seconds.toPrecision(3))} s` : span(seconds);
+}
+
 /** A span in seconds: 0.4 s, 12 s, 3 min, 2 h, 5 d. */
 export function span(seconds) {
   if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
@@ -27,7 +33,7 @@ export function span(seconds) {
 /** A moment in Unix seconds: 40 s ago. */
 export const ago = (unix) => `${span(Math.max(0, Date.now() / 1000 - unix))} ago`;
 
-/** What somebody typed for a limit: 120, 1_000, 50k, 2.5M; null for none. Throws where it is no number. */
+/** A limit as an operator types it: 120, 1_000, 50k, 2.5M; null for none. Throws an Error where it is no number. */
 export function parseLimit(text) {
   const plain = text.replace(/[\s,_]/g, "").toLowerCase();
   if (plain === "" || plain === "none" || plain === "nolimit") return null;

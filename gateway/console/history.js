@@ -6,7 +6,7 @@ export const SPANS = { 10: "10 min", 30: "30 min", 120: "2 h", 720: "12 h", 1440
 
 /** Figures over time for the charts of one view. */
 export class Feed {
-  minutes = 30;
+  minutes = 10;
   #points = { step_seconds: 5, times: [], series: {} };
   #fetched = 0;
 

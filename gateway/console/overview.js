@@ -3,7 +3,7 @@
 import { admin } from "./api.js";
 import { chart } from "./charts.js";
 import { busy, careful, h, keyed, setText, toast } from "./dom.js";
-import { compact, count, latency, percent, span } from "./format.js";
+import { axisTime, compact, count, latency, percent, span } from "./format.js";
 import { Feed, SPANS } from "./history.js";
 import { requestPanel } from "./requests.js";
 
@@ -133,7 +133,7 @@ function modeButton(lane, action, refresh) {
 function timeRow(lane, key) {
   const title = { ttft: "First token", itl: "Between tokens" }[key];
   const values = ["p50", "p95", "p99"].map((name) => ({ name, value: h("dd", {}, "–") }));
-  const trend = chart({ title: `${title}, ${lane} lane`, layers: [{ name: "p95", class: "line" }], format: latency, height: 96 });
+  const trend = chart({ title: `${title}, ${lane} lane`, layers: [{ name: "p95", class: "line" }], format: axisTime, height: 96 });
   const share = h("b", {}, "–");
   const range = { "aria-valuemin": 0, "aria-valuemax": 1 };
   const met = h("span", { class: "use", role: "meter", "aria-label": `${title} in time`, ...range }, h("span"));

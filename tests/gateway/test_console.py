@@ -18,8 +18,9 @@ from fakes import BASE, write_adapter
 from served import Served, served
 
 from engine.core.types import Lane, LaneMode
+from engine.pb import engine_pb2 as pb
 
-FILLED = {"tenants": ".tenant", "adapters": "tbody b", "playground": ".talk", "overview": ".lane"}
+FILLED = {"tenants": ".tenant", "adapters": "tbody b", "usage": "tbody tr", "playground": ".talk", "overview": ".lane"}
 UNNAMED = "button:not([aria-label]):empty, svg:not([role], [aria-hidden]), input:not([aria-label], [id], label input)"
 PARSES_TEXT = r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function|https?://(?!www\.w3)"
 PATIENCE = 60
@@ -263,7 +264,8 @@ def test_a_phone_and_a_keyboard_are_enough(console):
     page.set_viewport_size({"width": 375, "height": 812})
     console.enter()
     page.get_by_role("region", name="Lane batch").wait_for()
-    for view in ("tenants", "adapters", "playground", "overview"):
+    assert console.chat().status_code == 200  # which the view of usage shows
+    for view in ("tenants", "adapters", "usage", "playground", "overview"):
         link = page.get_by_role("link", name=view.capitalize())
         link.focus()
         page.keyboard.press("Enter")
@@ -272,6 +274,137 @@ def test_a_phone_and_a_keyboard_are_enough(console):
         page.locator(FILLED[view]).first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") == 375, view
     assert page.locator(f"#house :is({UNNAMED})").count() == 0
+
+
+def test_charts_have_axes_a_goal_and_values_under_the_keys(console):
+    page, operations = console.page, console.gateway.house.operations
+    for rate in (100.0, 250.0):
+        point = {"tokens_per_second": rate, "interactive.ttft_p95": 0.4, "interactive.running": 3.0}
+        operations.history.add(point)
+    console.enter()
+    chart = page.get_by_role("img", name="Generated tokens a second")
+    until(lambda: "Now: generated 250" in (chart.get_attribute("aria-label") or ""))
+    assert chart.locator(".ticks text").all_text_contents()[:3] == ["0", "100", "200"]
+    first = page.get_by_role("img", name="First token, interactive lane")
+    assert (first.locator(".goal-text").text_content() or "").startswith("goal 500 ms")
+    chart.focus()
+    page.keyboard.press("ArrowLeft")
+    page.get_by_text("generated 250").wait_for()
+    page.keyboard.press("ArrowLeft")
+    page.get_by_text("generated 100").wait_for()
+    with page.expect_request(lambda request: "minutes=1440" in request.url):
+        page.get_by_label("Time range").select_option("1440")
+
+
+def test_a_lane_is_coloured_by_its_own_promise(console):
+    page, engine = console.page, console.gateway.house.engine
+    console.enter()
+    meter = page.get_by_role("region", name="Lane interactive").get_by_role("meter", name="First token in time")
+    meter.wait_for()
+    for attained, colour in ((0.979, "poor"), (0.985, "fair"), (0.991, "good")):
+        engine.picture = pb.EngineStats(
+            lanes=[pb.LaneStats(lane=pb.LANE_INTERACTIVE, mode=pb.LANE_MODE_OPEN, slo_ttft_attainment=attained)]
+        )
+        until(lambda: meter.get_attribute("aria-valuenow") == str(attained))  # noqa: B023
+        assert meter.get_attribute("class") == f"use {colour}"
+
+
+def test_requests_that_have_ended_are_filtered_and_grouped(console):
+    page = console.page
+    assert console.chat().status_code == 200
+    assert console.chat(model="none").status_code == 404
+    assert console.chat("sk-globex", model="pirate").status_code == 200
+    console.enter()
+    panel = page.get_by_role("region", name="Live requests")
+    panel.get_by_role("button", name="Failed").click()
+    panel.get_by_text("model_not_found").wait_for()
+    assert panel.locator("tbody tr:visible").count() == 1
+    panel.get_by_role("button", name="Recent").click()
+    until(lambda: panel.locator("tbody tr:visible").count() == 3)
+    panel.get_by_label("Filter requests").fill("globex pirate")
+    until(lambda: panel.locator("tbody tr:visible").count() == 1)
+    panel.get_by_label("Filter requests").fill("")
+    panel.get_by_label("Group requests by").select_option("tenant")
+    until(lambda: panel.locator("tbody tr:visible th").all_inner_texts() == ["acme", "globex"])
+
+
+def test_a_limit_that_is_wrong_stays_red_until_it_is_corrected(console):
+    page = console.page
+    console.enter(view="tenants")
+    limit = page.get_by_label("tokens a day of acme")
+    limit.fill("many")
+    limit.press("Enter")
+    page.get_by_text("“many” is no limit").wait_for()
+    page.get_by_label("requests a minute of acme").focus()
+    assert (limit.input_value(), limit.get_attribute("aria-invalid")) == ("many", "true")
+    limit.fill("")
+    limit.press("Enter")
+    until(lambda: limit.get_attribute("aria-invalid") is None)
+
+
+def test_usage_is_summed_up_and_saved(console):
+    page = console.page
+    assert console.chat(model="pirate").status_code == 200
+    console.enter(view="usage")
+    page.get_by_label("Sum up by").select_option("adapter")
+    page.get_by_role("cell", name="pirate").wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save as CSV").click()
+    assert "pirate" in download.value.path().read_text()
+
+
+def test_answers_are_formatted_and_can_be_repeated_with_curl(console):
+    page, engine = console.page, console.gateway.house.engine
+    engine.reply = lambda request: "# Ahoy\n- **one**\n- `two`\n\n```py\nx = '<b>'\n```"
+    console.enter(view="playground")
+    page.get_by_label("Tenant key").fill("sk-acme")
+    page.get_by_label("Tenant key").press("Tab")
+    page.get_by_role("option", name="poet").wait_for(state="attached")
+    page.get_by_label("Most tokens").fill("64")
+    page.get_by_label("Message").fill("it's")
+    page.get_by_label("Message").press("Enter")
+    said = page.locator(".said.assistant")
+    said.locator("pre code").wait_for()
+    assert said.locator("pre code").inner_text() == "x = '<b>'" and said.locator("li").all_inner_texts() == [
+        "one",
+        "two",
+    ]
+    assert said.get_by_role("heading", name="Ahoy").count() == 1 and said.locator("li b").count() == 1
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.wasCopied = text; }")
+    page.get_by_role("button", name="Copy as curl").click()
+    command = page.evaluate("window.wasCopied")
+    assert "sk-" not in command and "it'\\''s" in command and "$LORALANE_API_KEY" in command
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_borders_placeholders_and_banners_can_be_told_apart(scheme):
+    """WCAG 2.2 AA: 4.5 to 1 for text, 3 to 1 for the borders of what can be typed into or pressed."""
+    css = resources.files("gateway.console").joinpath("style.css").read_text()
+    pairs = re.findall(r"--([a-z-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)", css)
+    colour = {name: (light if scheme == "light" else dark) for name, light, dark in pairs}
+    for text in ("text", "muted", "accent", "warn", "bad", "good", "interactive", "batch"):
+        for ground in ("ground", "surface"):
+            assert contrast(colour[text], colour[ground]) >= 4.5, (text, ground)
+    assert contrast(colour["muted"], colour["raised"]) >= 4.5
+    assert contrast(colour["warn"], mixed(colour["warn"], colour["ground"], 0.12)) >= 4.5
+    for ground in ("ground", "surface", "raised"):
+        assert contrast(colour["strong-line"], colour[ground]) >= 3, ground
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def mixed(one: str, other: str, share: float) -> str:
+    pairs = [(int(one[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5)]
+    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in pairs)
 
 
 def test_no_file_of_the_page_can_make_code_of_text():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from types import MappingProxyType
@@ -18,9 +17,10 @@ from engine.events import apart, joined
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
 from gateway.core.estimate import OutputAverages
+from gateway.core.lane_shares import LaneShares
 from gateway.core.lanes import lane_name
 from gateway.core.request_id import new_id
-from gateway.core.tenants import Principal
+from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import Ingress
 from gateway.deadlines import Timer, deadline
 from gateway.failures import engine_failures, note, refuse_failed
@@ -59,14 +59,14 @@ class Gateway:
         """`base_names`: what the base model is called, the canonical name first."""
         self._settings = settings or ServiceSettings()
         self.lane_capacity = self._settings.lane_capacity
-        """Requests of a lane that may be on their way at once; a lane not named has no bound."""
+        """Answers of a lane that may be on their way at once; a lane not named has no bound."""
         self.engine = engine
         self.tokenizer = tokenizer
         self.adapters = adapters
         self.limiter = limiter
         self.base_name = base_names[0]
         self.intake = Intake(engine, tokenizer, adapters, base_names, self._settings)
-        self._in_lane: Counter[Lane] = Counter()
+        self._in_lane = {lane: LaneShares() for lane in Lane}
         self._outputs = OutputAverages()
         self._observers = observers
         self._clock = clock
@@ -131,10 +131,14 @@ class Gateway:
             ingress=request.ingress,
             trace_id=request.ingress.trace_id,
         )
+        shares, tenant = self._in_lane[lane], principal.tenant
+        answers = max(1, min(len(request.inputs) * request.n, self._settings.max_choices))
+        full = self._refusal(lane, tenant, answers)
         self._live[record.id] = record
-        self._in_lane[lane] += 1
+        shares.add(tenant.name, tenant.weight, answers)
         try:
-            self._check_capacity(lane)
+            if full:
+                raise unavailable(Fault.LANE_QUEUE_FULL, f"the {lane_name(lane)} lane is full: {full}")
             yield record
             if not record.finish:
                 record.end("cancelled", 499)
@@ -144,14 +148,13 @@ class Gateway:
         finally:
             record.ended = self._clock()
             del self._live[record.id]
-            self._in_lane[lane] -= 1
+            shares.remove(tenant.name, answers)
             tell(self._observers, record)
 
-    def _check_capacity(self, lane: Lane) -> None:
+    def _refusal(self, lane: Lane, tenant: Tenant, answers: int) -> str:
+        """Return why the lane has no room for a request; empty means that it has."""
         capacity = self.lane_capacity.get(lane)
-        if capacity is not None and self._in_lane[lane] > capacity:
-            message = f"the {lane_name(lane)} lane is full: {capacity} requests are on their way"
-            raise unavailable(Fault.LANE_QUEUE_FULL, message)
+        return "" if capacity is None else self._in_lane[lane].refusal(tenant.name, tenant.weight, answers, capacity)
 
     async def _understand(
         self, principal: Principal, request: GenerateRequest, lane: Lane, record: RequestRecord

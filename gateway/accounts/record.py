@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from gateway.core.errors import ApiError, Fault
-from gateway.core.tenants import Tenant, key_id
+from gateway.core.tenants import MAX_WEIGHT, MIN_WEIGHT, Tenant, key_id
 from gateway.registry.record import Kind
 
 TENANT, KEY = "tenant", "key"
@@ -64,7 +64,11 @@ def encode_account(account: Account) -> bytes:
 
 
 def decode_account(text: bytes, generation: int) -> Account:
-    return replace(msgspec.json.decode(text, type=Account), generation=generation)
+    """Read a record. A weight from before weights had bounds is moved to the nearest one."""
+    words = msgspec.json.decode(text)
+    if tenant := words.get("tenant"):
+        tenant["weight"] = min(max(tenant.get("weight", 1.0), MIN_WEIGHT), MAX_WEIGHT)
+    return replace(msgspec.convert(words, Account), generation=generation)
 
 
 def conflict(message: str) -> ApiError:

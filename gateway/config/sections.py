@@ -97,7 +97,8 @@ class LaneConfig:
     """How much of a lane is let in, and what it promises: the goals are the engine's LaneGoals, field for field."""
 
     max_requests: int
-    """Of this lane in the gateway at once, waiting and running; one more is refused with lane_queue_full."""
+    """Answers of this lane in the gateway at once, waiting and running: a request with `n: 4` counts four. Tenants
+    share them by weight; a request that does not fit is refused with lane_queue_full."""
     ttft_s: float
     itl_s: float
     attainment: float

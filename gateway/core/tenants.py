@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
-from math import inf
 from typing import Protocol
 
 from msgspec import Struct
@@ -16,6 +15,8 @@ from engine.core.types import Lane
 from gateway.core.errors import forbidden
 from gateway.core.limits import NO_LIMITS, Limits
 
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
+"""Bounds of a tenant's weight: sums and quotients of weights stay exact enough to compare, and no tenant is starved."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -36,15 +37,15 @@ class Tenant:
     adapter_limits: Limits = NO_LIMITS
     """Of what it uses of each adapter, and of the base model, within `limits`."""
     weight: float = 1.0
-    """Share of the machine against other tenants of the same lane."""
+    """Share of the machine against other tenants of the same lane, from MIN_WEIGHT to MAX_WEIGHT."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
             raise ValueError(f"tenant name {self.name!r} must be 1 to 64 letters, digits, '_', '.' or '-'")
         if self.default_lane < self.highest_lane:
             raise ValueError(f"default_lane {self.default_lane.name.lower()} is above highest_lane")
-        if not 0 < self.weight < inf:
-            raise ValueError(f"weight must be positive and finite, not {self.weight}")
+        if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
+            raise ValueError(f"weight must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {self.weight}")
 
     def may_use(self, adapter: str) -> bool:
         return any(fnmatchcase(adapter, pattern) for pattern in self.adapters)

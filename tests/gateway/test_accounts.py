@@ -13,7 +13,7 @@ from patient_valkey import PatientValkey
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
-from gateway.accounts.record import decode_account, encode_account
+from gateway.accounts.record import decode_account, encode_account, tenant_account
 from gateway.accounts.registry import AccountRegistry
 from gateway.accounts.store import account_store
 from gateway.cli.main import app as cli
@@ -303,6 +303,9 @@ async def test_a_tenants_life_over_http(house, caplog):
         ({"name": "a b"}, "name"),
         ({"name": "ok", "default_lane": "fast"}, "default_lane"),
         ({"name": "ok", "weight": 0}, "weight"),
+        ({"name": "ok", "weight": 1e308}, "weight"),
+        ({"name": "ok", "weight": -1}, "weight"),
+        ({"name": "ok", "weight": 1e-308}, "weight"),
         ({"name": "ok", "limits": {"tokens_per_minute": 0}}, "limits"),
         ({"name": "ok", "limits": {"tokens": 5}}, "limits"),
         ({}, "name"),
@@ -366,3 +369,10 @@ async def test_the_same_over_grpc_and_in_a_terminal(house):
         await run("tenants", "delete", "initech")
         assert refused(accounts, other)
         assert accounts.records == {}
+
+
+def test_a_weight_from_before_weights_had_bounds_is_read_as_the_nearest_one():
+    written = encode_account(tenant_account(replace(ACME, weight=2.0), 1.0))
+    for weight, read in ((b"1e308", 1000.0), (b"1e-308", 0.001), (b"2.0", 2.0)):
+        account = decode_account(written.replace(b'"weight":2.0', b'"weight":' + weight), 7)
+        assert account.tenant.weight == read and account.generation == 7

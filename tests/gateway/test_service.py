@@ -8,7 +8,7 @@ from fakes import ACME, BASE, CONTEXT, House, build_house, ids_of, principal
 from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, SamplingParams, TokenEvent
 from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
-from gateway.core.tenants import Principal
+from gateway.core.tenants import Principal, Tenant
 from gateway.generation import Chat, GenerateRequest
 from gateway.joined import join, merge
 from gateway.settings import ServiceSettings
@@ -372,6 +372,28 @@ async def test_a_full_lane_is_503_and_the_other_lane_is_not(tmp_path):
         assert (caught.value.http_status, caught.value.code) == (503, "lane_queue_full")
         await answers(house, request(lane=Lane.BATCH))
     await answers(house, request())
+    await house.assert_empty()
+
+
+async def test_a_tenant_that_fills_a_lane_leaves_its_neighbour_a_share(tmp_path):
+    """1,500 requests of four answers in a lane of 400: the neighbour is admitted at once, the greedy one refused."""
+    house = await build_house(tmp_path, ServiceSettings(lane_capacity={Lane.INTERACTIVE: 400}))
+    house.engine.go_on = asyncio.Event()
+    attack = [asyncio.create_task(answers(house, request(n=4))) for _ in range(1500)]
+    while sum(task.done() for task in attack) < 1400:
+        await asyncio.sleep(0)
+    neighbour = Principal(Tenant("initech"), "key")
+    neighbours = [asyncio.create_task(answers(house, request(), neighbour)) for _ in range(200)]
+    while sum(record.tenant == "initech" for record in house.gateway.live.values()) < 200:
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in neighbours)
+    with pytest.raises(ApiError) as caught:
+        await answers(house, request(), neighbour)
+    assert (caught.value.code, caught.value.http_status) == ("lane_queue_full", 503)
+    house.engine.go_on.set()
+    refused = [error for error in await asyncio.gather(*attack, return_exceptions=True) if isinstance(error, ApiError)]
+    assert len(refused) == 1400 and {error.code for error in refused} == {"lane_queue_full"}
+    assert {answer.text for _, [answer], _ in await asyncio.gather(*neighbours)} == {"Hello, world!"}
     await house.assert_empty()
 
 

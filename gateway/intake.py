@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from engine.client import EngineApi
 from engine.core.types import AdapterId, Lane, Origin, Request, SamplingParams
+from engine.grammar_check.pool import GrammarPool
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
 from gateway.constraints import Constraints
@@ -121,6 +122,7 @@ class Intake:
         adapters: AdapterRegistry,
         base_names: tuple[str, ...],
         settings: ServiceSettings,
+        grammars: GrammarPool,
     ) -> None:
         """`base_names`: what the base model is called, the canonical name first."""
         self._engine = engine
@@ -128,7 +130,7 @@ class Intake:
         self._adapters = adapters
         self._base_names = base_names
         self._settings = settings
-        self._constraints = Constraints(tokenizer.token_id)
+        self._constraints = Constraints(tokenizer.token_id, grammars)
 
     @property
     def dialect(self) -> Dialect | None:
@@ -168,13 +170,13 @@ class Intake:
 
         Raises:
             ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND,
-                ENGINE_UNAVAILABLE.
+                ENGINE_UNAVAILABLE, RATE_LIMIT_EXCEEDED (grammars of the tenant that wait to be compiled).
         """
         if not self._engine.ready:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
         adapter = self.resolve(tenant, request.model)
         self._check(request)
-        request = await self._constraints.settle(request, self.dialect)
+        request = await self._constraints.settle(tenant.name, request, self.dialect)
         prompts = tuple([await self.encode(tenant, prompt) for prompt in request.inputs])
         pairs = zip(request.inputs, prompts, strict=True)
         seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS

@@ -14,6 +14,7 @@ from engine.arrivals import EventStream
 from engine.client import EngineApi
 from engine.core.types import Lane, TokenEvent
 from engine.events import apart, joined
+from engine.grammar_check.pool import GrammarPool
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
 from gateway.core.estimate import OutputAverages
@@ -52,11 +53,17 @@ class Gateway:
         limiter: Limiter,
         *,
         base_names: tuple[str, ...],
+        grammars: GrammarPool,
         settings: ServiceSettings | None = None,
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`base_names`: what the base model is called, the canonical name first."""
+        """Initialize the gateway.
+
+        Args:
+            base_names: what the base model is called, the canonical name first.
+            grammars: compiles the grammars that callers send. The gateway does not close it.
+        """
         self._settings = settings or ServiceSettings()
         self.lane_capacity = self._settings.lane_capacity
         """Answers of a lane that may be on their way at once; a lane not named has no bound."""
@@ -65,7 +72,7 @@ class Gateway:
         self.adapters = adapters
         self.limiter = limiter
         self.base_name = base_names[0]
-        self.intake = Intake(engine, tokenizer, adapters, base_names, self._settings)
+        self.intake = Intake(engine, tokenizer, adapters, base_names, self._settings, grammars)
         self._in_lane = {lane: LaneShares() for lane in Lane}
         self._outputs = OutputAverages()
         self._observers = observers

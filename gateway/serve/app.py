@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 
 from redis.asyncio import Redis
@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from engine.client import EngineClient
 from engine.core.types import Lane
+from engine.grammar_check.pool import GrammarPool
 from gateway.accounts.registry import open_accounts
 from gateway.accounts.store import account_store
 from gateway.adapters.registry import AdapterRegistry
@@ -23,6 +24,7 @@ from gateway.config.whole import Config
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
+from gateway.observe.grammar_metrics import GrammarMetrics
 from gateway.observe.latency import LatencyWindow
 from gateway.observe.loop_metrics import LoopMetrics
 from gateway.observe.metrics import Metrics
@@ -123,6 +125,7 @@ async def built(
     """
     config = launch.config
     async with AsyncExitStack() as stack:
+        grammars = stack.enter_context(closing(GrammarPool()))
         redis = await stack.enter_async_context(connected(ground.store, cluster=config.redis.cluster))
         limiter = _limiter(config, redis)
         stack.push_async_callback(limiter.close)
@@ -144,6 +147,7 @@ async def built(
             adapters,
             limiter,
             base_names=(model_name(config),),
+            grammars=grammars,
             settings=_settings(config),
             observers=(metrics, operations.recent, *observers),
         )
@@ -151,6 +155,7 @@ async def built(
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
         metrics.register(LoopMetrics(asyncio.get_running_loop()))
+        metrics.register(GrammarMetrics(grammars))
         await stack.enter_async_context(sampled(operations))
         opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics)
         files, batches = await stack.enter_async_context(opening)

@@ -23,6 +23,7 @@ from engine.arrivals import EngineUnavailable
 from engine.client import AdapterRejected, LaneRejected
 from engine.core.config import LaneGoals
 from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, Request, TokenEvent, TokenLogprobs
+from engine.grammar_check.pool import GrammarPool
 from engine.pb import engine_pb2 as pb
 from engine.wire import LANE_MODES, LANES, origin_to_pb
 from gateway.accounts.mirror import AccountMirror
@@ -415,6 +416,12 @@ class Watcher:
         self.records.append(record)
 
 
+@cache
+def grammar_pool() -> GrammarPool:
+    """One for all tests of a process. Its workers end with the process."""
+    return GrammarPool()
+
+
 @dataclass
 class House:
     """A gateway and everything around it."""
@@ -468,6 +475,7 @@ async def build_house(
     settings: ServiceSettings | None = None,
     observers: Sequence[Observer] = (),
     limiter: Any = None,
+    grammars: GrammarPool | None = None,
     **app_options: Any,
 ) -> House:
     """Serves the base and two adapters, pirate (alias captain) and poet, from folders below `root`.
@@ -489,6 +497,7 @@ async def build_house(
         adapters,
         limiter,
         base_names=(BASE, "tiny-alias"),
+        grammars=grammars or grammar_pool(),
         settings=settings,
         observers=(*observers, watcher, metrics, operations.recent),
     )

@@ -7,7 +7,7 @@ import shutil
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from fakes import ACME, CountingLimiter, principal, tiny_tokenizer
+from fakes import ACME, CountingLimiter, grammar_pool, principal, tiny_tokenizer
 
 from engine.client import EngineClient
 from engine.config import EngineConfig
@@ -50,7 +50,7 @@ async def open_gateway(model, root, client, *, prefix_caching):
         await asyncio.wait_for(engine.wait_ready(), 120)
         limiter = CountingLimiter()
         await limiter.configure([ACME])
-        yield Gateway(engine, tiny_tokenizer(), registry, limiter, base_names=("tiny",))
+        yield Gateway(engine, tiny_tokenizer(), registry, limiter, base_names=("tiny",), grammars=grammar_pool())
         await registry.close()
         await engine.close()
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from fakes import House, build_house
+from fakes import House, build_house, grammar_pool
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
@@ -17,6 +17,7 @@ from engine.pb import engine_pb2 as pb
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.webhooks.metrics import WebhookMetrics
 from gateway.core.limits import Scope
+from gateway.observe.grammar_metrics import GrammarMetrics
 from gateway.observe.loop_metrics import LoopMetrics
 from gateway.observe.metrics import FIRST_TOKEN, TOKEN
 from gateway.usage.metrics import UsageMetrics
@@ -48,6 +49,7 @@ async def house(tmp_path) -> House:
     house.metrics.register(UsageMetrics(SimpleNamespace(undelivered_tokens=0, lost_tokens=0)))
     house.metrics.register(BatchMetrics(SimpleNamespace(leases={}, open=0, backlog=0), SimpleNamespace(in_flight=0)))
     house.metrics.register(LoopMetrics(asyncio.get_running_loop()))
+    house.metrics.register(GrammarMetrics(grammar_pool()))
     house.metrics.register(WebhookMetrics(()))
     house.engine.picture = pb.EngineStats(
         lanes=[pb.LaneStats(lane=pb.LANE_INTERACTIVE), pb.LaneStats(lane=pb.LANE_BATCH)],

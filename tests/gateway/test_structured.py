@@ -8,7 +8,6 @@ from grpc_house import as_key, ask, open_grpc_house, refused
 
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
-from gateway import constraints
 from gateway.core.errors import ApiError, Fault
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.schema import ChatRequest, CompletionRequest, parse
@@ -152,14 +151,3 @@ async def test_what_cannot_be_followed_is_refused_before_anything_is_reserved(tm
             assert (error["param"], error["type"]) == (field, "invalid_request_error")
             assert why in error["message"]
     assert not house.limiter.reserved and not house.engine.requests
-
-
-async def test_a_grammar_is_looked_at_once_and_no_more_are_remembered_than_kept(tmp_path, monkeypatch):
-    looked_at = []
-    monkeypatch.setattr(constraints, "objection", lambda grammar: looked_at.append(grammar.text) or "")
-    monkeypatch.setattr(constraints, "KEPT", 2)
-    house = await build_house(tmp_path)
-    async with house.client() as client:
-        for regex in "aabbccb" + "a":
-            await client.post("/v1/chat/completions", json={**CHAT, "structured_outputs": {"regex": regex}})
-    assert looked_at == ["a", "b", "c", "a"]

@@ -1,0 +1,134 @@
+"""The messages between a grammar pool and its worker processes, and the limits under which a worker compiles."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import IO
+
+from engine.core.grammars import Grammar, GrammarKind
+
+LENGTH_BYTES = 4
+
+
+class Reason(Enum):
+    """Why a grammar was not accepted. The values are labels of a metric."""
+
+    INVALID = "invalid"
+    """The library refuses the grammar and says why."""
+    CPU = "cpu"
+    """Compiling took more CPU time than a grammar may take."""
+    MEMORY = "memory"
+    """Compiling took more memory than a grammar may take."""
+    CRASHED = "crashed"
+    """The library crashed, for example because its stack overflowed."""
+    QUEUE = "queue"
+    """The tenant has too many grammars waiting already."""
+    UNDECIDED = "undecided"
+    """The worker was ended from outside or the machine was too busy: the grammar may be sound."""
+
+
+DEATHS = frozenset({Reason.CPU, Reason.MEMORY, Reason.CRASHED})
+"""Reasons of grammars that ended a worker process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of one check. `reason` is None if the grammar can be followed; else `message` explains it."""
+
+    reason: Reason | None = None
+    message: str = ""
+
+
+SOUND = Verdict()
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a model, with which an engine's workers also compute masks."""
+
+    file: str
+    """Path of the model's tokenizer.json."""
+    size: int
+    """Number of columns of the logits."""
+    eos_token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What one grammar may take, and whether it is tried with a model's tokens."""
+
+    cpu_seconds: float = 2.0
+    """CPU time, so that a busy machine does not refuse sound grammars."""
+    memory_bytes: int = 128 << 20
+    """Address space in addition to what the worker had before."""
+    stack_bytes: int = 2 << 20
+    """A quarter of what the engine's threads have: what a worker survives, the engine survives."""
+    vocabulary: Vocabulary | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerLimits:
+        fields = json.loads(text)
+        if fields["vocabulary"] is not None:
+            fields["vocabulary"] = Vocabulary(**fields["vocabulary"])
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A worker's answer. `spent` says that the worker has grown and should be replaced."""
+
+    verdict: Verdict
+    spent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Content hash of a grammar. It stands for the text where the text need not be kept."""
+
+    digest: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, grammar: Grammar) -> Key:
+        text = grammar.text.encode("utf-8", "surrogatepass")
+        return cls(hashlib.sha256(grammar.kind.value.encode() + b"\0" + text).digest())
+
+
+def encode_grammar(grammar: Grammar) -> bytes:
+    return json.dumps([grammar.kind.value, grammar.text]).encode()
+
+
+def decode_grammar(body: bytes) -> Grammar:
+    kind, text = json.loads(body)
+    return Grammar(GrammarKind(kind), text)
+
+
+def encode_reply(reply: Reply) -> bytes:
+    reason = reply.verdict.reason
+    return json.dumps([reason.value if reason else None, reply.verdict.message, reply.spent]).encode()
+
+
+def decode_reply(body: bytes) -> Reply:
+    reason, message, spent = json.loads(body)
+    return Reply(Verdict(Reason(reason) if reason else None, message), spent)
+
+
+def write_frame(file: IO[bytes], body: bytes) -> None:
+    """Write one message: its length as a big-endian integer, then its bytes."""
+    file.write(len(body).to_bytes(LENGTH_BYTES, "big") + body)
+    file.flush()
+
+
+def read_frame(file: IO[bytes]) -> bytes | None:
+    """Read one message. None means that the other side has closed the pipe."""
+    head = file.read(LENGTH_BYTES)
+    if len(head) < LENGTH_BYTES:
+        return None
+    length = int.from_bytes(head, "big")
+    body = file.read(length)
+    return body if len(body) == length else None

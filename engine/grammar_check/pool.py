@@ -1,0 +1,261 @@
+"""The pool: threads that each own one worker process and check grammars in the tenants' turns."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import structlog
+
+from engine.core.grammars import Grammar
+from engine.grammar_check.job import DEATHS, Key, Reason, Verdict, WorkerLimits
+from engine.grammar_check.process import WorkerLost, WorkerProcess
+from engine.grammar_check.turns import QueueFull, TenantTurns
+from engine.grammar_check.verdicts import KEPT, Verdicts
+
+log = structlog.get_logger("grammars")
+
+WORKERS = 2
+ATTEMPTS = 2
+"""How often a grammar is tried whose worker was ended from outside."""
+RESTART_SECONDS = 1.0
+"""Pause before the next attempt to start a worker that did not start."""
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A grammar that is checked once for all that ask for it meanwhile."""
+
+    key: Key
+    grammar: Grammar
+    asks: list[Future[Verdict]] = field(default_factory=list)
+    is_begun: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Ask:
+    """One place in a tenant's queue."""
+
+    job: _Job
+    future: Future[Verdict]
+
+
+@dataclass(slots=True)
+class PoolCounts:
+    """Totals since the pool started."""
+
+    refused: Counter[Reason] = field(default_factory=Counter)
+    """Requests for a verdict that were answered with something other than "sound"."""
+    replaced: int = 0
+    """Worker processes that died or were replaced."""
+    answered: int = 0
+    """Verdicts given, remembered ones included."""
+    waited_seconds: float = 0.0
+    """Time between a request for a verdict and the verdict, summed over `answered`."""
+
+
+class GrammarPool:
+    """Checks grammars in child processes. Thread-safe.
+
+    Args:
+        limits: what one grammar may take.
+        at_once: grammars of one tenant that may be compiled at the same time; fewer than `workers`, so that
+            one is left for others.
+        queued: grammars of one tenant that may wait.
+    """
+
+    def __init__(
+        self,
+        limits: WorkerLimits | None = None,
+        *,
+        workers: int = WORKERS,
+        at_once: int = 1,
+        queued: int = 256,
+        kept: int = KEPT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits or WorkerLimits()
+        self._changed = threading.Condition()
+        self._turns: TenantTurns[_Ask] = TenantTurns(at_once, queued)
+        self._verdicts = Verdicts(clock, kept)
+        self._jobs: dict[Key, _Job] = {}
+        self._clock = clock
+        self._closing = False
+        self.counts = PoolCounts()
+        self._workers: dict[int, WorkerProcess] = {}
+        """The live worker of each thread."""
+        self._threads = [
+            threading.Thread(target=self._serve, args=(number,), name=f"grammar-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers, those that are starting included."""
+        with self._changed:
+            return [worker.pid for worker in self._workers.values()]
+
+    def submit(self, tenant: str, grammar: Grammar) -> Future[Verdict]:
+        """Ask for a verdict. Cancelling the future gives up its place in the queue. Never raises."""
+        future: Future[Verdict] = Future()
+        key, now = Key.of(grammar), self._clock()
+        future.add_done_callback(lambda done: self._count(done, now))
+        with self._changed:
+            verdict = self._verdicts.get(key) or self._enqueue(tenant, key, grammar, future)
+        if verdict is not None:
+            future.set_result(verdict)
+        return future
+
+    def close(self) -> None:
+        """End the workers. Grammars that still wait remain undecided."""
+        with self._changed:
+            self._closing = True
+            self._turns.clear()
+            left = []
+            for job in self._jobs.values():
+                left += job.asks
+                job.asks = []
+            self._jobs.clear()
+            for worker in self._workers.values():
+                worker.kill()
+            self._changed.notify_all()
+        _resolve(left, _undecided("the server is stopping"))
+        for thread in self._threads:
+            thread.join()
+
+    def _enqueue(self, tenant: str, key: Key, grammar: Grammar, future: Future[Verdict]) -> Verdict | None:
+        """Returns a verdict if the grammar cannot even wait."""
+        if self._closing:
+            return _undecided("the server is stopping")
+        job = self._jobs.get(key) or _Job(key, grammar)
+        ask = _Ask(job, future)
+        if not job.is_begun:
+            try:
+                self._turns.put(tenant, ask)
+            except QueueFull:
+                return Verdict(Reason.QUEUE, "too many grammars of this tenant are waiting to be compiled")
+            future.add_done_callback(lambda done: self._leave(tenant, ask) if done.cancelled() else None)
+        self._jobs[key] = job
+        job.asks.append(future)
+        self._changed.notify()
+        return None
+
+    def _leave(self, tenant: str, ask: _Ask) -> None:
+        """The caller no longer wants the verdict."""
+        with self._changed:
+            self._turns.remove(tenant, ask)
+            ask.job.asks = [future for future in ask.job.asks if future is not ask.future]
+            if not ask.job.asks and not ask.job.is_begun:
+                self._jobs.pop(ask.job.key, None)
+
+    def _count(self, done: Future[Verdict], asked: float) -> None:
+        if done.cancelled():
+            return
+        with self._changed:
+            self.counts.answered += 1
+            self.counts.waited_seconds += self._clock() - asked
+            if (reason := done.result().reason) is not None:
+                self.counts.refused[reason] += 1
+
+    def _serve(self, number: int) -> None:
+        """The life of one thread: keep a worker process, and have it check one grammar after the other."""
+        worker = self._start(number)
+        try:
+            while worker is not None and (turn := self._next()) is not None:
+                tenant, job = turn
+                worker = self._check(number, worker, job)
+                with self._changed:
+                    self._turns.done(tenant)
+                    self._changed.notify_all()
+        finally:
+            if worker is not None:
+                worker.close()
+            with self._changed:
+                self._workers.pop(number, None)
+
+    def _next(self) -> tuple[str, _Job] | None:
+        """Wait for the next grammar. None means that the pool closes."""
+        with self._changed:
+            while not self._closing:
+                turn = self._turns.take()
+                if turn is None:
+                    self._changed.wait()
+                    continue
+                tenant, job = turn[0], turn[1].job
+                if not job.is_begun and job.asks:
+                    job.is_begun = True
+                    return tenant, job
+                self._turns.done(tenant)
+            return None
+
+    def _check(self, number: int, worker: WorkerProcess, job: _Job) -> WorkerProcess | None:
+        """Settle one grammar. Returns the worker for the next one; None means that the pool closes."""
+        current: WorkerProcess | None = worker
+        verdict = _undecided("its worker was ended from outside")
+        for _ in range(ATTEMPTS):
+            if current is None:
+                break
+            try:
+                verdict = current.ask(job.grammar).verdict
+                break
+            except (WorkerLost, OSError, ValueError) as error:
+                if not self._closing:
+                    log.warning("grammar_worker_lost", reason=str(error))
+                current = self._replace(number, current)
+        self._settle(job, verdict)
+        if current is not None and current.spent:
+            return self._replace(number, current)
+        return current
+
+    def _settle(self, job: _Job, verdict: Verdict) -> None:
+        if verdict.reason in DEATHS:
+            log.warning("grammar_refused", reason=verdict.reason.value, kind=job.grammar.kind.value)
+        with self._changed:
+            self._verdicts.put(job.key, verdict)
+            self._jobs.pop(job.key, None)
+            asks, job.asks = job.asks, []
+        _resolve(asks, verdict)
+
+    def _replace(self, number: int, worker: WorkerProcess) -> WorkerProcess | None:
+        worker.close()
+        with self._changed:
+            self.counts.replaced += 1
+        return self._start(number)
+
+    def _start(self, number: int) -> WorkerProcess | None:
+        """A worker that is ready. None means that the pool closes."""
+        while not self._closing:
+            try:
+                worker = self._launch(number)
+                worker.wait_ready()
+                return worker
+            except (WorkerLost, OSError) as error:
+                if not self._closing:
+                    log.error("grammar_worker_failed", reason=str(error))
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing, RESTART_SECONDS)
+        return None
+
+    def _launch(self, number: int) -> WorkerProcess:
+        worker = WorkerProcess(self._limits)
+        with self._changed:
+            self._workers[number] = worker
+            if self._closing:
+                worker.kill()
+        return worker
+
+
+def _undecided(why: str) -> Verdict:
+    return Verdict(Reason.UNDECIDED, f"the grammar could not be checked: {why}")
+
+
+def _resolve(futures: list[Future[Verdict]], verdict: Verdict) -> None:
+    for future in futures:
+        if future.set_running_or_notify_cancel():
+            future.set_result(verdict)

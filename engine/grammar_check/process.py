@@ -1,0 +1,186 @@
+"""A worker process as its parent sees it: started with little, asked one grammar at a time, killed when it hangs."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from engine.core.grammars import Grammar
+from engine.grammar_check.job import (
+    LENGTH_BYTES,
+    Reason,
+    Reply,
+    Verdict,
+    WorkerLimits,
+    decode_reply,
+    encode_grammar,
+    write_frame,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 120.0
+"""A machine on which importing the library takes longer than this cannot check grammars."""
+PATIENT_SECONDS = 0.25
+"""A grammar that takes longer goes on at the lowest priority, so that it delays no other tenant's tokens."""
+WALL_SECONDS = 60.0
+"""A worker that has not answered by then is killed, although its CPU time has not run out."""
+FAULTS = {
+    signal.SIGPROF: Reason.CPU,
+    signal.SIGSEGV: Reason.CRASHED,
+    signal.SIGBUS: Reason.CRASHED,
+    signal.SIGILL: Reason.CRASHED,
+    signal.SIGABRT: Reason.CRASHED,
+    signal.SIGFPE: Reason.CRASHED,
+    signal.SIGTRAP: Reason.CRASHED,
+}
+"""Signals that are the grammar's doing. Others, SIGKILL above all, come from outside."""
+OUT_OF_MEMORY = b"memory allocation of"
+"""The words with which the library's runtime ends a process whose allocation failed."""
+
+
+class WorkerLost(Exception):
+    """The worker died or hung for a reason that is not the grammar's."""
+
+
+class WorkerProcess:
+    """One child process. Only the thread that made it may use it: the child dies with that thread."""
+
+    def __init__(self, limits: WorkerLimits) -> None:
+        self._limits = limits
+        self._complaints = _scratch_file()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "engine.grammar_check.worker", limits.to_json(), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            env=_environment(),
+            start_new_session=True,
+        )
+        self.spent = False
+        """The process should not be asked again."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_ready(self) -> None:
+        """Raises WorkerLost if the process does not start."""
+        if self._read(time.monotonic() + START_SECONDS) != b"ready":
+            self.close()
+            raise WorkerLost("a grammar worker did not start")
+
+    def ask(self, grammar: Grammar) -> Reply:
+        """Check one grammar. A process that does not survive it is `spent`.
+
+        Raises:
+            WorkerLost: the process was killed from outside, or the machine was too busy to finish in time.
+        """
+        assert self._process.stdin is not None
+        try:
+            write_frame(self._process.stdin, encode_grammar(grammar))
+        except OSError as error:
+            self.spent = True
+            raise WorkerLost("a grammar worker was gone before it was asked") from error
+        if not self._answers_by(time.monotonic() + PATIENT_SECONDS):
+            self._yield_to_others()
+        body = self._read(time.monotonic() + WALL_SECONDS)
+        if body is None:
+            return Reply(self._post_mortem())
+        reply = decode_reply(body)
+        self.spent = self.spent or reply.spent
+        return reply
+
+    def kill(self) -> None:
+        """End the process now, from any thread. What it was asked is lost."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process now and reap it."""
+        self._process.kill()
+        self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._complaints):
+            assert file is not None
+            with suppress(OSError):  # what could not be written to a dead process
+                file.close()
+
+    def _yield_to_others(self) -> None:
+        """Lower the process's priority, which cannot be raised again: it is replaced afterwards."""
+        self.spent = True
+        try:
+            os.setpriority(os.PRIO_PROCESS, self.pid, 19)
+        except ProcessLookupError:
+            return
+
+    def _answers_by(self, deadline: float) -> bool:
+        """Wait for output or the end of the process."""
+        assert self._process.stdout is not None
+        poll = select.poll()
+        poll.register(self._process.stdout.fileno(), select.POLLIN)
+        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+    def _read(self, deadline: float) -> bytes | None:
+        """One message; None means that the process has died or has not answered in time."""
+        assert self._process.stdout is not None
+        head = self._read_bytes(LENGTH_BYTES, deadline)
+        return self._read_bytes(int.from_bytes(head, "big"), deadline) if head else None
+
+    def _read_bytes(self, count: int, deadline: float) -> bytes | None:
+        assert self._process.stdout is not None
+        parts = b""
+        while len(parts) < count:
+            part = os.read(self._process.stdout.fileno(), count - len(parts)) if self._answers_by(deadline) else b""
+            if not part:
+                return None
+            parts += part
+        return parts
+
+    def _post_mortem(self) -> Verdict:
+        """Why the process gave no answer. Raises WorkerLost if that says nothing about the grammar."""
+        self.spent = True
+        try:
+            status = self._process.wait(1.0)
+        except subprocess.TimeoutExpired as error:
+            raise WorkerLost(f"a grammar worker did not answer within {WALL_SECONDS:.0f} s") from error
+        reason = FAULTS.get(-status) if status < 0 else None  # type: ignore[call-overload]
+        if reason is None:
+            raise WorkerLost(f"a grammar worker was ended from outside (status {status})")
+        if reason is Reason.CRASHED and OUT_OF_MEMORY in self._last_words():
+            reason = Reason.MEMORY
+        return Verdict(reason, self._explain(reason))
+
+    def _last_words(self) -> bytes:
+        self._complaints.seek(0, os.SEEK_END)
+        self._complaints.seek(max(0, self._complaints.tell() - 4096))
+        return self._complaints.read()
+
+    def _explain(self, reason: Reason) -> str:
+        limits = self._limits
+        return {
+            Reason.CPU: f"compiling it takes more than {limits.cpu_seconds:g} s of CPU time",
+            Reason.MEMORY: f"compiling it takes more than {limits.memory_bytes >> 20} MiB of memory",
+            Reason.CRASHED: "compiling it makes the grammar library crash",
+        }[reason]
+
+
+def _scratch_file() -> BinaryIO:
+    """A file in memory for what a worker writes to standard error, in which a full pipe cannot block it."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("grammar-worker"), "w+b")
+    import tempfile
+
+    return tempfile.TemporaryFile()
+
+
+def _environment() -> dict[str, str]:
+    """What a worker needs to start, and none of the parent's secrets."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV") if name in os.environ}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+    return {**kept, **single, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,72 @@
+"""Fair turns: tenants take turns, however many grammars each of them has waiting."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class QueueFull(Exception):
+    """The tenant has as many items waiting as one tenant may have."""
+
+
+class TenantTurns(Generic[T]):
+    """A queue that serves tenants round robin. Not thread-safe.
+
+    Args:
+        at_once: items of one tenant that may be in work at the same time.
+        most: items of one tenant that may wait.
+    """
+
+    def __init__(self, at_once: int, most: int) -> None:
+        self._at_once = at_once
+        self._most = most
+        self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
+        """The tenant whose turn is next comes first."""
+        self._in_work: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def put(self, tenant: str, item: T) -> None:
+        """Raises QueueFull."""
+        if len(self._waiting.get(tenant, ())) >= self._most:
+            raise QueueFull
+        self._waiting.setdefault(tenant, deque()).append(item)
+
+    def take(self) -> tuple[str, T] | None:
+        """The next tenant and its oldest item, which is in work until `done`. None means that there is none now."""
+        for tenant, queue in self._waiting.items():
+            if self._in_work[tenant] < self._at_once:
+                item = queue.popleft()
+                self._waiting.move_to_end(tenant)
+                self._drop_empty(tenant)
+                self._in_work[tenant] += 1
+                return tenant, item
+        return None
+
+    def done(self, tenant: str) -> None:
+        self._in_work[tenant] -= 1
+        if not self._in_work[tenant]:
+            del self._in_work[tenant]
+
+    def remove(self, tenant: str, item: T) -> bool:
+        """Take out an item that still waits. Returns False if it no longer does."""
+        queue = self._waiting.get(tenant)
+        if queue is None or item not in queue:
+            return False
+        queue.remove(item)
+        self._drop_empty(tenant)
+        return True
+
+    def clear(self) -> list[T]:
+        """Take out everything that waits."""
+        items = [item for queue in self._waiting.values() for item in queue]
+        self._waiting.clear()
+        return items
+
+    def _drop_empty(self, tenant: str) -> None:
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]

@@ -1,0 +1,122 @@
+"""The child process that compiles grammars: `python -m engine.grammar_check.worker LIMITS`.
+
+The parent sends one grammar at a time over standard input and reads a verdict from standard output. Whatever a grammar
+does to this process (a crash, endless work, too much memory), the parent notices and starts another one. The process
+ends when its standard input closes or its parent dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from engine.core.grammars import Grammar, GrammarKind
+from engine.grammar_check.job import (
+    SOUND,
+    Reason,
+    Reply,
+    Verdict,
+    Vocabulary,
+    WorkerLimits,
+    decode_grammar,
+    encode_reply,
+    read_frame,
+    write_frame,
+)
+from engine.grammar_source import objection, told
+
+IS_LINUX = sys.platform == "linux"
+PR_SET_PDEATHSIG = 1
+WARM_UP = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
+"""Makes the library load what it loads at its first use, so that no tenant's grammar is charged with it."""
+GROWTH_BYTES = 96 << 20
+"""A worker that has grown by this much is replaced, because the allocator does not return everything."""
+
+
+def main() -> None:
+    limits = WorkerLimits.from_json(sys.argv[1])
+    _die_with_parent(int(sys.argv[2]))
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the library prints must not end up among the replies
+    objection_to = _objector(limits.vocabulary)
+    examine(WARM_UP, objection_to)
+    _limit_stack(limits.stack_bytes)
+    begun = address_space()
+    write_frame(replies, b"ready")
+    while (body := read_frame(requests)) is not None:
+        _arm(limits)
+        verdict = examine(decode_grammar(body), objection_to)
+        _disarm()
+        write_frame(replies, encode_reply(Reply(verdict, address_space() - begun > GROWTH_BYTES)))
+
+
+def examine(grammar: Grammar, objection_to: Callable[[Grammar], str]) -> Verdict:
+    """Compile a grammar and say what is wrong with it."""
+    try:
+        why = objection_to(grammar)
+    except MemoryError:
+        return Verdict(Reason.MEMORY, "compiling it takes too much memory")
+    except Exception as error:
+        return Verdict(Reason.INVALID, told(str(error)))
+    except BaseException as error:  # a panic of the library, which is not derived from Exception
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            raise
+        return Verdict(Reason.CRASHED, "compiling it makes the grammar library fail")
+    return Verdict(Reason.INVALID, why) if why else SOUND
+
+
+def _objector(vocabulary: Vocabulary | None) -> Callable[[Grammar], str]:
+    """What checks a grammar: with a model's tokens if there is a vocabulary. numpy is imported only then."""
+    if vocabulary is None:
+        return objection
+    from engine.grammar_check.trial import Trial
+
+    return Trial(vocabulary)
+
+
+def address_space() -> int:
+    """Bytes of address space of this process; 0 where the system does not tell."""
+    if not IS_LINUX:
+        return 0
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _arm(limits: WorkerLimits) -> None:
+    """Bound the next grammar: SIGPROF ends this process after the CPU time, and allocations beyond the memory fail."""
+    if IS_LINUX:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (address_space() + limits.memory_bytes, resource.RLIM_INFINITY))
+    signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
+
+
+def _disarm() -> None:
+    """Lift the bounds, so that the reply can be written whatever the grammar has used."""
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    if IS_LINUX:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def _limit_stack(stack_bytes: int) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+
+
+def _die_with_parent(parent: int) -> None:
+    """Have the system kill this process when its parent dies, even in the middle of a grammar."""
+    if IS_LINUX:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

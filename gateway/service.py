@@ -26,6 +26,7 @@ from gateway.core.trace_context import Ingress
 from gateway.deadlines import Timer, deadline
 from gateway.failures import engine_failures, note, refuse_failed
 from gateway.generation import Admitted, Answer, GenerateRequest, Generation, GenerationChunk
+from gateway.heartbeat import Heartbeat
 from gateway.intake import Intake, Job
 from gateway.joined import merge
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
@@ -73,6 +74,7 @@ class Gateway:
         self.limiter = limiter
         self.base_name = base_names[0]
         self.intake = Intake(engine, tokenizer, adapters, base_names, self._settings, grammars)
+        self.heartbeat = Heartbeat(engine)
         self._in_lane = {lane: LaneShares() for lane in Lane}
         self._outputs = OutputAverages()
         self._observers = observers

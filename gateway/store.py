@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import stat
+import subprocess
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -128,7 +129,8 @@ async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
 async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
     """A Valkey with an append-only file in `folder`, reachable only through the unix socket this yields.
 
-    A server left behind by a killed gateway is stopped first; one that dies is started again.
+    The server ends with this process, also when the process is killed. One that was left behind all the same is stopped
+    first, and one that dies is started again.
     """
     folder = prepared(folder)
     with exclusive(folder):
@@ -142,14 +144,16 @@ async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
             appendonly="yes",
             appendfsync="everysec",
         )
-        await asyncio.to_thread(start, server)
-        watch = asyncio.create_task(keep_running(server))
+        guard = Guard(socket_path)
+        await asyncio.to_thread(start, server, guard)
+        watch = asyncio.create_task(keep_running(server, guard))
         try:
             yield socket_path
         finally:
             watch.cancel()
             await asyncio.wait([watch])
             await asyncio.to_thread(server.stop, STOP_SECONDS)
+            guard.release()
 
 
 def prepared(folder: Path) -> Path:
@@ -197,11 +201,46 @@ def _own_folder() -> Path:
     return folder
 
 
-def start(server: ValkeyServer) -> None:
-    """Blocks until it answers. It inherits a blocked SIGINT, so that Ctrl-C ends the gateway first and it last."""
+class Guard:
+    """Ends the embedded server when this process has ended without ending it, even by SIGKILL.
+
+    A small process of its own reads a pipe that only this process can write to, and so learns of its end from the
+    kernel. (Linux's PR_SET_PDEATHSIG would follow the thread that started the server, not the process.)
+    """
+
+    SCRIPT = 'cat >/dev/null; kill -TERM "$1" 2>/dev/null'
+
+    def __init__(self, socket_path: Path) -> None:
+        self._socket_path = socket_path
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def watch(self) -> None:
+        """Guard the server that answers on the socket now, in place of the one before."""
+        self.release()
+        if (pid := listener(self._socket_path)) is not None:
+            command = ["/bin/sh", "-c", self.SCRIPT, "loralane-valkey-guard", str(pid)]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env={})
+
+    def release(self) -> None:
+        """Stop guarding; the server has ended or another one takes its place."""
+        if self._process is None:
+            return
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process = None
+
+
+def start(server: ValkeyServer, guard: Guard) -> None:
+    """Block until the server answers, and guard it.
+
+    The server inherits a blocked SIGINT, so that Ctrl-C ends the gateway first and the server last.
+    """
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         server.start(START_SECONDS)
+        guard.watch()
     except Exception as error:
         raise StoreStartError(f"the embedded Valkey did not start: {error}") from error
     finally:
@@ -209,7 +248,7 @@ def start(server: ValkeyServer) -> None:
 
 
 def stop_orphan(socket_path: Path) -> None:
-    """Ends a server still listening here. Its gateway is gone, or we would not hold the lock."""
+    """End a server that still listens here. Its gateway is gone, or this process would not hold the lock."""
     if (pid := listener(socket_path)) is None:
         return
     log.warning("stopping a Valkey (process %d) left behind by a gateway that was killed", pid)
@@ -235,7 +274,7 @@ def listener(socket_path: Path) -> int | None:
         raise StoreStartError(f"a process holds {socket_path} and does not answer; end it and start again") from error
 
 
-async def keep_running(server: ValkeyServer) -> None:
+async def keep_running(server: ValkeyServer, guard: Guard) -> None:
     """Starts a server again that has stopped answering. Clients reconnect by themselves: the socket stays the same."""
     failures = 0
     while True:
@@ -243,13 +282,13 @@ async def keep_running(server: ValkeyServer) -> None:
         failures = 0 if await asyncio.to_thread(server.is_running) else failures + 1
         if failures >= CHECKS:
             log.error("the embedded Valkey stopped answering; starting it again")
-            await asyncio.to_thread(restart, server)
+            await asyncio.to_thread(restart, server, guard)
             failures = 0
 
 
-def restart(server: ValkeyServer) -> None:
+def restart(server: ValkeyServer, guard: Guard) -> None:
     server.terminate()
     try:
-        start(server)
+        start(server, guard)
     except StoreStartError:
         log.exception("the embedded Valkey could not be started again; trying again in a moment")

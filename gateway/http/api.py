@@ -174,13 +174,15 @@ class HttpApi:
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Requests can be served; what they depend on."""
-        engine, limiter = self._gateway.engine.ready, self._gateway.limiter
+        """Tell whether requests can be served, and the state of what they depend on."""
+        limiter, trouble = self._gateway.limiter, self._gateway.heartbeat.trouble
         redis = await limiter.ping()
-        ready = engine and limiter.modes != {"closed"}
+        closed = "" if limiter.modes != {"closed"} else "limits cannot be checked while Redis is away"
+        ready = not (trouble or closed)
         state = {
             "status": "ready" if ready else "not_ready",
-            "engine": engine,
+            "reason": trouble or closed or None,
+            "engine": not trouble,
             "redis": redis,
             "limiter": limiter.mode,
             "limiter_modes": sorted(limiter.modes),

@@ -7,7 +7,6 @@ from types import TracebackType
 import grpc
 from grpc_health.v1 import health
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-from grpc_reflection.v1alpha import reflection
 
 from gateway.accounts.admin import AccountAdmin
 from gateway.accounts.registry import AccountRegistry
@@ -40,7 +39,9 @@ from gateway.rpc.batches import BatchesService
 from gateway.rpc.generation import GenerationService
 from gateway.rpc.health import EngineHealth
 from gateway.rpc.limits import LimitAdminService
+from gateway.rpc.malformed import MalformedRequests
 from gateway.rpc.operations import LaneAdminService, RequestAdminService
+from gateway.rpc.reflection import add_reflection
 from gateway.rpc.usage import UsageAdminService
 from gateway.service import Gateway
 from gateway.tls import Certificate
@@ -107,8 +108,9 @@ class GrpcServer:
         self._admin = AdapterAdminService(gateway.adapters, keys)
         self._limits = LimitAdminService(LimitAdmin(gateway.limiter), keys)
         services = tuple(name for name in SERVICES if offers_service(part, name))
-        self._health = EngineHealth(services, lambda: gateway.engine.ready)
-        self._server = grpc.aio.server(options=_options(max_message_bytes, shared))
+        self._health = EngineHealth(services, lambda: not gateway.heartbeat.trouble)
+        options = _options(max_message_bytes, shared)
+        self._server = grpc.aio.server(interceptors=(MalformedRequests(),), options=options)
         self._batches: BatchesService | None = None
         if part != "admin":
             generation_pb2_grpc.add_GenerationServicer_to_server(GenerationService(gateway, keys), self._server)
@@ -116,7 +118,7 @@ class GrpcServer:
         if part != "public":
             self._add_administration(gateway, keys, accounts, operations, usage)
         add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        add_reflection((*services, health.SERVICE_NAME), self._server)
 
     def _add_batches(
         self, gateway: Gateway, keys: Authenticator, files: Files | None, batches: Batches | None

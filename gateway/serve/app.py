@@ -21,6 +21,7 @@ from gateway.adapters.sources import AdapterSources
 from gateway.adapters.store import adapter_store
 from gateway.batches.opened import open_batches
 from gateway.config.whole import Config
+from gateway.heartbeat import beating
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
@@ -152,6 +153,7 @@ async def built(
             observers=(metrics, operations.recent, *observers),
         )
         stack.push_async_callback(gateway.close)
+        await stack.enter_async_context(beating(gateway.heartbeat, engine))
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
         metrics.register(LoopMetrics(asyncio.get_running_loop()))

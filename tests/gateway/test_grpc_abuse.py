@@ -113,3 +113,28 @@ async def test_who_never_reads_is_cut_off_and_settled(place, monkeypatch):
     await place.assert_empty()
     assert list(house.limiter.ends.values()) == [[record.prompt_tokens + record.completion_tokens]]
     call.cancel()
+
+
+RAW_METHODS = (
+    "loralane.v1.Generation/Generate",
+    "loralane.v1.Generation/GenerateStream",
+    "loralane.v1.LimitAdmin/Watch",
+    "loralane.v1.LaneAdmin/List",
+    "grpc.health.v1.Health/Check",
+)
+
+
+@pytest.mark.parametrize("method", RAW_METHODS)
+async def test_bytes_that_are_no_message_are_an_invalid_argument(place, method):
+    call = place.channel.unary_stream(f"/{method}")(b"\xff\xff\xff\xff\x0f", metadata=as_key("admin"))
+    refusal = await refused(call.read())
+    assert refusal.code == "INVALID_ARGUMENT" and refusal.details["RequestInfo"].request_id
+    assert "Exception" not in refusal.message and "DecodeError" not in refusal.message
+    assert place.house.engine.requests == []
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_a_malformed_message_of_a_stream_is_an_invalid_argument(place, version):
+    method = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+    call = place.channel.stream_stream(method)(iter([b"\xff\xff\xff\xff\x0f"]))
+    assert (await refused(call.read())).code == "INVALID_ARGUMENT"

@@ -5,9 +5,10 @@ import asyncio
 import grpc
 import pytest
 from fakes import write_adapter
-from google.protobuf import descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_house import MAX_MESSAGE_BYTES, as_key, ask, keys, open_grpc_house, refused, until
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from engine.pb import engine_pb2 as pb_engine
@@ -39,6 +40,26 @@ def stream_by_reflection(port):
         call = channel.unary_stream(f"/{service.full_name}/{method.name}", request.SerializeToString, chunk.FromString)
         chunks = call(request(model="tiny", prompt="hello", sampling={"max_tokens": 5}), metadata=as_key())
         return database.get_services(), "".join(chunk.choice.text for chunk in chunks)
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_is_found_under_both_of_its_names(api, version):
+    service = f"grpc.reflection.{version}.ServerReflection"
+    call = api.channel.stream_stream(
+        f"/{service}/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )(iter([reflection_pb2.ServerReflectionRequest(list_services="*")]))
+    services = {one.name for one in (await call.read()).list_services_response.service}
+    assert {*SERVICES, "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"} <= services
+    call = api.channel.stream_stream(
+        f"/{service}/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )(iter([reflection_pb2.ServerReflectionRequest(file_containing_symbol=service)]))
+    (text,) = (await call.read()).file_descriptor_response.file_descriptor_proto
+    file = descriptor_pb2.FileDescriptorProto.FromString(text)
+    assert file.package == f"grpc.reflection.{version}" and (version == "v1alpha") == (b"v1alpha" in text)
 
 
 async def test_a_client_that_knows_nothing_can_generate(api):

@@ -170,7 +170,7 @@ async def test_health_and_readiness_are_two_things(house):
         ready = await client.get("/ready")
         assert ready.status_code == 200
         limiter = {"limiter": "degraded", "limiter_modes": ["degraded"]}
-        assert ready.json() == {"status": "ready", "engine": True, "redis": True, **limiter}
+        assert ready.json() == {"status": "ready", "reason": None, "engine": True, "redis": True, **limiter}
         house.engine.ready, house.limiter.reachable = False, False
         unready = await client.get("/ready")
         assert (unready.status_code, unready.json()["engine"], unready.json()["redis"]) == (503, False, False)

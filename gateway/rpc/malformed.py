@@ -1,0 +1,99 @@
+"""Requests that are no protobuf of their type are refused with INVALID_ARGUMENT.
+
+gRPC itself ends such a call with UNKNOWN and the name of a Python exception, which tells the caller nothing and looks
+like a failure of the server. The interceptor lets deserialisers return a marker in place of raising, and refuses it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from gateway.core.errors import ApiError, invalid_request
+from gateway.rpc.calls import Call
+
+Handler = Any
+"""A grpc.RpcMethodHandler, which is a named tuple."""
+Behaviour = Callable[[Any, grpc.aio.ServicerContext], Any]
+
+
+class Malformed:
+    """Stands for bytes that could not be read as the request's message."""
+
+
+MALFORMED = Malformed()
+
+
+class MalformedRequests(grpc.aio.ServerInterceptor):
+    """Wraps every method once, when it is first called."""
+
+    def __init__(self) -> None:
+        self._wrapped: dict[str, Handler] = {}
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
+    ) -> Handler:
+        wrapped = self._wrapped.get(details.method)
+        if wrapped is None:
+            handler = await continuation(details)
+            if handler is None:  # no such method: gRPC says so
+                return None
+            wrapped = self._wrapped[details.method] = _wrapped(handler)
+        return wrapped
+
+
+def _wrapped(handler: Handler) -> Handler:
+    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    behaviour: Behaviour = getattr(handler, kind)
+    guard = _guarded_stream if inspect.isasyncgenfunction(behaviour) else _guarded
+    deserialise = _forgiving(handler.request_deserializer)
+    return handler._replace(request_deserializer=deserialise, **{kind: guard(behaviour)})
+
+
+def _forgiving(deserialise: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return deserialise(data)
+        except DecodeError:
+            return MALFORMED
+
+    return read
+
+
+def _guarded(behaviour: Behaviour) -> Behaviour:
+    async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            return await behaviour(_checked(request), context)
+        except ApiError as error:
+            await Call(context).refuse(error)
+
+    return answer
+
+
+def _guarded_stream(behaviour: Behaviour) -> Behaviour:
+    async def answer(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            async for message in behaviour(_checked(request), context):
+                yield message
+        except ApiError as error:
+            await Call(context).refuse(error)
+
+    return answer
+
+
+def _checked(request: Any) -> Any:
+    """Return the request, or its messages as they come. Raises ApiError: INVALID_REQUEST, for one that is malformed."""
+    if hasattr(request, "__aiter__"):
+        return _checked_messages(request)
+    if request is MALFORMED:
+        raise invalid_request("the request is not a valid protobuf message of this method's request type")
+    return request
+
+
+async def _checked_messages(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for message in messages:
+        yield _checked(message)

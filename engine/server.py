@@ -47,6 +47,7 @@ def build_real(config: EngineConfig) -> tuple[CoreConfig, Executor, pb.EngineInf
     from engine.model.runner import ModelRunner
 
     runner = ModelRunner(config, on_progress=_log_progress)
+    runner.start_grammar_workers()
     core = core_config(config, runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids)
     info = pb.EngineInfo(
         model=config.model,
@@ -116,6 +117,7 @@ def serve(config: EngineConfig, address: str, *, fake: bool, until_stdin_closes:
         engine.run(service.deliver)
     finally:  # after a crash too: sessions still open would keep this process alive, and their requests waiting
         server.stop(grace=0.5).wait()
+        executor.close()
     if store is not None:
         store.save(engine.state.ledger.model.to_json())
 

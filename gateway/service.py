@@ -59,12 +59,7 @@ class Gateway:
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Initialize the gateway.
-
-        Args:
-            base_names: what the base model is called, the canonical name first.
-            grammars: compiles the grammars that callers send. The gateway does not close it.
-        """
+        """`base_names`: what the base model is called, the canonical name first. `grammars`: stays open."""
         self._settings = settings or ServiceSettings()
         self.lane_capacity = self._settings.lane_capacity
         """Answers of a lane that may be on their way at once; a lane not named has no bound."""

@@ -77,6 +77,9 @@ class Adapters:
             self._report(AdapterFetched(path, 0.0))
         return host
 
+    def close(self) -> None:
+        self._runner.close()
+
     def _pack(self, rank: int) -> tuple[AdapterLayout, torch.Tensor]:
         if rank not in self._packed:
             spec, runner = self._runner.spec, self._runner

@@ -60,3 +60,6 @@ class Executor(Protocol):
         Raises:
             ValueError: the folder is not an adapter of this model, or `claim` will not have it; the message says why.
         """
+
+    def close(self) -> None:
+        """End the processes that the executor has started. Called once, after everything else."""

@@ -100,6 +100,9 @@ class FakeExecutor:
             self.report(AdapterFetched(host.id, 0.0))
         return host
 
+    def close(self) -> None:
+        """Nothing was started."""
+
     def _sample(self, request_id: str) -> SampledToken:
         seq = self.sequences[request_id]
         token = fake_token(seq.admission.adapter, seq.admission.params.seed, seq.tokens, self.vocab_size)
@@ -251,6 +254,9 @@ class TimedExecutor:
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
         """Adapters of a simulation have no files: they are known by their ranks from the start. Raises ValueError."""
         raise ValueError(f"no adapter can be loaded from {path}: a simulation knows its adapters from the start")
+
+    def close(self) -> None:
+        """Nothing was started."""
 
     def _answer(self, plan: StepPlan) -> None:
         for answer in self._disk.done():

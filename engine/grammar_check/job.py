@@ -9,6 +9,7 @@ from enum import Enum
 from typing import IO
 
 from engine.core.grammars import Grammar, GrammarKind
+from engine.grammar_source import told
 
 LENGTH_BYTES = 4
 
@@ -40,9 +41,16 @@ class Verdict:
 
     reason: Reason | None = None
     message: str = ""
+    num_bytes: int = 0
+    """Memory that the compiled grammar holds, where a worker with a vocabulary has measured it."""
 
 
 SOUND = Verdict()
+
+
+def refusal(why: str) -> Verdict:
+    """The verdict on a grammar that the library refuses."""
+    return Verdict(Reason.INVALID, told(why))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ class WorkerLimits:
 
     cpu_seconds: float = 2.0
     """CPU time, so that a busy machine does not refuse sound grammars."""
-    memory_bytes: int = 128 << 20
+    memory_bytes: int = 64 << 20
     """Address space in addition to what the worker had before."""
     stack_bytes: int = 2 << 20
     """A quarter of what the engine's threads have: what a worker survives, the engine survives."""
@@ -109,13 +117,14 @@ def decode_grammar(body: bytes) -> Grammar:
 
 
 def encode_reply(reply: Reply) -> bytes:
-    reason = reply.verdict.reason
-    return json.dumps([reason.value if reason else None, reply.verdict.message, reply.spent]).encode()
+    verdict = reply.verdict
+    reason = verdict.reason.value if verdict.reason else None
+    return json.dumps([reason, verdict.message, verdict.num_bytes, reply.spent]).encode()
 
 
 def decode_reply(body: bytes) -> Reply:
-    reason, message, spent = json.loads(body)
-    return Reply(Verdict(Reason(reason) if reason else None, message), spent)
+    reason, message, num_bytes, spent = json.loads(body)
+    return Reply(Verdict(Reason(reason) if reason else None, message, num_bytes), spent)
 
 
 def write_frame(file: IO[bytes], body: bytes) -> None:

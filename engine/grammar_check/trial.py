@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from pathlib import Path
 
@@ -10,32 +11,34 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from engine.core.grammars import Grammar
-from engine.grammar_check.job import Vocabulary
-from engine.grammar_source import LIMITS, library_source, told
+from engine.grammar_check.job import Verdict, Vocabulary, refusal
+from engine.grammar_source import LIMITS, library_source
 
 WALKS, WALK_STEPS = 2, 24
 """Random answers that are tried, and how many tokens of each."""
+_MALLOC_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "end")
 
 
 class Trial:
-    """Compiles a grammar, computes its first mask and takes random tokens. Returns the library's objection, if any."""
+    """Compiles a grammar, computes its first mask and takes random tokens, all of which the engine will do again."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._mask = allocate_token_bitmask(1, vocabulary.size)
         text = Path(vocabulary.file).read_text()
         self._tokenizer = LLTokenizer(text, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids))
 
-    def __call__(self, grammar: Grammar) -> str:
-        """Raises ValueError: the grammar cannot be followed."""
+    def __call__(self, grammar: Grammar) -> Verdict:
+        """Raises ValueError: the text is no grammar."""
+        before = _bytes_in_use()
         matcher = LLMatcher(self._tokenizer, library_source(grammar), log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            return told(matcher.get_error())
+            return refusal(matcher.get_error())
         rng = random.Random(0)
         for _ in range(WALKS):
             self._walk(matcher.deep_copy(), rng)
-        return ""
+        return Verdict(num_bytes=max(0, _bytes_in_use() - before))
 
     def _walk(self, matcher: LLMatcher, rng: random.Random) -> None:
         """Take random tokens. A matcher that gives up here is the engine's to report: only some answers lead there."""
@@ -46,3 +49,20 @@ class Trial:
                 return
             if not matcher.consume_token(int(allowed[rng.randrange(len(allowed))])):
                 return
+
+
+class _MallocInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _MALLOC_FIELDS]
+
+
+def _bytes_in_use() -> int:
+    """Bytes that this process has allocated and not freed; 0 where the C library cannot tell (only glibc can)."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError):
+        return 0
+    mallinfo2.restype = _MallocInfo
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)

@@ -24,9 +24,10 @@ from engine.grammar_check.job import (
     decode_grammar,
     encode_reply,
     read_frame,
+    refusal,
     write_frame,
 )
-from engine.grammar_source import objection, told
+from engine.grammar_source import objection
 
 IS_LINUX = sys.platform == "linux"
 PR_SET_PDEATHSIG = 1
@@ -41,37 +42,36 @@ def main() -> None:
     _die_with_parent(int(sys.argv[2]))
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the library prints must not end up among the replies
-    objection_to = _objector(limits.vocabulary)
-    examine(WARM_UP, objection_to)
+    judge = _judge(limits.vocabulary)
+    examine(WARM_UP, judge)
     _limit_stack(limits.stack_bytes)
     begun = address_space()
     write_frame(replies, b"ready")
     while (body := read_frame(requests)) is not None:
         _arm(limits)
-        verdict = examine(decode_grammar(body), objection_to)
+        verdict = examine(decode_grammar(body), judge)
         _disarm()
         write_frame(replies, encode_reply(Reply(verdict, address_space() - begun > GROWTH_BYTES)))
 
 
-def examine(grammar: Grammar, objection_to: Callable[[Grammar], str]) -> Verdict:
+def examine(grammar: Grammar, judge: Callable[[Grammar], Verdict]) -> Verdict:
     """Compile a grammar and say what is wrong with it."""
     try:
-        why = objection_to(grammar)
+        return judge(grammar)
     except MemoryError:
         return Verdict(Reason.MEMORY, "compiling it takes too much memory")
     except Exception as error:
-        return Verdict(Reason.INVALID, told(str(error)))
+        return refusal(str(error))
     except BaseException as error:  # a panic of the library, which is not derived from Exception
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise
         return Verdict(Reason.CRASHED, "compiling it makes the grammar library fail")
-    return Verdict(Reason.INVALID, why) if why else SOUND
 
 
-def _objector(vocabulary: Vocabulary | None) -> Callable[[Grammar], str]:
+def _judge(vocabulary: Vocabulary | None) -> Callable[[Grammar], Verdict]:
     """What checks a grammar: with a model's tokens if there is a vocabulary. numpy is imported only then."""
     if vocabulary is None:
-        return objection
+        return lambda grammar: refusal(why) if (why := objection(grammar)) else SOUND
     from engine.grammar_check.trial import Trial
 
     return Trial(vocabulary)

@@ -21,28 +21,30 @@ from engine.core.commands import GrammarAnswer, GrammarFailed, GrammarReady
 from engine.core.grammars import Grammar
 from engine.core.types import SampledToken, SamplingParams
 from engine.executor.base import Report
-from engine.model.grammar_compiler import Compiler, reason
+from engine.model.grammar_compiler import Compiler, Unproven, reason
 from engine.model.masks import TokenMasks, num_words, pack_bits
 from engine.model.sampler import stops_of
 
 log = structlog.get_logger("grammar")
 
 KEPT = 64
-"""Grammars that nobody uses and somebody may ask for again."""
+"""Grammars that no request uses and that a later request may ask for again."""
+KEPT_BYTES = 256 << 20
+"""Memory that those may hold. Typical grammars hold 1 MB, large ones 10 MB."""
 THREADS = 2
 
 
 class GrammarCache:
-    """Grammars by their texts, those in use and the last ones that were.
+    """Compiled grammars by their texts: those in use, and those used last.
 
-    Only `report` is called from other threads; everything here belongs to one.
+    All methods are called from one thread. `report` is called from the threads that compile.
     """
 
     def __init__(self, compiler: Compiler, report: Report) -> None:
         self._compiler = compiler
         self._report = report
         self._threads = ThreadPoolExecutor(THREADS, "grammar")
-        self._compiled: dict[Grammar, Future[LLMatcher]] = {}
+        self._compiled: dict[Grammar, Future[tuple[LLMatcher, int]]] = {}
         """The one asked for longest ago first."""
         self._wanted: set[Grammar] = set()
         self._spent: set[Grammar] = set()
@@ -57,29 +59,44 @@ class GrammarCache:
         future.add_done_callback(lambda done: None if done.cancelled() else self._report(_answer(grammar, done)))
 
     def forget(self, grammar: Grammar) -> None:
-        """Nobody uses it now. One whose turn has not come is not compiled at all."""
+        """No request uses the grammar now. It is not compiled at all if that has not begun."""
         self._wanted.discard(grammar)
-        if grammar in self._spent or self._compiled[grammar].cancel():
+        future = self._compiled[grammar]
+        if grammar in self._spent or future.cancel() or _may_pass(future):
             self._spent.discard(grammar)
             del self._compiled[grammar]
         idle = [one for one in self._compiled if one not in self._wanted]
-        for one in idle[: max(0, len(idle) - KEPT)]:
+        held = sum(map(self._num_bytes, idle))
+        for place, one in enumerate(idle):
+            if len(idle) - place <= KEPT and held <= KEPT_BYTES:
+                break
+            held -= self._num_bytes(one)
             del self._compiled[one]
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """A new one, of a grammar that was reported to be ready."""
-        return self._compiled[grammar].result().deep_copy()
+        """A new matcher of a grammar that was reported to be ready."""
+        return self._compiled[grammar].result()[0].deep_copy()
+
+    def _num_bytes(self, grammar: Grammar) -> int:
+        """Bytes that a compiled grammar holds; 0 while it is compiled, or if it failed."""
+        future = self._compiled[grammar]
+        return future.result()[1] if future.done() and future.exception() is None else 0
 
     def discard(self, grammar: Grammar) -> None:
         """It is not kept when its users have ended: matchers of a grammar share what has become too much for one."""
         self._spent.add(grammar)
 
 
-def _answer(grammar: Grammar, done: Future[LLMatcher]) -> GrammarAnswer:
+def _may_pass(future: Future[tuple[LLMatcher, int]]) -> bool:
+    """The failure is not the grammar's for ever, so that it must not be kept. The worker pool remembers what it may."""
+    return future.done() and isinstance(future.exception(), Unproven)
+
+
+def _answer(grammar: Grammar, done: Future[tuple[LLMatcher, int]]) -> GrammarAnswer:
     error = done.exception()
     if error is None:
         return GrammarReady(grammar)
-    if not isinstance(error, ValueError):  # a bug; but whoever waits must be told, or would wait for ever
+    if not isinstance(error, ValueError):  # a bug, but the requests that wait must be told
         log.error("grammar_failed", kind=grammar.kind.value, trace="".join(traceback.format_exception(error)))
         return GrammarFailed(grammar, "it could not be compiled")
     return GrammarFailed(grammar, str(error))

@@ -1,4 +1,8 @@
-"""From a grammar's text to a matcher of the model's tokens, with llguidance; in bounded work and memory."""
+"""From a grammar's text to a matcher of the model's tokens, with llguidance.
+
+The library can crash on a hostile grammar or work without an end, so this process compiles only what a child process
+has just compiled and tried with the same tokens under limits (`engine.grammar_check`).
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,25 @@ from pathlib import Path
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.core.grammars import Grammar
+from engine.grammar_check.job import Reason, Verdict, Vocabulary, WorkerLimits
+from engine.grammar_check.pool import WORKERS, GrammarPool
 from engine.grammar_source import LIMITS, library_source, told
+
+QUEUED = 4096
+"""Grammars that may wait. The scheduler already bounds how many are prepared at once."""
+
+
+class Unproven(ValueError):
+    """A worker process did not survive the grammar, or could not check it. The reason may pass."""
 
 
 class Compiler:
-    """Thread-safe.
+    """Compiles grammars for one model. Thread-safe.
 
     Args:
-        folder: of the model. Its tokenizer.json is read when the first grammar comes.
-        vocab_size: columns of the logits.
-        eos_token_ids: what ends an answer where its grammar lets it.
+        folder: the model's folder. Its tokenizer.json is read when the first grammar comes.
+        vocab_size: number of columns of the logits.
+        eos_token_ids: tokens that end an answer where its grammar lets it end.
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -26,26 +39,60 @@ class Compiler:
         self._eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
+        self._pool: GrammarPool | None = None
 
-    def compile(self, grammar: Grammar) -> LLMatcher:
-        """A matcher that has seen no token: copies of it, cheap to make, follow sequences.
+    def start(self) -> None:
+        """Start the worker processes now instead of with the first grammar. Does nothing for a model that cannot
+        follow grammars."""
+        if self._is_able():
+            self._open_pool()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def compile(self, grammar: Grammar) -> tuple[LLMatcher, int]:
+        """Returns a matcher that has seen no token, whose cheap copies follow sequences, and the bytes it holds.
 
         Raises:
-            ValueError: it is no such grammar, uses what is not supported, or is too much; the message says which.
+            ValueError: the text is no such grammar, uses what is not supported, or is too much; the message says which.
+            Unproven: a worker process did not survive the grammar, or could not check it.
         """
-        source = library_source(grammar)
-        matcher = LLMatcher(self._load_tokenizer(), source, log_level=0, limits=LIMITS)
+        if not self._is_able():
+            raise ValueError("this model has no tokenizer.json or no EOS token, which following one needs")
+        verdict = self._prove(grammar)
+        matcher = LLMatcher(self._load_tokenizer(), library_source(grammar), log_level=0, limits=LIMITS)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # the dearest one, which builds what the others use: here, not in a step
+            matcher.compute_bitmask()  # the most expensive mask, which builds what the others use: here, not in a step
         if matcher.is_error():
             raise ValueError(reason(matcher))
-        return matcher
+        return matcher, verdict.num_bytes
+
+    def _prove(self, grammar: Grammar) -> Verdict:
+        """Have a child process try the grammar first. Raises ValueError, Unproven."""
+        verdict = self._open_pool().submit("", grammar).result()
+        if verdict.reason is Reason.INVALID:
+            raise ValueError(verdict.message)
+        if verdict.reason is not None:
+            raise Unproven(verdict.message)
+        return verdict
+
+    def _is_able(self) -> bool:
+        return self._file.is_file() and bool(self._eos_token_ids)
+
+    def _open_pool(self) -> GrammarPool:
+        with self._lock:
+            if self._pool is None:
+                vocabulary = Vocabulary(str(self._file), self._vocab_size, list(self._eos_token_ids))
+                self._pool = GrammarPool(WorkerLimits(vocabulary=vocabulary), at_once=WORKERS, queued=QUEUED)
+            return self._pool
 
     def _load_tokenizer(self) -> LLTokenizer:
         with self._lock:
             if self._tokenizer is None:
-                if not (self._file.is_file() and self._eos_token_ids):
-                    raise ValueError("this model has no tokenizer.json or no EOS token, which following one needs")
                 eos = list(self._eos_token_ids)
                 self._tokenizer = LLTokenizer(self._file.read_text(), n_vocab=self._vocab_size, eos_token=eos)
             return self._tokenizer

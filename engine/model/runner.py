@@ -100,8 +100,9 @@ class ModelRunner:
         self._loaders = start_threads(config.fetch_threads, "load")
         self._packer = Packer(targets, shape.elements, self.dtype, memory, fp8=fp8)
         self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
+        self._compiler = Compiler(folder, self.vocab_size, self.eos_token_ids)
         self._grammars = GrammarRoom(
-            Compiler(folder, self.vocab_size, self.eos_token_ids),
+            self._compiler,
             self.vocab_size,
             self.eos_token_ids,
             lambda answer: self._report(answer),
@@ -157,6 +158,14 @@ class ModelRunner:
 
     def connect(self, report: Report) -> None:
         self._report = report
+
+    def start_grammar_workers(self) -> None:
+        """Start the child processes that try grammars, before the first grammar comes."""
+        self._compiler.start()
+
+    def close(self) -> None:
+        """End the child processes that try grammars."""
+        self._compiler.close()
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
         """Reads and validates a PEFT folder; packs it into host memory, where plans may load it from, if `claim` says

@@ -12,7 +12,7 @@ import pytest
 from fakes import BASE, build_house
 
 from engine.core.grammars import Grammar, GrammarKind
-from engine.grammar_check.job import Key, Reason, Verdict
+from engine.grammar_check.job import Key, Reason, Verdict, WorkerLimits
 from engine.grammar_check.pool import GrammarPool
 from engine.grammar_check.turns import QueueFull, TenantTurns
 from engine.grammar_check.verdicts import DEATH_SECONDS, Verdicts
@@ -95,6 +95,19 @@ def test_a_worker_killed_from_outside_is_no_verdict(pool):
         os.kill(pid, signal.SIGKILL)
     assert [pool.submit("acme", regex("b" * i)).result(60).reason for i in range(1, 4)] == [None] * 3
     assert pool.counts.replaced >= 1
+
+
+def test_work_and_memory_of_a_grammar_are_bounded():
+    """The same grammar meets whichever bound comes first, and leaves a worker that goes on."""
+    for limits, reason in (
+        (WorkerLimits(cpu_seconds=0.2, memory_bytes=8 << 30), Reason.CPU),
+        (WorkerLimits(cpu_seconds=60.0, memory_bytes=8 << 20), Reason.MEMORY),
+    ):
+        pool = GrammarPool(limits, workers=1)
+        assert pool.submit("acme", schema(HEAVY)).result(60).reason is reason
+        assert pool.submit("acme", regex("a")).result(60).reason is None
+        assert pool.counts.replaced == 1
+        pool.close()
 
 
 def test_one_tenants_expensive_grammars_leave_a_worker_for_the_others(pool):

@@ -22,7 +22,7 @@ from engine.engine import Engine
 from engine.grammar_source import MAX_CHARACTERS
 from engine.model import grammar as rooms
 from engine.model.grammar import GrammarCache, GrammarRoom
-from engine.model.grammar_compiler import Compiler
+from engine.model.grammar_compiler import Compiler, Unproven
 from engine.model.masks import TokenMasks, num_words, pack_bits
 from engine.model.runner import ModelRunner
 from tests.schemas import check, random_schema
@@ -187,6 +187,33 @@ def test_what_is_none_or_too_much_is_refused(house, grammar, why):
         assert refusal.code.value == "invalid_grammar" and why in refusal.message
 
 
+def hostile_chain(length):
+    return free("start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(length)) + f'\na{length}: "x"')
+
+
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [
+        (schema({"const": -9223372036854775808}), "crash"),
+        (schema({"enum": [-9223372036854775807]}), "crash"),
+        (schema({"type": "integer", "minimum": -1e30, "maximum": -1e29}), "crash"),
+        (schema({"allOf": [{"type": "integer"}, {"enum": [-1e308]}]}), "crash"),
+        (hostile_chain(3000), "crash"),
+        (schema({"allOf": [{"type": "string", "pattern": f"^.*a.*{i}$"} for i in range(200)]}), "more than"),
+        (schema({"type": "integer", "multipleOf": 1_000_003}), "more than"),
+        (schema({"allOf": [{"multipleOf": 99_991}, {"multipleOf": 99_989}]}), "more than"),
+    ],
+)
+def test_what_would_kill_or_stall_the_engine_is_refused(house, grammar, why):
+    """Requests beside it end as they would have, and so does the next with a grammar."""
+    hostile = house.ask(f"hostile-{len(house.tokens)}", grammar, max_tokens=20)
+    beside = house.ask(f"beside-{len(house.tokens)}", regex("[0-9]{12}"))
+    house.finish()
+    assert house.ends[hostile].refusal.code.value == "invalid_grammar"
+    assert why in house.ends[hostile].refusal.message
+    assert len(house.text(beside)) == 12
+
+
 def test_a_grammar_that_becomes_too_much_spoils_only_the_request_that_made_it_so(house):
     """Its automaton has a state for every history of 200 characters."""
     hostile = regex("(.*a.{200}){5}")
@@ -254,6 +281,9 @@ class Held:
 
     def __init__(self, compiler):
         self.compiler, self.leave, self.count = compiler, threading.Event(), Counter()
+
+    def close(self):
+        self.compiler.close()
 
     def compile(self, grammar):
         self.count[grammar] += 1
@@ -327,6 +357,49 @@ def test_compiled_grammars_are_kept_but_not_all(byte_model, monkeypatch):
     use("(")
     assert compiler.count[regex("(")] == 1
     assert [type(answer) for answer in answers[-2:]] == [GrammarFailed] * 2
+
+
+def test_a_grammar_that_could_not_be_checked_is_not_kept_as_refused(byte_model):
+    """Its worker was killed from outside: the next request with it may find it sound."""
+    compiler = Held(Compiler(byte_model, VOCAB, (EOS,)))
+    compiler.compile(regex("warm"))
+    real, verdicts = compiler.compiler.compile, [Unproven("a worker was killed")]
+    compiler.compiler.compile = lambda grammar: real(grammar) if not verdicts else throw(verdicts.pop())
+    arrived, answers = threading.Semaphore(0), []
+    cache = GrammarCache(compiler, lambda answer: (answers.append(type(answer)), arrived.release()))
+    for _ in range(2):
+        cache.begin(regex("a"))
+        arrived.acquire()
+        cache.forget(regex("a"))
+    assert answers == [GrammarFailed, GrammarReady]
+    compiler.close()
+
+
+def throw(error):
+    raise error
+
+
+def test_grammars_are_kept_by_what_they_hold(byte_model, monkeypatch):
+    monkeypatch.setattr(rooms, "KEPT_BYTES", 10)
+    compiler = Held(Compiler(byte_model, VOCAB, (EOS,)))
+    real = compiler.compiler.compile
+    compiler.compiler.compile = lambda grammar: (real(grammar)[0], 4)
+    arrived = threading.Semaphore(0)
+    cache = GrammarCache(compiler, lambda answer: arrived.release())
+    for name in "abcda":
+        cache.begin(regex(name))
+        arrived.acquire()
+        cache.forget(regex(name))
+    assert compiler.count == {regex("a"): 2, regex("b"): 1, regex("c"): 1, regex("d"): 1}
+    compiler.close()
+
+
+def test_the_bytes_that_a_grammar_holds_are_measured(byte_model):
+    compiler = Compiler(byte_model, VOCAB, (EOS,))
+    large = schema({"enum": [f"{i * 7919 % 10007}" * 2 for i in range(4000)]})
+    small, large = (compiler.compile(grammar)[1] for grammar in (regex("a+"), large))
+    assert 0 < small < large < 64 << 20
+    compiler.close()
 
 
 def test_a_spent_grammar_is_compiled_again(byte_model):

@@ -60,7 +60,6 @@ class GenerationResponse(Struct, frozen=True):
                 async with events.pings(self.ping_seconds):
                     usage = await self._chunks(events, generation, envelope)
             events.add(envelope.usage(usage) if usage else None)
-            events.done()
         except (ApiError, OSError) as error:
             if not events.is_open or isinstance(error, OSError):
                 raise
@@ -70,6 +69,7 @@ class GenerationResponse(Struct, frozen=True):
                 raise
             log.exception("stream_failed", request_id=self.call.request.request_id)
             events.add(encode_json(internal(self.call.request.request_id).body()))
+        events.done()
         await events.close()
 
     async def _chunks(self, events: EventStream, generation: Generation, envelope: Envelope) -> Usage | None:
@@ -102,6 +102,7 @@ class EventStream:
             self._frames.append(b"data: %b\n\n" % body)
 
     def done(self) -> None:
+        """The last event, after an error too: clients read a stream up to it."""
         self._frames.append(b"data: [DONE]\n\n")
 
     async def flush(self) -> None:

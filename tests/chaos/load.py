@@ -186,16 +186,16 @@ async def _read(answer: httpx.Response, outcome: Outcome) -> None:
 
 
 async def _read_stream(answer: httpx.Response, outcome: Outcome) -> None:
-    finishes, ended = 0, False
+    finishes, ended, failed = 0, False, False
     async for event in _events(answer, slowly=outcome.ask.manner == "reads slowly"):
-        if ended:
+        if ended or (failed and event != "[DONE]"):
             outcome.oddities.append(f"after the end came {event[:80]}")
         if event == "[DONE]":
-            ended, outcome.ending = True, "answered"
+            ended, outcome.ending = True, "failed" if failed else "answered"
             continue
         body = json.loads(event)
         if "error" in body:
-            ended, outcome.ending, outcome.code = True, "failed", body["error"]["code"]
+            failed, outcome.ending, outcome.code = True, "failed", body["error"]["code"]
             continue
         finishes += sum(choice["finish_reason"] is not None for choice in body["choices"])
         outcome.tokens += [token for choice in body["choices"] for token in choice.get("token_ids") or ()]

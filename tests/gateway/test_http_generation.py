@@ -4,7 +4,7 @@ import pytest
 from fakes import BASE, House, build_house, ids_of
 from httpx import Response
 
-from engine.core.types import FinishReason, TokenEvent
+from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": BASE, "prompt": "Say hello", "max_tokens": 50}
@@ -187,7 +187,7 @@ async def test_an_error_in_the_middle_of_a_stream_ends_it(house):
     assert response.status_code == 200
     *_, last = events(response)
     assert last["error"]["code"] == "engine_unavailable"
-    assert "[DONE]" not in response.text
+    assert response.text.endswith("}\n\ndata: [DONE]\n\n") and response.text.count("[DONE]") == 1
     await house.assert_empty()
 
 
@@ -200,6 +200,22 @@ async def test_a_bug_in_the_middle_of_a_stream_tells_no_internals(house, monkeyp
     *_, last = events(response)
     assert last["error"]["code"] == "internal_error"
     assert "secret" not in response.text
+    assert response.text.endswith("}\n\ndata: [DONE]\n\n")
+    await house.assert_empty()
+
+
+async def test_a_grammar_that_fails_in_the_middle_of_a_stream_ends_it(house, monkeypatch):
+    refusal = Refusal(ErrorCode.INVALID_GRAMMAR, "it became too much")
+    house.engine._events = lambda request: [
+        TokenEvent(request.id, ids_of("a")),
+        TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal),
+    ]
+    body = {**CHAT, "stream": True, "guided_regex": "a+"}
+    response = await post(house, "/v1/chat/completions", body)
+    assert response.status_code == 200
+    *_, last = events(response)
+    assert last["error"]["param"] == "guided_regex" and "became too much" in last["error"]["message"]
+    assert response.text.endswith("}\n\ndata: [DONE]\n\n")
     await house.assert_empty()
 
 

@@ -13,6 +13,7 @@ from engine.core.types import Lane
 from gateway.config.tls import TlsConfig
 from gateway.config.webhooks import WebhookConfig
 from gateway.core.limits import Policy
+from gateway.core.origins import check_origins
 from gateway.core.tenants import Tenant
 from gateway.tools.dialects import ToolParserName
 
@@ -230,9 +231,12 @@ class HttpConfig:
     request_timeout_s: float = 600.0
     """From arrival to the last token, unless the client asks for less."""
     first_token_timeout_s: float = 120.0
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may call the API; a port of `*` stands for any. Administration is excluded."""
 
     def __post_init__(self) -> None:
         _port(self.port)
+        check_origins(self.cors_origins)
         _at_least(1, max_body_bytes=self.max_body_bytes)
         _positive(request_timeout_s=self.request_timeout_s, first_token_timeout_s=self.first_token_timeout_s)
 

@@ -29,6 +29,7 @@ from gateway.config.sections import (
 )
 from gateway.core.billing import BillingConfig
 from gateway.core.limits import Limits
+from gateway.core.origins import LOOPBACK
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
 
 DEMO_KEYS = ("sk-demo-acme", "sk-demo-globex", "sk-demo-admin")
@@ -153,6 +154,7 @@ def demo_config() -> Config:
             tenant.name: TenantConfig(tenant, (hash_key(key),))
             for tenant, key in zip((acme, globex), DEMO_KEYS[:2], strict=True)
         },
+        http=HttpConfig(cors_origins=LOOPBACK),
         admin=AdminConfig((hash_key(DEMO_KEYS[2]),)),
     )
 

@@ -12,11 +12,16 @@ COMMON = frozenset(("/health", "/ready", "/version", "/openapi.json"))
 ADMINISTRATION = re.compile(r"/(admin|console|metrics|v1/(un)?load_lora_adapter)(/.*)?")
 
 
+def is_administration(path: str) -> bool:
+    """True for the admin API, the console, /metrics and vLLM's routes that load adapters."""
+    return ADMINISTRATION.fullmatch(path) is not None
+
+
 def offers_path(part: Part, path: str) -> bool:
     """Of HTTP. `path`: as its route spells it."""
     if part == "all" or path in COMMON:
         return True
-    return (part == "admin") == bool(ADMINISTRATION.fullmatch(path))
+    return (part == "admin") == is_administration(path)
 
 
 def offers_service(part: Part, name: str) -> bool:

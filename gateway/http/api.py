@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
+from starlette.types import ASGIApp
 
 from engine.arrivals import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
@@ -26,6 +27,7 @@ from gateway.http.admin import AdminApi
 from gateway.http.admin_batches import AdminBatchesApi
 from gateway.http.batches import BatchesApi
 from gateway.http.console import ConsoleFiles
+from gateway.http.cors import Cors
 from gateway.http.edge import Direct, Edge, bearer_token, header, read_body, request_id
 from gateway.http.files import FilesApi
 from gateway.http.openapi.document import document
@@ -61,16 +63,19 @@ def create_app(
     files: Files | None = None,
     batches: Batches | None = None,
     part: Part = "all",
-) -> Edge:
+    cors_origins: Sequence[str] = (),
+) -> ASGIApp:
     """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, without
     `operations` nobody touches lanes and live requests, and without `files` and `batches` there are none.
     `metrics_keys`: SHA-256 of keys that may read /metrics, beside administrators'; None: everybody may. `part`: what
-    this port offers.
+    this port offers. `cors_origins`: pages of these origins may call everything but administration; without any, no
+    layer is added.
     """
     rest = (accounts, operations, usage, metrics_keys, files, batches, part)
     api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, *rest)
     routes = [route for route in api.routes() if offers_path(part, route.path)]
-    return Edge(Router(routes, redirect_slashes=False))  # a redirection would lead to where the caller says we are
+    edge = Edge(Router(routes, redirect_slashes=False))  # a redirection would lead to where the caller says we are
+    return Cors(edge, cors_origins) if cors_origins and part != "admin" else edge
 
 
 class HttpApi:

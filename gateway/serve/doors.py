@@ -62,6 +62,7 @@ def _door(front: Front, offer: Offer, config: Config, shared: bool) -> Door:
         files=offer.files,
         batches=offer.batches,
         part=front.part,
+        cors_origins=config.http.cors_origins,
     )
     grpc = GrpcServer(
         offer.gateway,

@@ -1,0 +1,42 @@
+"""CORS: which pages of other origins may read the API's answers. It never applies to administration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.core.origins import ANY, origin_pattern
+from gateway.core.part import is_administration
+from gateway.http.openapi.document import HEADERS
+
+METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS")
+EXPOSED = (*HEADERS, "content-disposition")
+"""Response headers that a page of another origin may read, beside those that browsers always show."""
+PREFLIGHT_SECONDS = 600
+
+
+class Cors:
+    """Answers preflights before authentication, and marks every other answer, errors and streams too.
+
+    Requests carry their key in a header that the page itself sets. Credentials that a browser adds by itself, such as
+    cookies, are never allowed.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        """`origins`: checked by `gateway.core.origins.check_origins`, at least one."""
+        self._app = app
+        self._shared = CORSMiddleware(
+            app,
+            allow_origins=(ANY,) if ANY in origins else (),
+            allow_origin_regex=None if ANY in origins else origin_pattern(origins),
+            allow_methods=METHODS,
+            allow_headers=(ANY,),  # a preflight's own list is repeated, since clients' headers (x-stainless-*) grow
+            expose_headers=EXPOSED,
+            max_age=PREFLIGHT_SECONDS,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        excluded = scope["type"] != "http" or is_administration(scope["path"])
+        await (self._app if excluded else self._shared)(scope, receive, send)

@@ -151,3 +151,34 @@ async def test_what_cannot_be_followed_is_refused_before_anything_is_reserved(tm
             assert (error["param"], error["type"]) == (field, "invalid_request_error")
             assert why in error["message"]
     assert not house.limiter.reserved and not house.engine.requests
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "string"}, "uniqueItems": False},
+        {"type": "object", "properties": {"uniqueItems": {"type": "array", "uniqueItems": True, "maxItems": 1}}},
+        {"enum": [{"uniqueItems": True}]},
+    ],
+)
+async def test_unique_items_that_demand_nothing_are_accepted(tmp_path, schema):
+    house = await build_house(tmp_path)
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}},
+    }
+    async with house.client() as client:
+        for fields in ({"guided_json": schema}, {"tools": [tool], "tool_choice": "required"}):
+            response = await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 3, **fields})
+            assert response.status_code == 200 or "context" in response.json()["error"]["message"], response.text
+
+
+@pytest.mark.parametrize("place", ["items", "additionalProperties", "anyOf", "properties", "$defs"])
+async def test_unique_items_are_refused_wherever_they_stand(tmp_path, place):
+    unique = {"type": "array", "uniqueItems": True, "maxItems": 2}
+    inner = {"items": unique, "anyOf": [unique], "additionalProperties": unique}.get(place, {"a": unique})
+    house = await build_house(tmp_path)
+    async with house.client() as client:
+        response = await client.post("/v1/chat/completions", json={**CHAT, "guided_json": {place: inner}})
+    assert response.status_code == 400
+    assert "uniqueItems is not supported" in response.json()["error"]["message"]

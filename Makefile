@@ -17,7 +17,7 @@ CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
 .PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-many-adapters bench-lanes bench-batches
-.PHONY: bench-batch-job bench-gateway bench-gpu bench-planning chaos soak proto audit clean
+.PHONY: bench-batch-job bench-gateway bench-limits bench-gpu bench-planning chaos soak proto audit clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
@@ -78,6 +78,9 @@ bench-batch-job: setup-dev  ## A batch job of 10,000 lines over 50 adapters besi
 
 bench-gateway: setup-dev  ## What the gateway costs, beside LiteLLM where LORALANE_LITELLM_PYTHON names one
 	$(BIN)/python -m benchmarks.gateway $(ARGS)
+
+bench-limits: setup-dev  ## Whether limits stay exact on a busy machine, with one gateway and with several
+	$(BIN)/python -m benchmarks.busy_limits $(ARGS)
 
 bench-batches: setup-dev  ## How many lines of a batch one gateway process runs in a second
 	$(BIN)/python -m benchmarks.batches $(ARGS)

@@ -28,8 +28,9 @@ class Breaker:
         self._next_probe = self._clock() + self._cooldown
         return True
 
-    def failed(self) -> None:
-        self._failures += 1
+    def failed(self, *, certain: bool = False) -> None:
+        """`certain` opens the circuit at once: the call was given all the time that it could need."""
+        self._failures = self._threshold if certain else self._failures + 1
         self._next_probe = self._clock() + self._cooldown
 
     def succeeded(self) -> None:

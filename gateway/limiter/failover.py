@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import structlog
 from msgspec.structs import replace
 
 from gateway.core.errors import ApiError, Fault, unavailable
@@ -19,7 +19,7 @@ from gateway.limiter.redis import RedisLimiter
 from gateway.limiter.room import Room
 from gateway.limiter.usage import ScopeUsage
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger("limiter")
 
 
 class FailoverLimiter:
@@ -78,6 +78,7 @@ class FailoverLimiter:
             self._alone.remove(grant.lease)
             self._shared.count(grant)
         if grant.source == "redis":
+            self._local.release(grant)
             await self._shared.settle(grant, actual_tokens)
         else:
             await self._local.settle(grant, actual_tokens)
@@ -85,6 +86,7 @@ class FailoverLimiter:
     async def refund(self, grant: Grant) -> None:
         self._alone.discard(grant.lease)
         if grant.source == "redis":
+            self._local.release(grant)
             await self._shared.refund(grant)
         else:
             await self._local.refund(grant)
@@ -188,7 +190,7 @@ class FailoverLimiter:
         """Logs changes of mode, not every request made in one."""
         if self.mode != self._reported:
             self._reported = self.mode
-            log.warning("limiter mode is now %s %s", self.mode, f"({reason})" if reason else "")
+            log.warning("limiter_mode_changed", mode=self.mode, reason=reason)
 
 
 @contextmanager

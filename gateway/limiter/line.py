@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +35,16 @@ class Waiting:
 class Line:
     """Opened by the first call, and again after it broke. It ends with the pool of `client`.
 
-    A call that is not answered in `timeout` seconds is given up, and the line with it: a connection may be dead without
-    a word. Those behind it are repeated on another. One timer watches all calls, and counts how often it rang, not how
-    late: a gateway under load must not take its own delay for Redis's, and limit by itself for that.
+    A call that is not answered in `timeout` seconds, times the patience of the moment, is given up, and the line with
+    it: a connection may be dead without a word. Those behind it are repeated on another. One timer watches all calls,
+    and counts how often it rang, not how late: a gateway under load must not take its own delay for Redis's, and limit
+    by itself for that.
     """
 
-    def __init__(self, client: Redis, timeout: float) -> None:
+    def __init__(self, client: Redis, timeout: float, patience: Callable[[], int] = lambda: 1) -> None:
         self._pool = client.connection_pool
         self._timeout = timeout
+        self._patience = patience
         self._connection: Any = None
         self._opening = asyncio.Lock()
         self._waiting: deque[Waiting] = deque()
@@ -79,7 +82,7 @@ class Line:
         if not self._waiting:
             return
         first = self._waiting[0]
-        if self._ticks - first.since > SLICES:
+        if self._ticks - first.since > SLICES * self._patience():
             if not first.reply.done():
                 first.reply.set_exception(TimeoutError("no answer in time"))
             self._hang_up()
@@ -93,12 +96,12 @@ class Line:
         """One that broke is left to its reader, who is about to notice: redis-py would open it again under the reader,
         and the two would wait for one answer, for good."""
         if self._connection is not None and self._reading is not None and not self._connection.is_connected:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._timeout * self._patience()):
                 await asyncio.wait((self._reading,))
         return self._connection or await self._open()
 
     async def _open(self) -> Any:
-        async with asyncio.timeout(self._timeout), self._opening:
+        async with asyncio.timeout(self._timeout * self._patience()), self._opening:
             if self._connection is None:
                 connection = await self._pool.get_connection()
                 connection.socket_timeout = None  # which would make a task of every write; calls have their own

@@ -26,7 +26,11 @@ def unix_us() -> int:
 
 
 class LocalLimiter:
-    """Grants each of `replicas` gateways an equal share of every limit that is not open. A `Limiter`."""
+    """Grants each of `replicas` gateways an equal share of every limit that is not open. A `Limiter`.
+
+    It begins from what Redis last said: of what a scope had used by then, this gateway's share counts as used here, and
+    this gateway's own requests under way keep their slots. What Redis was never heard to say of a scope is unused.
+    """
 
     mode: Mode = "degraded"
     modes: frozenset[Mode] = frozenset(("degraded",))
@@ -50,6 +54,8 @@ class LocalLimiter:
         self._day = 0
         """Of what is counted as refused."""
         self._leases: dict[str, dict[Scope, Charge]] = {}
+        self._elsewhere: Counter[Scope] = Counter()
+        """This gateway's requests under way that Redis admitted."""
 
     @property
     def tenants(self) -> Sequence[str]:
@@ -62,12 +68,14 @@ class LocalLimiter:
     async def reserve(self, request: ReserveRequest) -> Grant:
         """Raises ApiError: a 429; LIMITER_UNAVAILABLE where the whole limit had room, and only our share has none."""
         scopes, now = request.scopes, self._clock()
-        decision = reserve([self._bucket(scope) for scope in scopes], request.tokens, now, request.least)
+        buckets = [self._with_elsewhere(scope, self._bucket(scope), 1) for scope in scopes]
+        decision = reserve(buckets, request.tokens, now, request.least)
         self._count_misses(scopes, decision, now)
         if not decision.admitted:
             raise self._refusal(replace(request, tokens=decision.tokens), decision.buckets)
         lease = new_lease(request)
-        self._buckets.update(zip(scopes, decision.buckets, strict=True))
+        for scope, bucket in zip(scopes, decision.buckets, strict=True):
+            self._buckets[scope] = self._with_elsewhere(scope, bucket, -1)
         self._leases[lease] = dict(zip(scopes, decision.charges, strict=True))
         return Grant(lease, request, "local", decision.buckets, decision.misses, now // DAY, decision.tokens)
 
@@ -130,8 +138,27 @@ class LocalLimiter:
         return frozenset().union(*(self._limits(scope).policies(self.policy) for scope in scopes))
 
     def adopt(self, grant: Grant) -> None:
-        """Learns from a grant of the shared limiter which limits are in force."""
-        self._live.update(zip(grant.request.scopes, grant.buckets, strict=True))
+        """Learn from a grant of the shared limiter which limits are in force, and how much of them is used."""
+        scopes = grant.request.scopes
+        self._live.update(zip(scopes, grant.buckets, strict=True))
+        self._elsewhere.update(scopes)
+        if self._buckets:
+            self._forget_idle(scopes)
+
+    def release(self, grant: Grant) -> None:
+        """Take note that a request has ended that the shared limiter admitted."""
+        for scope in grant.request.scopes:
+            if self._elsewhere[scope] > 1:
+                self._elsewhere[scope] -= 1
+            else:
+                del self._elsewhere[scope]
+
+    def _forget_idle(self, scopes: Sequence[Scope]) -> None:
+        """Drop what was counted here while Redis was away, where nothing of it is under way: Redis knows better."""
+        for scope in scopes:
+            bucket = self._buckets.get(scope)
+            if bucket is not None and bucket.running.used == 0:
+                del self._buckets[scope]
 
     async def outstanding(self) -> int:
         return len(self._leases)
@@ -152,7 +179,27 @@ class LocalLimiter:
 
     def _bucket(self, scope: Scope) -> Bucket:
         limits = self._limits(scope).alone(self.replicas, self.policy)
-        return self._buckets.get(scope, Bucket.empty(limits)).limited(limits)
+        return (self._buckets.get(scope) or self._last_known(scope)).limited(limits)
+
+    def _last_known(self, scope: Scope) -> Bucket:
+        """Return this gateway's share of what a scope had used when Redis last said so, with no request under way."""
+        known = self._live.get(scope)
+        if not isinstance(known, Bucket):
+            return Bucket.empty(self._limits(scope))
+        return replace(
+            known,
+            requests=replace(known.requests, used=known.requests.used / self.replicas),
+            tokens=replace(known.tokens, used=known.tokens.used / self.replicas),
+            running=replace(known.running, used=0),
+            today=replace(known.today, used=-(-known.today.used // self.replicas)),
+        )
+
+    def _with_elsewhere(self, scope: Scope, bucket: Bucket, sign: int) -> Bucket:
+        """Count or discount the requests that Redis admitted among those that run in a scope."""
+        elsewhere = self._elsewhere.get(scope, 0)
+        if not elsewhere:
+            return bucket
+        return replace(bucket, running=replace(bucket.running, used=bucket.running.used + sign * elsewhere))
 
     def _refusal(self, request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
         """Of a request that does not fit `buckets`."""

@@ -1,4 +1,7 @@
-"""Usage of requests that were admitted without Redis: summed in memory until it can be counted there, once."""
+"""Usage of requests that were admitted without Redis: summed in memory until Redis can count it, once.
+
+Redis counts it as usage and against the day's token limits.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ class UsageSpool:
         """By tenant."""
         self._sent: dict[str, Batch] = defaultdict(Batch)
         self._turn = asyncio.Lock()
-        self._script = Script.load("counted.lua", "spool.lua")
+        self._script = Script.load("bucket.lua", "counted.lua", "spool.lua")
         self._size = 0
 
     def add(self, request: ReserveRequest, day: int, counts: Counts) -> None:
@@ -120,9 +123,12 @@ class UsageSpool:
         return taken
 
     async def _send(self, tenant: str, batch: Batch) -> None:
-        terms = self._terms
-        keys = [terms.calls.key("spooled", tenant, self._name), *(terms.key(tenant, day) for day, _ in batch.rows)]
+        terms, key = self._terms, self._terms.calls.key
+        keys = [key("spooled", tenant, self._name), key("limits", tenant), key("scopes", tenant)]
         args: list[Argument] = [batch.number, terms.retention_days * DAY_MS, terms.max_rows]
         for (day, name), counts in batch.rows.items():
-            args += [str(name), str(name.others), terms.expires_at(day), counts.words()]
+            scopes = ("tenant", f"key:{name.key}", f"adapter:{name.adapter}")
+            keys += [terms.key(tenant, day)]
+            keys += [key(kind, tenant, scope) for scope in scopes for kind in ("bucket", "running")]
+            args += [str(name), str(name.others), terms.expires_at(day), counts.words(), day, name.key, name.adapter]
         await terms.calls.run(self._script, keys, args)

@@ -7,20 +7,25 @@ import os
 import signal
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from patient_valkey import PatientValkey
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from structlog.testing import capture_logs
 
+from gateway.core.budget import Bucket
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
+from gateway.core.usage import Counts
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.breaker import Breaker
 from gateway.limiter.calls import StoreError
 from gateway.limiter.failover import FailoverLimiter
-from gateway.limiter.local import LocalLimiter
+from gateway.limiter.local import LocalLimiter, unix_us
 from gateway.limiter.redis import RedisLimiter
 
 ACME = Tenant("acme", limits=Limits(tokens_per_minute=1000))
@@ -76,11 +81,11 @@ async def settled(limiter) -> None:
 
 async def test_killed_then_degraded_then_recovered(server, make):
     limiter = await make()
-    before = await limiter.reserve(asking(1000))
+    before = await limiter.reserve(asking(400))
     assert (limiter.mode, before.source) == ("redis", "redis")
 
     server.terminate()
-    alone = await limiter.reserve(asking(700))
+    alone = await limiter.reserve(asking(500))
     assert alone.source == "local"
     with pytest.raises(ApiError) as caught:
         await limiter.reserve(asking(700))
@@ -158,7 +163,7 @@ async def test_alone_a_gateway_grants_its_share_of_the_limits_last_seen(server, 
     await limiter._shared.set_limits(Scope("acme"), {"tokens_per_minute": 400})
     await limiter.reserve(asking(1))
     server.terminate()
-    grant = await limiter.reserve(asking(100))
+    grant = await limiter.reserve(asking(99))
     assert grant.tokens.limit == 100
     assert await limiter.limits(Scope("acme")) == Limits(tokens_per_minute=400)
 
@@ -265,18 +270,103 @@ async def test_leases_cannot_be_counted_while_redis_is_away(server, make):
         await limiter.outstanding()
 
 
-async def test_a_mode_is_logged_when_it_changes_not_with_every_request(server, make, caplog):
+async def test_a_mode_is_logged_when_it_changes_not_with_every_request(server, make):
     limiter = await make()
+    with capture_logs() as logs:
+        server.terminate()
+        for _ in range(5):
+            await limiter.reserve(asking(1))
+        server.start()
+        for _ in range(3):
+            await limiter.reserve(asking(1))
+    changes = [entry for entry in logs if entry["event"] == "limiter_mode_changed"]
+    assert [entry["mode"] for entry in changes] == ["degraded", "redis"]
+    assert changes[0]["reason"] and not changes[1]["reason"]
+
+
+DAILY = Limits(tokens_per_day=330)
+
+
+async def test_a_day_that_is_nearly_spent_stays_so_while_redis_is_away_and_after(server, make):
+    """330 tokens a day with 300 used: 30 are left, whoever counts, and they are gone when Redis is back."""
+    limiter = await make()
+    limiter.know([Tenant("acme", limits=DAILY)])
+    before = await limiter.reserve(asking(300))
+    await limiter.settle(before, 300)
     server.terminate()
-    for _ in range(5):
-        await limiter.reserve(asking(1))
+    assert isinstance(await attempt(limiter, asking(31)), ApiError)
+    used = Counts(1, 10, 0, 20)
+    alone = await limiter.reserve(replace(asking(30), used=lambda: used))
+    assert alone.source == "local"
+    assert isinstance(await attempt(limiter, asking(1)), ApiError)
+    await limiter.settle(alone, 30)
     server.start()
-    for _ in range(3):
-        await limiter.reserve(asking(1))
-    modes = [record.message for record in caplog.records if record.name == "gateway.limiter.failover"]
-    assert len(modes) == 2
-    assert modes[0].startswith("limiter mode is now degraded (")
-    assert modes[1].startswith("limiter mode is now redis")
+    while limiter.mode != "redis" or limiter.undelivered_tokens:
+        await limiter.ping()
+        await asyncio.sleep(0.02)
+    assert isinstance(await attempt(limiter, asking(1)), ApiError)
+    async with Redis(unix_socket_path=str(server.unix_socket_path)) as books:
+        for scope in ("tenant", "key:k1", "adapter:pirate"):
+            assert float(await books.hget(f"loralane:bucket:{{acme}}:{scope}", "today")) == 330, scope
+
+
+async def test_requests_under_way_keep_their_slots_while_redis_is_away(server, make):
+    limiter = await make()
+    limiter.know([Tenant("acme", limits=Limits(concurrent_requests=2))])
+    first = await limiter.reserve(asking(1))
+    server.terminate()
+    second = await limiter.reserve(asking(1))
+    assert (first.source, second.source) == ("redis", "local")
+    assert isinstance(await attempt(limiter, asking(1)), ApiError)
+    await limiter.settle(first, 1)
+    third = await limiter.reserve(asking(1))
+    assert isinstance(await attempt(limiter, asking(1)), ApiError)
+    await limiter.settle(second, 1)
+    await limiter.settle(third, 1)
+    assert not limiter._local._elsewhere
+
+
+async def test_a_redis_that_is_slow_is_not_away(server, make):
+    """Stopped for many times the time of a call: the reservation waits, and Redis decides it."""
+    limiter = await make(patience=0.05)
+    await limiter.reserve(asking(900))
+    os.kill(server._process.pid, signal.SIGSTOP)
+    asyncio.get_running_loop().call_later(0.3, os.kill, server._process.pid, signal.SIGCONT)
+    refused = await attempt(limiter, asking(900))
+    assert isinstance(refused, ApiError) and limiter.mode == "redis"
+
+
+async def test_a_silent_redis_is_waited_for_once(server, make):
+    limiter = await make(patience=0.01)
+    await limiter.reserve(asking(1))
+    os.kill(server._process.pid, signal.SIGSTOP)
+    try:
+        grants = await asyncio.gather(*(limiter.reserve(asking(1)) for _ in range(20)))
+        assert {grant.source for grant in grants} == {"local"} and limiter.mode == "degraded"
+    finally:
+        os.kill(server._process.pid, signal.SIGCONT)
+
+
+@given(st.integers(1, 8), st.integers(1, 2000), st.data())
+@settings(max_examples=60, deadline=None)
+def test_what_gateways_grant_by_themselves_is_bounded_by_what_was_left(replicas, limit, data):
+    """Every gateway heard the same of Redis: together they grant at most what was left of the day, and nothing twice.
+
+    A gateway's share is rounded down, but is at least one token.
+    """
+    used = data.draw(st.integers(0, limit))
+    known = Bucket.empty(Limits(tokens_per_day=limit))
+    known = replace(known, at=unix_us(), today=replace(known.today, used=used))
+    grant = Grant("lease", asking(0), "redis", (known, known, known))
+    granted = 0
+    for _ in range(replicas):
+        alone = LocalLimiter(replicas)
+        alone.adopt(grant)
+        asked = data.draw(st.lists(st.integers(1, limit), max_size=20))
+        for tokens in asked:
+            answer = asyncio.run(attempt(alone, asking(tokens)))
+            granted += 0 if isinstance(answer, ApiError) else tokens
+    assert granted <= max(limit - used, replicas)
 
 
 def test_a_breaker_opens_after_failures_in_a_row_and_probes_once_a_cooldown():

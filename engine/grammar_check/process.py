@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from engine.core.grammars import Grammar
 from engine.grammar_check.job import (
+    DEATHS,
     LENGTH_BYTES,
     Reason,
     Reply,
@@ -28,7 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
 """A machine on which importing the library takes longer than this cannot check grammars."""
 PATIENT_SECONDS = 0.25
-"""A grammar that takes longer goes on at the lowest priority, so that it delays no other tenant's tokens."""
+"""A grammar that takes longer goes on at a low priority, so that it hardly delays other tenants' tokens."""
+LOW_PRIORITY = 5
+"""Niceness: a quarter of a core that others want. Less would let grammars hold workers for minutes."""
+MAX_REPLY_BYTES = 1 << 20
+"""A worker that announces more is broken."""
 WALL_SECONDS = 60.0
 """A worker that has not answered by then is killed, although its CPU time has not run out."""
 FAULTS = {
@@ -94,7 +99,7 @@ class WorkerProcess:
         if body is None:
             return Reply(self._post_mortem())
         reply = decode_reply(body)
-        self.spent = self.spent or reply.spent
+        self.spent = self.spent or reply.spent or reply.verdict.reason in DEATHS
         return reply
 
     def kill(self) -> None:
@@ -114,7 +119,7 @@ class WorkerProcess:
         """Lower the process's priority, which cannot be raised again: it is replaced afterwards."""
         self.spent = True
         try:
-            os.setpriority(os.PRIO_PROCESS, self.pid, 19)
+            os.setpriority(os.PRIO_PROCESS, self.pid, LOW_PRIORITY)
         except ProcessLookupError:
             return
 
@@ -126,10 +131,15 @@ class WorkerProcess:
         return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def _read(self, deadline: float) -> bytes | None:
-        """One message; None means that the process has died or has not answered in time."""
+        """One message; None means that the process has died or has not answered in time. Raises WorkerLost."""
         assert self._process.stdout is not None
         head = self._read_bytes(LENGTH_BYTES, deadline)
-        return self._read_bytes(int.from_bytes(head, "big"), deadline) if head else None
+        if head is None:
+            return None
+        length = int.from_bytes(head, "big")
+        if length > MAX_REPLY_BYTES:
+            raise WorkerLost("a grammar worker sent what is no reply")
+        return self._read_bytes(length, deadline)
 
     def _read_bytes(self, count: int, deadline: float) -> bytes | None:
         assert self._process.stdout is not None

@@ -143,3 +143,25 @@ async def test_what_cannot_be_followed_is_refused_with_the_reason(client, models
         )
     assert caught.value.body["param"] == "response_format.json_schema.schema"
     assert "uniqueItems" in caught.value.body["message"]
+
+
+HOSTILE = {
+    "crashes the library": {"const": -9223372036854775808},
+    "works without an end": {"allOf": [{"type": "string", "pattern": f"^.*a.*{i}$"} for i in range(200)]},
+    "works without an end once there are tokens": {"type": "integer", "multipleOf": 1_000_003},
+}
+
+
+async def test_hostile_schemas_are_refused_while_others_are_answered(client, server, models):
+    """By the gateway, and by the engine where only a model's tokens make the schema hostile."""
+    beside = asyncio.create_task(
+        client.chat.completions.create(
+            model=models[0], messages=QUESTION, max_tokens=64, extra_body={"ignore_eos": True}
+        )
+    )
+    for name, schema in HOSTILE.items():
+        with pytest.raises(BadRequestError) as caught:
+            await client.chat.completions.create(model=models[0], messages=QUESTION, response_format=named(schema))
+        assert caught.value.param == "response_format.json_schema.schema", name
+        assert "crash" in caught.value.message or "more than" in caught.value.message, name
+    assert (await beside).usage.completion_tokens == 64

@@ -20,6 +20,9 @@ from engine.grammar_check.verdicts import KEPT, Verdicts
 log = structlog.get_logger("grammars")
 
 WORKERS = 2
+COSTLY_SECONDS = 0.1
+"""A grammar that took longer is costly, the replacement of its worker included. Of the tenants whose last grammar was
+costly, all but one wait, so that a worker is left for the others."""
 ATTEMPTS = 2
 """How often a grammar is tried whose worker was ended from outside."""
 RESTART_SECONDS = 1.0
@@ -80,7 +83,7 @@ class GrammarPool:
     ) -> None:
         self._limits = limits or WorkerLimits()
         self._changed = threading.Condition()
-        self._turns: TenantTurns[_Ask] = TenantTurns(at_once, queued)
+        self._turns: TenantTurns[_Ask] = TenantTurns(at_once, queued, max(1, workers - 1))
         self._verdicts = Verdicts(clock, kept)
         self._jobs: dict[Key, _Job] = {}
         self._clock = clock
@@ -169,9 +172,10 @@ class GrammarPool:
         try:
             while worker is not None and (turn := self._next()) is not None:
                 tenant, job = turn
+                begun = self._clock()
                 worker = self._check(number, worker, job)
                 with self._changed:
-                    self._turns.done(tenant)
+                    self._turns.done(tenant, was_costly=self._clock() - begun > COSTLY_SECONDS)
                     self._changed.notify_all()
         finally:
             if worker is not None:

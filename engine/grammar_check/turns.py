@@ -18,11 +18,15 @@ class TenantTurns(Generic[T]):
     Args:
         at_once: items of one tenant that may be in work at the same time.
         most: items of one tenant that may wait.
+        costly_at_once: items in work at the same time of all tenants whose last item was costly.
     """
 
-    def __init__(self, at_once: int, most: int) -> None:
+    def __init__(self, at_once: int, most: int, costly_at_once: int) -> None:
         self._at_once = at_once
         self._most = most
+        self._costly_at_once = costly_at_once
+        self._costly: set[str] = set()
+        """Tenants whose last item was costly."""
         self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
         """The tenant whose turn is next comes first."""
         self._in_work: Counter[str] = Counter()
@@ -39,7 +43,7 @@ class TenantTurns(Generic[T]):
     def take(self) -> tuple[str, T] | None:
         """The next tenant and its oldest item, which is in work until `done`. None means that there is none now."""
         for tenant, queue in self._waiting.items():
-            if self._in_work[tenant] < self._at_once:
+            if self._may_begin(tenant):
                 item = queue.popleft()
                 self._waiting.move_to_end(tenant)
                 self._drop_empty(tenant)
@@ -47,10 +51,19 @@ class TenantTurns(Generic[T]):
                 return tenant, item
         return None
 
-    def done(self, tenant: str) -> None:
+    def done(self, tenant: str, was_costly: bool | None = None) -> None:
+        """An item is no longer in work. `was_costly` decides how the tenant's next items are treated; None means that
+        nothing was done, so that nothing changes."""
         self._in_work[tenant] -= 1
         if not self._in_work[tenant]:
             del self._in_work[tenant]
+        if was_costly is not None:
+            (self._costly.add if was_costly else self._costly.discard)(tenant)
+
+    def _may_begin(self, tenant: str) -> bool:
+        if self._in_work[tenant] >= self._at_once:
+            return False
+        return tenant not in self._costly or sum(self._in_work[one] for one in self._costly) < self._costly_at_once
 
     def remove(self, tenant: str, item: T) -> bool:
         """Take out an item that still waits. Returns False if it no longer does."""

@@ -207,7 +207,7 @@ def test_a_worker_holds_none_of_its_parents_secrets(monkeypatch):
 
 
 def test_turns_go_round():
-    turns = TenantTurns(at_once=1, most=3)
+    turns = TenantTurns(at_once=1, most=3, costly_at_once=1)
     for item in range(3):
         turns.put("a", f"a{item}")
     with pytest.raises(QueueFull):
@@ -218,6 +218,23 @@ def test_turns_go_round():
     assert turns.remove("a", "a1") and not turns.remove("a", "a1")
     assert turns.take() == ("a", "a2")
     assert len(turns) == 0
+
+
+def test_tenants_whose_grammars_are_costly_share_a_place():
+    turns = TenantTurns(at_once=1, most=9, costly_at_once=1)
+    for item in range(3):
+        turns.put("a", f"a{item}")
+        turns.put("b", f"b{item}")
+    assert [turns.take(), turns.take()] == [("a", "a0"), ("b", "b0")]
+    turns.done("a", was_costly=True)
+    turns.done("b", was_costly=True)
+    turns.put("c", "c0")
+    assert [turns.take(), turns.take(), turns.take()] == [("a", "a1"), ("c", "c0"), None]
+    turns.done("a", was_costly=False)  # a is like the others again
+    assert [turns.take(), turns.take()] == [("b", "b1"), ("a", "a2")]
+    turns.done("b", was_costly=True)
+    turns.done("a")
+    assert turns.take() == ("b", "b2")
 
 
 def test_what_is_remembered_is_bounded_and_a_death_expires():

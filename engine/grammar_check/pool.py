@@ -83,7 +83,7 @@ class GrammarPool:
     ) -> None:
         self._limits = limits or WorkerLimits()
         self._changed = threading.Condition()
-        self._turns: TenantTurns[_Ask] = TenantTurns(at_once, queued, max(1, workers - 1))
+        self._turns: TenantTurns[_Ask] = TenantTurns(at_once, queued, max(at_once, workers - 1))
         self._verdicts = Verdicts(clock, kept)
         self._jobs: dict[Key, _Job] = {}
         self._clock = clock

@@ -31,6 +31,12 @@ class RequestRecord(Struct):
     prompt_tokens: int = 0
     reserved_tokens: int = 0
     completion_tokens: int = 0
+    n: int = 1
+    """Answers that each prompt asks for."""
+    max_tokens: int = 0
+    """Tokens that an answer may have at most."""
+    lengths: dict[int, int] = field(default_factory=dict)
+    """Tokens of each answer so far."""
     cached: dict[int, int] = field(default_factory=dict)
     """Tokens of each prompt that were found in the prefix cache."""
     device: dict[int, float] = field(default_factory=dict)
@@ -92,6 +98,16 @@ class RequestRecord(Struct):
         return _span(self.started, self.first_token)
 
     @property
+    def prefill_seconds(self) -> float | None:
+        """From the engine working on it to its first token."""
+        return _span(self.admitted, self.first_token)
+
+    @property
+    def decode_seconds(self) -> float | None:
+        """From its first token to its last."""
+        return _span(self.first_token, self.last_token)
+
+    @property
     def tpot_seconds(self) -> float | None:
         """Mean time of a token after the first; None for fewer than two."""
         span = _span(self.first_token, self.last_token)
@@ -100,6 +116,11 @@ class RequestRecord(Struct):
     @property
     def duration_seconds(self) -> float | None:
         return _span(self.started, self.ended)
+
+    def note_tokens(self, index: int, count: int) -> None:
+        """Count tokens of one answer."""
+        self.completion_tokens += count
+        self.lengths[index] = self.lengths.get(index, 0) + count
 
     def note_admission(self, event: TokenEvent, now: float) -> None:
         """What the engine's first event tells of the time before it."""

@@ -167,6 +167,7 @@ class Gateway:
         if job.adapter is not None:
             record.adapter, record.adapter_version = job.adapter.name, job.adapter.version
         record.prompt_tokens = job.prompt_tokens
+        record.n, record.max_tokens = request.n, job.params[0].max_tokens
         return job
 
     @asynccontextmanager
@@ -286,7 +287,7 @@ class Gateway:
             return last_token
         record.first_token = record.first_token or now
         record.last_token = now
-        record.completion_tokens += len(chunk.token_ids)
+        record.note_tokens(chunk.answer, len(chunk.token_ids))
         if last_token is not None:
             for observer in self._observers:
                 observer.inter_token(lane, (now - last_token) / len(chunk.token_ids))

@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -141,6 +141,8 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from error
+        if choices := _choices(kind):  # msgspec would repeat the value, which may be a secret in the wrong place
+            raise ConfigError(f"{where}: must be one of {', '.join(choices)}") from None
         raise ConfigError(f"{where}: {error}".replace("`", "")) from error
 
 
@@ -148,6 +150,15 @@ def _section(kind: Any) -> type | None:
     """The dataclass that is wanted, or that may be left out."""
     kinds = [each for each in get_args(kind) if each is not NoneType] if get_origin(kind) is UnionType else [kind]
     return kinds[0] if len(kinds) == 1 and isinstance(kinds[0], type) and is_dataclass(kinds[0]) else None
+
+
+def _choices(kind: Any) -> list[str]:
+    """Values of a Literal, or of a union that has one; empty for every other kind."""
+    if get_origin(kind) is Literal:
+        return [str(choice) for choice in get_args(kind)]
+    kinds = get_args(kind) if get_origin(kind) in (UnionType, Union) else ()
+    literal = [choice for each in kinds for choice in _choices(each)]
+    return ["true", "false", *literal] if literal and bool in kinds else literal
 
 
 def lane(value: Any, where: str) -> Lane:

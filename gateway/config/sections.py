@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
@@ -259,8 +260,8 @@ class AdminConfig:
     """SHA-256 of each, in hex; without any, nobody may use the admin API."""
     metrics_keys: tuple[str, ...] = ()
     """SHA-256 of keys that may read /metrics and do nothing else."""
-    open_metrics: bool = False
-    """/metrics needs no key: tenants and adapters are named there, and what each tenant uses."""
+    open_metrics: bool | Literal["no_tenants"] = False
+    """What /metrics tells a request without a key: all of it, nothing, or all but which tenant uses what."""
     port: int | None = None
     """Of HTTP for administrators, with the console and /metrics, which `http.port` then has no more; 0: any free one;
     None: they share `http.port`."""

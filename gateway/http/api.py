@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -13,14 +12,13 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from engine.arrivals import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
 from gateway.batches.outlook import Outlook
 from gateway.batches.service import Batches
 from gateway.core.errors import invalid_request
 from gateway.core.part import Part, offers_path
 from gateway.core.routing import ModelQuery
-from gateway.core.tenants import Authenticator, Principal, hash_key
+from gateway.core.tenants import Authenticator, Principal
 from gateway.core.trace_context import Ingress, trace_context_from
 from gateway.files.service import Files
 from gateway.http.admin import AdminApi
@@ -32,9 +30,10 @@ from gateway.http.edge import Direct, Edge, bearer_token, header, read_body, req
 from gateway.http.files import FilesApi
 from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
+from gateway.http.scrape import Openness, ScrapeApi
 from gateway.http.stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
-from gateway.observe.metrics import CONTENT_TYPE, Metrics
+from gateway.observe.metrics import Metrics
 from gateway.observe.observers import Arrival
 from gateway.openai.calls import Call, chat_call, completion_call
 from gateway.openai.convert import chat_messages
@@ -59,7 +58,8 @@ def create_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     ping_seconds: float = PING_SECONDS,
     usage: UsageAdmin | None = None,
-    metrics_keys: Collection[str] | None = (),
+    metrics_keys: Collection[str] = (),
+    open_metrics: Openness = False,
     files: Files | None = None,
     batches: Batches | None = None,
     part: Part = "all",
@@ -67,11 +67,11 @@ def create_app(
 ) -> ASGIApp:
     """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, without
     `operations` nobody touches lanes and live requests, and without `files` and `batches` there are none.
-    `metrics_keys`: SHA-256 of keys that may read /metrics, beside administrators'; None: everybody may. `part`: what
-    this port offers. `cors_origins`: pages of these origins may call everything but administration; without any, no
-    layer is added.
+    `metrics_keys`: SHA-256 of keys that may read /metrics, beside administrators'. `open_metrics`: what a request
+    without a key reads of it. `part`: what this port offers. `cors_origins`: pages of these origins may call everything
+    but administration; without any, no layer is added.
     """
-    rest = (accounts, operations, usage, metrics_keys, files, batches, part)
+    rest = (accounts, operations, usage, metrics_keys, open_metrics, files, batches, part)
     api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, *rest)
     routes = [route for route in api.routes() if offers_path(part, route.path)]
     edge = Edge(Router(routes, redirect_slashes=False))  # a redirection would lead to where the caller says we are
@@ -91,15 +91,15 @@ class HttpApi:
         accounts: AccountRegistry | None,
         operations: Operations | None,
         usage: UsageAdmin | None,
-        metrics_keys: Collection[str] | None,
+        metrics_keys: Collection[str],
+        open_metrics: Openness,
         files: Files | None,
         batches: Batches | None,
         part: Part,
     ) -> None:
         self._gateway = gateway
         self._keys = keys
-        self._metrics = metrics
-        self._metrics_keys = metrics_keys
+        self._scrape = ScrapeApi(gateway, metrics, self._authenticate, metrics_keys, open_metrics)
         self._max_body_bytes = max_body_bytes
         self._ping_seconds = ping_seconds
         self._started = int(time.time())
@@ -128,7 +128,7 @@ class HttpApi:
             Route("/health", self.health, methods=get),
             Route("/ready", self.ready, methods=get),
             Route("/version", self.version, methods=get),
-            Route("/metrics", self.metrics, methods=get),
+            Route("/metrics", self._scrape.metrics, methods=get),
             Route("/openapi.json", self.openapi, methods=get),
         ]
 
@@ -197,17 +197,6 @@ class HttpApi:
     async def version(self, request: Request) -> Response:
         return json_response({"version": version("loralane")})
 
-    async def metrics(self, request: Request) -> Response:
-        """Tenants and adapters are named here, so that not every tenant may look."""
-        if not self._may_scrape(request):
-            self._authenticate(request).as_admin()
-        try:
-            stats = await self._gateway.engine.stats() if self._gateway.engine.ready else None
-        except EngineUnavailable:
-            stats = None
-        names = self._gateway.adapters.names
-        return Response(self._metrics.render(stats, names, self._gateway.limiter.modes), media_type=CONTENT_TYPE)
-
     async def openapi(self, request: Request) -> Response:
         return json_response(self._document)
 
@@ -245,12 +234,6 @@ class HttpApi:
 
     async def _parsed(self, request: Request, kind: type[Body]) -> Body:
         return parse(await read_body(request, self._max_body_bytes), kind)
-
-    def _may_scrape(self, request: Request) -> bool:
-        if self._metrics_keys is None:
-            return True
-        shown = hash_key(bearer_token(request) or "")
-        return any(hmac.compare_digest(shown, known) for known in self._metrics_keys)
 
     def _tenant(self, request: Request) -> Principal:
         return self._authenticate(request).as_tenant()

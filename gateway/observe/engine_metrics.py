@@ -14,6 +14,7 @@ from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.wire import lane_mode_from_pb
 from gateway.core.lanes import lane_name
+from gateway.observe.vllm_requests import ENGINE, LABELS
 
 MAX_TENANTS = 20
 """Tenants of an engine with a label of their own, those it gave most device time; the rest share `other`."""
@@ -78,13 +79,19 @@ class EngineMetrics(Collector):
     """One picture of an engine, collected once."""
 
     def __init__(
-        self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_modes: Collection[str]
+        self,
+        stats: pb.EngineStats | None,
+        names: Mapping[str, Sequence[str]],
+        limiter_modes: Collection[str],
+        model: str,
     ) -> None:
         """
         Args:
             stats: None while there is no engine.
             names: adapter version -> every name it goes by.
+            model: the base model's name.
         """
+        self._model = model
         self._stats = stats
         self._names = names
         self._limiter_modes = limiter_modes
@@ -101,7 +108,7 @@ class EngineMetrics(Collector):
             yield from _plain_metrics(self._stats)
             yield _preemptions(self._stats)
             yield from _adapter_metrics(self._stats)
-            yield from _vllm_metrics(self._stats)
+            yield from _vllm_metrics(self._stats, self._model)
             yield _lora_info(self._stats, self._names)
 
 
@@ -184,12 +191,28 @@ def _adapter_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
     yield seconds
 
 
-def _vllm_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
+def _vllm_metrics(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
     """Under the names that dashboards and autoscalers made for vLLM read."""
     usage = stats.kv_pages / stats.total_pages if stats.total_pages else 0.0
-    yield _gauge("vllm:num_requests_running", "Running requests.", sum(lane.running for lane in stats.lanes))
-    yield _gauge("vllm:num_requests_waiting", "Waiting requests.", sum(lane.waiting for lane in stats.lanes))
-    yield _gauge("vllm:kv_cache_usage_perc", "Share of the pool that holds KV in use, 0 to 1.", usage)
+    gauges = {
+        "num_requests_running": ("Running requests.", sum(lane.running for lane in stats.lanes)),
+        "num_requests_waiting": ("Waiting requests.", sum(lane.waiting for lane in stats.lanes)),
+        "kv_cache_usage_perc": ("Share of the pool that holds KV in use, 0 to 1.", usage),
+    }
+    counters = {
+        "prompt_tokens": ("Tokens of prompts that were taken in.", stats.prompt_tokens),
+        "generation_tokens": ("Tokens sampled.", stats.generated_tokens),
+        "prefix_cache_queries": ("Prompt tokens looked for in the prefix cache.", stats.prompt_tokens),
+        "prefix_cache_hits": ("Prompt tokens found there.", stats.cached_tokens),
+        "num_preemptions": ("Running requests put back to wait.", sum(stats.preemptions_by_cause.values())),
+    }
+    kinds: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], dict[str, tuple[str, float]]], ...]
+    kinds = ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters))
+    for kind, told in kinds:
+        for name, (help, value) in told.items():
+            family = kind(f"vllm:{name}", help, labels=LABELS)
+            family.add_metric([model, ENGINE], value)
+            yield family
 
 
 def _lora_info(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Metric:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -19,6 +20,8 @@ from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
 from gateway.core.lanes import lane_name
 from gateway.observe.engine_metrics import GOAL, EngineMetrics
+from gateway.observe.tenantless import without_tenants
+from gateway.observe.vllm_requests import VllmRequests
 from gateway.request_record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -48,8 +51,10 @@ DECISIONS = ("admitted", "rate_limit_exceeded", "insufficient_quota", "limiter_u
 class Metrics:
     """An `Observer`, and the text of /metrics."""
 
-    def __init__(self, goals: Mapping[Lane, LaneGoals] = DEFAULT_GOALS, shared: Path | None = None) -> None:
-        """`goals`: what the lanes promise.
+    def __init__(
+        self, goals: Mapping[Lane, LaneGoals] = DEFAULT_GOALS, shared: Path | None = None, model: str = ""
+    ) -> None:
+        """`goals`: what the lanes promise. `model`: the base model's name, for the series that vLLM has, too.
 
         `shared`: where the processes of one `serve` count together (prometheus_client's multiprocess mode, which the
         library was imported in); each then tells what all of them have counted. None: this process counts alone.
@@ -73,6 +78,8 @@ class Metrics:
         for outcome in WEBHOOK_OUTCOMES:
             self._webhooks.labels(outcome)
         self._count_limits()
+        self._model = model
+        self._vllm = VllmRequests(model, self._registry)
         self.promises = Promises(goals)
 
     def collect(self) -> Iterable[Metric]:
@@ -96,6 +103,7 @@ class Metrics:
         self._requests.labels(lane, record.finish, record.error_code).inc()
         self._count_tokens(record, lane)
         self._count_decision(record)
+        self._vllm.finished(record)
 
     def batch_line(self, outcome: str) -> None:
         """A line of a batch was answered. `outcome`: one of BATCH_OUTCOMES."""
@@ -110,18 +118,27 @@ class Metrics:
         self._extra.register(collector)
 
     def render(
-        self, stats: pb.EngineStats | None, names: Mapping[str, Sequence[str]], limiter_modes: Collection[str]
+        self,
+        stats: pb.EngineStats | None,
+        names: Mapping[str, Sequence[str]],
+        limiter_modes: Collection[str],
+        *,
+        tenants: bool = True,
     ) -> bytes:
         """The text of /metrics.
 
         Args:
             stats: None while there is no engine.
             names: adapter version -> every name it goes by.
+            tenants: False leaves tenants' names and shares out.
         """
-        snapshot = CollectorRegistry()
-        snapshot.register(self.promises)
-        snapshot.register(EngineMetrics(stats, names, limiter_modes))
-        return b"".join(map(generate_latest, (self._counted(), self._extra, snapshot)))
+        counted = list(self.collect())
+        engine = EngineMetrics(stats, names, limiter_modes, self._model)
+        rest = (self._vllm.summed(counted), self._extra.collect(), self.promises.collect(), engine.collect())
+        families = [*counted, *chain.from_iterable(rest)]
+        told = CollectorRegistry()
+        told.register(Told(families if tenants else list(without_tenants(families))))
+        return generate_latest(told)
 
     def _counted(self) -> CollectorRegistry:
         if self._shared is None:
@@ -178,6 +195,16 @@ class Metrics:
         if len(self._tenants) < MAX_TENANTS:
             self._tenants.add(name)
         return name if name in self._tenants else "other"
+
+
+class Told(Collector):
+    """Families that were collected already."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 class Promises(Collector):

@@ -139,7 +139,7 @@ async def built(
         tokenizer = await asyncio.to_thread(Tokenizer.load, launch.model_dir)
         await _wait_for_engine(engine, supervisor, console)
         await _preload(adapters, config, console)
-        metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, ground.metrics)
+        metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, ground.metrics, model_name(config))
         operations = Operations(engine, LatencyWindow(metrics.collect), metrics.promises, model_name(config))
         observers = await stack.enter_async_context(open_observers(config.observability))
         gateway = Gateway(

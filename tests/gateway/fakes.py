@@ -482,7 +482,7 @@ async def build_house(
 
     `observers`: told before the house's own.
     """
-    engine, limiter, watcher, metrics = FakeEngine(), limiter or CountingLimiter(), Watcher(), Metrics()
+    engine, limiter, watcher, metrics = FakeEngine(), limiter or CountingLimiter(), Watcher(), Metrics(model=BASE)
     await limiter.configure([ACME, GLOBEX])
     adapters = AdapterRegistry(engine, MemoryStore(), LocalSources([root]), reserved=(BASE,))
     await adapters.start()

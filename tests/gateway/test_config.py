@@ -213,7 +213,10 @@ WRONG = {
     "not positive": ("http: {request_timeout_s: 0}", "http: request_timeout_s must be positive"),
     "nan": ("http: {request_timeout_s: .nan}", "http: request_timeout_s must be positive"),
     "engine range": ("engine: {dtype: int8}", "engine.dtype must be one of auto, float32"),
-    "policy": ("limits: {when_redis_is_away: panic}", "limits.when_redis_is_away: Invalid enum value 'panic'"),
+    "policy": (
+        "limits: {when_redis_is_away: panic}",
+        "limits.when_redis_is_away: must be one of degraded, closed, open",
+    ),
     "lane": (TENANT % "default_lane: slow", "tenants.a.default_lane: must be one of interactive, batch, not 'slow'"),
     "limit": (TENANT % "limits: {tokens_per_minute: 0}", "tenants.a.limits: tokens_per_minute must be between"),
     "lanes contradict": (TENANT % "highest_lane: batch", "tenants.a: default_lane interactive is above highest_lane"),

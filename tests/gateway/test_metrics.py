@@ -1,5 +1,5 @@
 import pytest
-from fakes import House, build_house, ids_of
+from fakes import BASE, House, build_house, ids_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.core.types import Lane
@@ -55,8 +55,9 @@ async def test_the_engines_state_is_that_of_the_scrape(house):
     value = await scrape(house)
     assert value("loralane_requests_running", lane="interactive") == 2
     assert value("loralane_requests_waiting", lane="batch") == 0
-    assert (value("vllm:num_requests_running"), value("vllm:num_requests_waiting")) == (2, 1)
-    assert value("vllm:kv_cache_usage_perc") == 0.4
+    labels = {"model_name": BASE, "engine": "0"}
+    gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    assert [value(f"vllm:{name}", **labels) for name in gauges] == [2, 1, 0.4]
     assert (value("loralane_free_pages"), value("loralane_steps_total")) == (50, 7)
     labels = {"max_lora": "2", "running_lora_adapters": "pirate,poet", "waiting_lora_adapters": ""}
     assert value("vllm:lora_requests_info", **labels) > 1e9

@@ -211,7 +211,7 @@ async def test_metrics_are_for_those_who_may_know_everybody(tmp_path):
     async with house.client("sk-scraper") as client:
         assert (await client.get("/v1/models")).status_code == 401
         assert (await client.get("/admin/v1/check")).status_code == 401
-    house = await build_house(tmp_path, metrics_keys=None)
+    house = await build_house(tmp_path, open_metrics=True)
     async with house.client(None) as client:
         assert (await client.get("/metrics")).status_code == 200
 

@@ -1,0 +1,95 @@
+"""What requests lived through, under the names and labels that vLLM's dashboards and autoscalers query.
+
+Latencies that loralane counts by lane anyway are summed over the lanes at a scrape, which costs requests nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import HistogramMetricFamily, Metric
+
+from gateway.request_record import RequestRecord
+
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+"""A gateway has one engine. vLLM numbers those of one server from 0."""
+
+SECONDS = (0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0, 240.0, 960.0, 3600.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+CHOICES = (1, 2, 5, 10, 20)
+
+SUMMED = {
+    "vllm:time_to_first_token_seconds": "loralane_time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds": "loralane_inter_token_latency_seconds",
+    "vllm:time_per_output_token_seconds": "loralane_inter_token_latency_seconds",
+    "vllm:request_time_per_output_token_seconds": "loralane_time_per_output_token_seconds",
+    "vllm:request_queue_time_seconds": "loralane_queue_time_seconds",
+}
+"""vLLM's histogram -> loralane's by lane. `time_per_output_token_seconds` is vLLM's older name of the one above it."""
+REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
+"""How a record ends -> vLLM's finished_reason."""
+
+
+class VllmRequests:
+    """Counts requests that the engine was given."""
+
+    def __init__(self, model: str, registry: CollectorRegistry) -> None:
+        """`model`: the base model's name, which vLLM also uses for requests of adapters."""
+        self._labels = (model, ENGINE)
+        self._registry = registry
+        self._duration = self._histogram("e2e_request_latency_seconds", "Arrival to end.", SECONDS)
+        self._prefill = self._histogram("request_prefill_time_seconds", "First worked on to first token.", SECONDS)
+        self._decode = self._histogram("request_decode_time_seconds", "First token to last.", SECONDS)
+        self._prompt = self._histogram("request_prompt_tokens", "Tokens of a request's prompts.", TOKENS)
+        self._length = self._histogram("request_generation_tokens", "Tokens of an answer.", TOKENS)
+        self._longest = self._histogram(
+            "request_max_num_generation_tokens", "Tokens of a request's longest answer.", TOKENS
+        )
+        self._n = self._histogram("request_params_n", "Answers that a prompt asks for.", CHOICES)
+        self._max_tokens = self._histogram("request_params_max_tokens", "Most tokens of an answer.", TOKENS)
+        ended = Counter("vllm:request_success", "Ended requests.", (*LABELS, "finished_reason"), registry=registry)
+        self._ended = {finish: ended.labels(*self._labels, reason) for finish, reason in REASONS.items()}
+
+    def finished(self, record: RequestRecord) -> None:
+        """Count one that has ended. A request that never reached the engine is unknown to vLLM's series."""
+        if record.submitted is None:
+            return
+        self._ended[record.finish].inc()
+        spans = (
+            (self._duration, record.duration_seconds),
+            (self._prefill, record.prefill_seconds),
+            (self._decode, record.decode_seconds),
+        )
+        for histogram, seconds in spans:
+            if seconds is not None:
+                histogram.observe(seconds)
+        self._prompt.observe(record.prompt_tokens)
+        self._n.observe(record.n)
+        self._max_tokens.observe(record.max_tokens)
+        for length in record.lengths.values():
+            self._length.observe(length)
+        if record.lengths:
+            self._longest.observe(max(record.lengths.values()))
+
+    def summed(self, counted: Iterable[Metric]) -> Iterator[Metric]:
+        """vLLM's latencies, from loralane's by lane."""
+        by_name = {family.name: family for family in counted}
+        for name, source in SUMMED.items():
+            yield self._over_lanes(name, by_name[source])
+
+    def _over_lanes(self, name: str, source: Metric) -> Metric:
+        sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for sample in source.samples:
+            sums[sample.name.removeprefix(source.name), sample.labels.get("le", "")] += sample.value
+        buckets = [(bound, value) for (kind, bound), value in sums.items() if kind == "_bucket"]
+        buckets.sort(key=lambda bucket: float(bucket[0]))
+        family = HistogramMetricFamily(name, f"{source.documentation} Both lanes.", labels=LABELS)
+        family.add_metric(self._labels, buckets, sums["_sum", ""])
+        return family
+
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(f"vllm:{name}", help, LABELS, buckets=buckets, registry=self._registry)
+        return histogram.labels(*self._labels)

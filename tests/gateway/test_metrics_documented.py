@@ -190,6 +190,8 @@ def test_every_alert_is_explained_and_no_other():
     assert re.findall(r"^### (Loralane\w+)$", text, re.M) == names
     assert {rule["labels"]["severity"] for rule in rules()} == {"page", "ticket"}
     assert all(rule["annotations"]["summary"] for rule in rules())
+    runbooks = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules()}
+    assert runbooks == {name: f"docs/observability.md#{name.lower()}" for name in names}
 
 
 def test_the_dashboard_fits_together():

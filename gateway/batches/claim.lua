@@ -1,5 +1,6 @@
 -- Leases the first task that is nobody's, or whose lease has run out, of the first batch that has one.
 -- KEYS: batch, work, holders and bits of each. ARGV: milliseconds of a lease, owner, kinds of tasks that are wanted.
+-- A task that still has a holder was never handed back: its process may have died of it, and that is counted.
 -- Returns {a word for each batch looked at: 'none', 'absent', 'over' or the task, fence, microseconds left, committed
 -- bits of the task's positions, fields of the batch}; but the first where no batch had a task.
 
@@ -70,6 +71,9 @@ for i = 1, #KEYS, 4 do
       local found = redis.call('HMGET', job, 'fence', 'expires_at')
       local fence = exact(math.max((tonumber(found[1]) or 0) + 1, now))
       redis.call('HSET', job, 'fence', fence)
+      if redis.call('HEXISTS', holders, task) == 1 then
+        redis.call('HINCRBY', job, 'lost:' .. task, 1)
+      end
       redis.call('HSET', holders, task, fence .. ' ' .. owner)
       redis.call('ZADD', work, exact(ms(now) + lease_ms), task)
       words[#words + 1] = task

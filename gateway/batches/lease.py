@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -43,6 +43,10 @@ class Lease:
     """Positions from `first` to before `last`: the shard's, or all of them in finalize."""
     done: bytes = field(default=b"", compare=False, repr=False)
     """One bit a position from `first` on, the highest of a byte first: set where an answer was committed already."""
+    losses: int = field(default=0, compare=False)
+    """How often a lease of this task ran out without having been handed back."""
+    marks: Mapping[int, int] = field(default_factory=dict, compare=False, repr=False)
+    """Positions that were alone on trial when their process died, and how often (`gateway.batches.trial`)."""
 
     @property
     def batch_id(self) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import structlog
 
-from gateway.batches.answers import Answer, LineName, refused
+from gateway.batches.answers import Answer, LineName, never_run, refused
 from gateway.batches.gate import Gate
 from gateway.batches.index import IndexEntry, read_index
 from gateway.batches.input import BatchLine
@@ -22,6 +22,7 @@ from gateway.batches.pace import Pace
 from gateway.batches.parts import Parts
 from gateway.batches.store import BatchStore
 from gateway.batches.texts import Texts
+from gateway.batches.trial import LOST_CODE, LOST_MESSAGE, MOST_MARKS, Quarantine
 from gateway.batches.verdict import is_limit, pause
 from gateway.core.errors import ApiError, Fault, internal
 from gateway.core.tenants import KeyHolders
@@ -47,6 +48,7 @@ class Workshop:
     gate: Gate
     count: Callable[[str], None]
     """Told of every line that is answered, how: completed or failed."""
+    quarantine: Quarantine = field(default_factory=Quarantine)
 
 
 class Shard:
@@ -85,11 +87,26 @@ class Shard:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._commit())
             if not self._is_draining:
-                self._tasks = {group.create_task(self._line(texts, entry)) for entry in entries}
+                self._tasks = self._begin(group, texts, entries)
             if self._tasks:
                 await asyncio.wait(self._tasks)
             self._parts.close()
         await self._shop.store.release(self.lease, max(0.0, self.rests_until - self._now()))
+
+    def _begin(self, group: asyncio.TaskGroup, texts: Texts, entries: Sequence[IndexEntry]) -> set[asyncio.Task[None]]:
+        if self.lease.losses:
+            return {group.create_task(self._try_one_by_one(texts, entries))}
+        return {group.create_task(self._line(texts, entry)) for entry in entries}
+
+    async def _try_one_by_one(self, texts: Texts, entries: Sequence[IndexEntry]) -> None:
+        """Run the lines of a suspect shard alone, those that were alone when a process died last."""
+        marks = self.lease.marks
+        log.warning("batch_shard_on_trial", batch=self.lease.batch_id, task=self.lease.member, losses=self.lease.losses)
+        async with self._shop.quarantine.alone():
+            for entry in sorted(entries, key=lambda entry: marks.get(entry.position, 0)):
+                if self._is_draining:
+                    return
+                await self._line(texts, entry)
 
     @property
     def waiting(self) -> int:
@@ -136,9 +153,13 @@ class Shard:
         name = LineName(self.lease.batch_id, entry.line, "")
         await self._parts.room()
         try:
-            async with self._place(entry.position) as begun:
+            async with self._trial(entry.position) if self.lease.losses else self._place(entry.position) as begun:
+                if begun is None:
+                    return None
                 line = msgspec.json.decode(await texts.get(entry), type=BatchLine)
                 name = replace(name, custom_id=line.custom_id)
+                if self.lease.marks.get(entry.position, 0) >= MOST_MARKS:
+                    return never_run(name, LOST_CODE, LOST_MESSAGE)
                 return await self._lines.run(name, bytes(line.body), begun)
         except ApiError as error:
             failure = error
@@ -153,22 +174,54 @@ class Shard:
         return None
 
     @asynccontextmanager
-    async def _place(self, position: int) -> AsyncIterator[Callable[[], None]]:
-        """Yields what is to be called when the engine works on the line."""
-        task = asyncio.current_task()
-        assert task is not None, "lines are tasks"
+    async def _place(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
+        """Yield what is to be called when the engine works on the line; None if a suspect shard wants to be alone."""
+        quarantine = self._shop.quarantine
+        await quarantine.until_free()
         order = (self._deadline, self.lease.batch_id, position)
         async with self.pace.asking(order) as asking, self._shop.gate.place(order) as place:
-            self._inside.add(task)
+            if not quarantine.enter():
+                yield None
+                return
 
             def begun() -> None:
                 asking.admitted()
                 place.begin()
 
             try:
-                yield begun
+                with self._inside_engine():
+                    yield begun
             finally:
-                self._inside.discard(task)
+                quarantine.leave()
+
+    @asynccontextmanager
+    async def _trial(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
+        """The same for a line of a suspect shard, which is marked meanwhile. It needs no place: it is the only one."""
+        store = self._shop.store
+        if self.lease.marks.get(position, 0) >= MOST_MARKS:
+            yield lambda: None
+            return
+        if not await store.begin_trial(self.lease, position):
+            self.lose()
+            yield None
+            return
+        try:
+            with self._inside_engine():
+                yield lambda: None
+        finally:
+            with suppress(ApiError):  # then the mark stays, and the line is tried once less
+                await asyncio.shield(store.end_trial(self.lease, position))
+
+    @contextmanager
+    def _inside_engine(self) -> Iterator[None]:
+        """Count the current task among those that a drain lets end."""
+        task = asyncio.current_task()
+        assert task is not None, "lines are tasks"
+        self._inside.add(task)
+        try:
+            yield
+        finally:
+            self._inside.discard(task)
 
     async def _wait(self, failure: ApiError, seconds: float) -> None:
         """Until another attempt may do better; outside of any place that others could use."""

@@ -2,7 +2,8 @@
 
 Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix:
 
-    *batch:{tenant}:ID         hash   what was asked for, status, times and counts; `fence` of the last lease
+    *batch:{tenant}:ID         hash   what was asked for, status, times and counts; `fence` of the last lease; of tasks
+                                      and lines whose process may have died of them `lost:TASK` and `mark:POSITION`
     *batchwork:{tenant}:ID     zset   its open tasks, by when their leases run out in milliseconds; 0: nobody's
     *batchholders:{tenant}:ID  hash   task -> fence and owner of its lease
     *batchbits:{tenant}:ID     text   one bit a position: an answer to it is committed
@@ -29,13 +30,14 @@ from redis.asyncio.cluster import RedisCluster
 
 from gateway.batches.lease import ALL_TASKS, SHARD_SIZE, Lease, Standing, TaskKind
 from gateway.batches.record import COUNTS, Batch, BatchError, NewBatch, Tally, batch_not_found, new_fields, read_fields
+from gateway.batches.trial import Trial
 from gateway.batches.turns import Candidate, Turns, candidates_of, entry_of
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
 
 PACKAGE = "gateway.batches"
 SCRIPTS = (
-    *("create", "cancel", "enter", "look", "claim", "renew", "commit", "release"),
+    *("create", "cancel", "enter", "look", "claim", "begin", "renew", "commit", "release"),
     *("validated", "invalid", "finished", "swept"),
 )
 OF_TENANT = frozenset(("batches", "batchesopen", "webhooks"))
@@ -166,6 +168,14 @@ class BatchStore:
         """Hands a task back, for others after `retry_after` seconds; a shard whose positions are all done is over."""
         await self._of(lease, "release", ("batchwork", "batchholders", "batchbits"), [int(retry_after * 1000)])
 
+    async def begin_trial(self, lease: Lease, position: int) -> bool:
+        """Mark a line before it is run alone. False: the lease is lost, and nothing has happened."""
+        return await self._of(lease, "begin", ("batchholders",), [position, 1]) >= 0
+
+    async def end_trial(self, lease: Lease, position: int) -> None:
+        """Take a mark back: this process outlived the line."""
+        await self._of(lease, "begin", ("batchholders",), [position, -1])
+
     async def validated(self, lease: Lease, total: int, model: str | None = None) -> bool:
         """`total` lines are ready to run. False: the lease is lost. A batch that is ending has no lines to run."""
         args: list[Argument] = [total, SHARD_SIZE, model or ""]
@@ -276,9 +286,10 @@ def _batch(words: Sequence[bytes]) -> Batch:
 
 def _lease(task: str, fence: bytes, microseconds_left: bytes, done: bytes, words: Sequence[bytes]) -> Lease:
     batch, left = _batch(words), int(microseconds_left) / 1e6
+    trial = Trial.read(words, task)
     if task.isdecimal():
         first = int(task) * batch.shard_size
         last = min(batch.total, first + batch.shard_size)
-        return Lease(batch, "shard", int(fence), left, int(task), first, last, done)
+        return Lease(batch, "shard", int(fence), left, int(task), first, last, done, trial.losses, trial.marks)
     last = batch.total if task == "finalize" else 0
-    return Lease(batch, cast(TaskKind, task), int(fence), left, last=last, done=done)
+    return Lease(batch, cast(TaskKind, task), int(fence), left, last=last, done=done, losses=trial.losses)

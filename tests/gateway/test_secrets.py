@@ -164,7 +164,7 @@ def test_a_walk_leaves_no_secret_anywhere(env, server, tmp_path, model):
     new_key = next(json.loads(text[text.index("{", text.index("}")) :])["key"] for text in said if '"key":"sk-' in text)
     assert "Traceback" in logs
     assert "walk-TENANT_KEY" in logs
-    assert "limiter mode is now" in logs
+    assert "limiter_mode_changed" in logs
     for name, secret in {**SECRETS, "new key": new_key}.items():
         assert secret not in logs, name
         assert secret not in lines, name

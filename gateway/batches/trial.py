@@ -1,0 +1,82 @@
+"""Lines that may have taken a gateway process with them are run alone, and given up when they have done it twice.
+
+A process that dies takes up to a few hundred lines with it, and nothing says which of them it died of. The next process
+that claims one of their shards finds that its lease was never handed back: the shard is *suspect*. Its lines are run
+one after the other while no other line of a batch runs in the process, and each is marked in Redis before it is begun.
+A mark that is found later belongs to a line that was alone when its process died. Marked lines are run last, and one
+with `MOST_MARKS` marks is not run again: it fails as `process_lost`.
+
+A gateway that lost a lease and lives takes its mark back; a clean stop leaves none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+MOST_MARKS = 2
+LOST_CODE = "process_lost"
+LOST_MESSAGE = (
+    f"the gateway process that ran this line ended unexpectedly {MOST_MARKS} times while no other line was running, "
+    "so the line is not tried again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is written down of a task whose processes may have died of it."""
+
+    losses: int
+    """How often a lease of the task ran out without having been handed back."""
+    marks: Mapping[int, int]
+    """Marks of the batch's lines by position."""
+
+    @classmethod
+    def read(cls, words: Sequence[bytes], task: str) -> Trial:
+        """Read the fields of a batch in Redis, each followed by its value."""
+        pairs = dict(zip(words[::2], words[1::2], strict=True))
+        marks = {int(name[5:]): int(value) for name, value in pairs.items() if name.startswith(b"mark:")}
+        return cls(int(pairs.get(f"lost:{task}".encode(), 0)), marks)
+
+
+class Quarantine:
+    """Keeps lines of suspect shards apart from all others of this process."""
+
+    def __init__(self) -> None:
+        self._together = 0
+        self._is_free = asyncio.Event()
+        self._is_free.set()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._turn = asyncio.Lock()
+
+    async def until_free(self) -> None:
+        """Return when no suspect shard is being run, or waits for its turn."""
+        await self._is_free.wait()
+
+    def enter(self) -> bool:
+        """Count a line among those that run together. False means that a suspect shard wants to be alone."""
+        if not self._is_free.is_set():
+            return False
+        self._together += 1
+        self._is_empty.clear()
+        return True
+
+    def leave(self) -> None:
+        """Count a line as ended."""
+        self._together -= 1
+        if self._together == 0:
+            self._is_empty.set()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Wait until no other line runs, and keep it so until the block ends."""
+        async with self._turn:
+            self._is_free.clear()
+            try:
+                await self._is_empty.wait()
+                yield
+            finally:
+                self._is_free.set()

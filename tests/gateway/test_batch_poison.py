@@ -1,0 +1,119 @@
+"""A line that takes its gateway process with it is singled out and fails by name; its neighbours do not."""
+
+import asyncio
+import json
+
+from batch_house import Town, chat_line, until
+from fakes import ids_of
+
+from gateway.batches.trial import MOST_MARKS, Quarantine
+
+LINES, LEASE_SECONDS = 20, 0.5
+POISON = "venom"
+
+
+class Processes:
+    """Gateways that take turns, each of which dies as soon as a poisonous line reaches its engine."""
+
+    def __init__(self, town, poison):
+        self.town, self.poison = town, ids_of(poison)
+        self.died_with = []
+        """Numbers of requests that were under way at each death."""
+        self.poisoned = asyncio.Event()
+
+    async def open(self, number):
+        office = await self.town.office(f"{number}")
+        house = office.house
+        house.engine.pause = 0.002
+
+        def reply(request):
+            size = len(self.poison)
+            if self.poison in {request.prompt[at : at + size] for at in range(len(request.prompt))}:
+                self.poisoned.set()
+                raise ConnectionAbortedError("the process dies of this")
+            return "ok"
+
+        house.engine.reply = reply
+        await office.dispatcher.__aenter__()
+        return office
+
+    async def run(self, batch):
+        """Until the batch has ended."""
+        ending, number = asyncio.create_task(self.town.ended(batch)), 0
+        while not ending.done():
+            office = await self.open(number)
+            number += 1
+            dying = asyncio.create_task(self.poisoned.wait())
+            await asyncio.wait((ending, dying), return_when=asyncio.FIRST_COMPLETED)
+            if dying.done():
+                self.died_with.append(len(office.house.gateway.live))
+                await self.die(office)
+            else:
+                dying.cancel()
+                await office.dispatcher.__aexit__(None, None, None)
+        return await ending
+
+    async def die(self, office):
+        """Nothing that a dead process would have said is heard."""
+
+        async def silent(*_):
+            raise AssertionError("a dead process says nothing")
+
+        for name in ("end_trial", "release", "commit"):
+            setattr(office.shop.store, name, silent)
+        await office.kill()
+        self.poisoned.clear()
+
+
+async def test_a_poisonous_line_fails_by_name_and_its_neighbours_are_answered(tmp_path, valkey):
+    town = Town(tmp_path, valkey, LEASE_SECONDS)
+    processes = Processes(town, POISON)
+    batch = await town.submit([chat_line(f"{n}", POISON if n == 7 else f"{n}") for n in range(LINES)])
+    ended = await processes.run(batch)
+    output, errors = await town.results(ended)
+    assert ended.status == "completed" and set(errors) == {"7"}
+    assert errors["7"]["error"]["code"] == "process_lost" and "not tried again" in errors["7"]["error"]["message"]
+    assert set(output) == {f"{number}" for number in range(LINES)} - {"7"}
+    assert len(processes.died_with) == 1 + MOST_MARKS
+    assert processes.died_with[1:] == [1] * MOST_MARKS, "suspects are run alone"
+
+
+async def test_a_clean_stop_leaves_no_mark_and_counts_for_nothing(tmp_path, valkey):
+    town = Town(tmp_path, valkey, LEASE_SECONDS)
+    batch = await town.submit([chat_line(f"{number}", f"{number}") for number in range(LINES)])
+    stopped = await town.office("stopped", lane_capacity=8)
+    await stopped.dispatcher.__aenter__()
+    await until(lambda: bool(stopped.house.engine.requests))
+    await stopped.dispatcher.__aexit__(None, None, None)
+    assert len(stopped.house.engine.requests) < LINES
+    office = await town.office("last")
+    await office.dispatcher.__aenter__()
+    ended = await town.ended(batch)
+    await office.dispatcher.__aexit__(None, None, None)
+    assert (ended.status, ended.tally.completed, ended.tally.failed) == ("completed", LINES, 0)
+    fields = await valkey.hkeys(f"loralane:batch:{{acme}}:{batch.id}")
+    assert not [name for name in fields if name.startswith((b"lost:", b"mark:"))]
+
+
+async def test_a_suspect_shard_waits_until_it_is_alone_and_keeps_others_out():
+    quarantine, order = Quarantine(), []
+    assert quarantine.enter()
+
+    async def suspect():
+        async with quarantine.alone():
+            order.append("alone")
+            assert not quarantine.enter()
+        order.append("free")
+
+    async def later():
+        await quarantine.until_free()
+        order.append("together")
+
+    task = asyncio.create_task(suspect())
+    await asyncio.sleep(0)
+    assert not quarantine.enter() and order == []
+    waiting = asyncio.create_task(later())
+    quarantine.leave()
+    await asyncio.gather(task, waiting)
+    assert order[0] == "alone" and set(order) == {"alone", "free", "together"}
+    assert json.dumps(order) and quarantine.enter()

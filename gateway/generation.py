@@ -8,10 +8,11 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
+from gateway.chat_template import DEFAULT_OPTIONS, Message, TemplateOptions, ToolSchema
 from gateway.core.lanes import lane_name
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
-from gateway.tokenizer import Detokenizer, Message, StopMatcher, ToolSchema
+from gateway.tokenizer import Detokenizer, StopMatcher
 from gateway.tools.rule import FREE, ToolRule
 
 
@@ -22,6 +23,7 @@ class Chat(Struct, frozen=True):
     tools: tuple[ToolSchema, ...] = ()
     """That the model may call."""
     rule: ToolRule = FREE
+    options: TemplateOptions = DEFAULT_OPTIONS
 
 
 PromptInput = Chat | str | tuple[int, ...]
@@ -50,6 +52,8 @@ class GenerateRequest(Struct, frozen=True):
     reserve_tokens: int = 0
     """Output tokens to reserve for each answer, where a caller names more than max_tokens."""
     stop: tuple[str, ...] = ()
+    keep_stop: bool = False
+    """The answer's text ends with the stop string or the stop token that ended it."""
     whole: bool = False
     """Nobody waits for single tokens: a chunk may have all that have come."""
     n: int = 1
@@ -146,11 +150,12 @@ class Generation(Struct):
 class Answer:
     """Turns the engine's events for one answer into chunks: detokenises, matches stop strings, hides the stop token."""
 
-    def __init__(self, index: int, detokenizer: Detokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(self, index: int, detokenizer: Detokenizer, request: GenerateRequest) -> None:
         self._index = index
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(stop) if stop else None
-        self._min_tokens = min_tokens
+        self._keep_stop = request.keep_stop
+        self._matcher = StopMatcher(request.stop, keep=request.keep_stop) if request.stop else None
+        self._min_tokens = request.sampling.min_tokens
         self._num_tokens = 0
 
     def absorb(self, event: TokenEvent, more: bool = False) -> GenerationChunk:
@@ -158,8 +163,9 @@ class Answer:
 
         `more`: events that come after this one are here already.
         """
-        # An engine's STOP means that the last token is an EOS or a stop token: it counts, but has no text.
-        visible = event.tokens[:-1] if event.finish_reason is FinishReason.STOP else event.tokens
+        # An engine's STOP means that the last token is an EOS or a stop token: it counts, but usually has no text.
+        silent = event.finish_reason is FinishReason.STOP and not self._keep_stop
+        visible = event.tokens[:-1] if silent else event.tokens
         text, num_used, stopped = self._push(visible)
         if stopped:
             return self._chunk(event, text, num_used, "stop")
@@ -168,8 +174,7 @@ class Answer:
         tail, stopped = self._match(self._detokenizer.flush())
         if self._matcher is not None and not stopped:
             tail += self._matcher.flush()
-        silent = event.finish_reason is FinishReason.STOP
-        finish: Finish = "stop" if stopped or silent else "length"
+        finish: Finish = "stop" if stopped or event.finish_reason is FinishReason.STOP else "length"
         return self._chunk(event, text + tail, len(event.tokens), finish, silent)
 
     def _push(self, token_ids: Sequence[int]) -> tuple[str, int, bool]:

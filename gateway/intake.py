@@ -79,8 +79,10 @@ class Job(Struct, frozen=True):
         return self.prompt_tokens + outputs * self.request.n
 
     def continues(self, prompt_index: int) -> tuple[int, ...]:
-        """Ids that an answer's text goes on from; none after a chat, where it begins by itself."""
-        return () if isinstance(self.request.inputs[prompt_index], Chat) else self.prompts[prompt_index]
+        """Return the ids that an answer's text goes on from; empty means that it begins by itself, as in a chat."""
+        prompt = self.request.inputs[prompt_index]
+        begins = isinstance(prompt, Chat) and not prompt.options.continue_final_message
+        return () if begins else self.prompts[prompt_index]
 
     def engine_request(self, record: RequestRecord, index: int, now: float) -> Request:
         """For answer `index`; its id is unique, its clock begins when it is submitted, `now` on the record's clock.
@@ -158,7 +160,7 @@ class Intake:
     async def encode(self, tenant: Tenant, prompt: PromptInput) -> tuple[int, ...]:
         """Raises ApiError: INVALID_REQUEST, nothing to begin from, or ids that are no tokens of this model."""
         if isinstance(prompt, Chat):
-            return await self._tokenizer.encode_chat(tenant.name, prompt.messages, prompt.tools)
+            return await self._tokenizer.encode_chat(tenant.name, prompt.messages, prompt.tools, prompt.options)
         ids = await self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         if not ids:
             raise invalid_request("the prompt is empty", "prompt")

@@ -261,7 +261,7 @@ class Gateway:
         """One engine stream turned to text, until the engine or a stop string ends it. Closing it early aborts."""
         prompt_index = index // job.request.n
         detokenizer = self.tokenizer.detokenizer(job.continues(prompt_index))
-        answer = Answer(index, detokenizer, job.request.stop, job.request.sampling.min_tokens)
+        answer = Answer(index, detokenizer, job.request)
         last_token: float | None = None
         with engine_failures(record):
             async with aclosing(stream) as arrivals:

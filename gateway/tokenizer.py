@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from tokenizers.decoders import DecodeStream
 
-from gateway.core.errors import invalid_request, unsupported_parameter
+from gateway.chat_template import DEFAULT_OPTIONS, Message, TemplateOptions, ToolSchema, render
+from gateway.core.errors import unsupported_parameter
 from gateway.pieces import Pieces
 
 THREAD_CHARACTERS = 20_000
@@ -22,12 +22,6 @@ PRIME_TOKENS = 8
 """Prompt tokens a detokeniser looks back at: enough to know whether a word goes on or begins."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
-Message = dict[str, Any]
-"""A chat message as templates read it: role and content, and what it says of calls of tools."""
-
-ToolSchema = Mapping[str, Any]
-"""A tool as templates read it, which is how OpenAI writes it."""
 
 
 class Tokenizer:
@@ -65,31 +59,34 @@ class Tokenizer:
         return str(template) if "tools" in template else ""
 
     async def encode_chat(
-        self, realm: str, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
+        self,
+        realm: str,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+        options: TemplateOptions = DEFAULT_OPTIONS,
     ) -> tuple[int, ...]:
-        """Renders the chat template up to where the assistant's answer begins. `realm`: the tenant, as in `Pieces`.
+        """Return the token ids of a chat, up to where the answer begins. `realm`: the tenant, as in `Pieces`.
 
         Raises:
             ApiError: INVALID_REQUEST, the template refuses these messages or there is none; UNSUPPORTED_PARAMETER, it
                 knows nothing of tools.
         """
-        pieces = self._pieces.cut(self.render_chat(messages, tools))
+        pieces = self._pieces.cut(self.render_chat(messages, tools, options))
         known = {piece: self._pieces.ids(realm, piece) for piece in pieces}
         new = [piece for piece, ids in known.items() if ids is None]
         for piece, ids in zip(new, await self._encode_all(new, special=False), strict=True):
             known[piece] = self._pieces.remember(realm, piece, ids)
         return tuple(chain.from_iterable(known[piece] or () for piece in pieces))
 
-    def render_chat(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+        options: TemplateOptions = DEFAULT_OPTIONS,
+    ) -> str:
         """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
         self._check_tools(messages, tools)
-        try:
-            text = self._template.apply_chat_template(
-                list(messages), list(tools) or None, tokenize=False, add_generation_prompt=True
-            )
-        except (TemplateError, TypeError, ValueError, RecursionError) as error:
-            raise invalid_request(f"the model's chat template refuses these messages: {error}", "messages") from error
-        return str(text)
+        return render(self._template, messages, tools, options)
 
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
         """A template that knows nothing of tools would leave them out without a word."""
@@ -194,8 +191,14 @@ class StopMatcher:
     be held back. Work is linear in the text, whatever the number of strings.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        """`stops`: not empty strings."""
+    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+        """Initialize the matcher.
+
+        Args:
+            stops: not empty strings.
+            keep: the text that is shown ends with the stop string.
+        """
+        self._keep = keep
         self._next: list[dict[str, int]] = [{}]
         self._fail = [0]
         self._depth = [0]
@@ -214,7 +217,8 @@ class StopMatcher:
             self._state = self._step(self._state, known[position])
             if self._match[self._state]:
                 self._held = ""
-                return known[: position + 1 - self._match[self._state]], True
+                hidden = 0 if self._keep else self._match[self._state]
+                return known[: position + 1 - hidden], True
         safe = len(known) - self._depth[self._state]
         self._held = known[safe:]
         return known[:safe], False

@@ -18,7 +18,8 @@ from gateway.core.routing import Catalog, ModelQuery, resolve
 from gateway.core.tenants import Tenant
 from gateway.generation import Chat, GenerateRequest
 from gateway.openai.convert import chat_request, completion_request
-from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled, invalid_field, parse
+from gateway.openai.parse import invalid_field, parse
+from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
 
 PIECE_BYTES = 2**20
 """Read at a time."""

@@ -12,12 +12,18 @@ MAX_DEPTH = 100
 
 def check_depth(document: Any, field: str) -> None:
     """Raises ApiError: INVALID_REQUEST."""
+    if is_too_deep(document):
+        raise invalid_request(f"{field} is nested more than {MAX_DEPTH} levels deep", field)
+
+
+def is_too_deep(document: Any) -> bool:
+    """Return True if a document is nested more than MAX_DEPTH levels deep."""
     level = [document]
     for _ in range(MAX_DEPTH):
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
-            return
-    raise invalid_request(f"{field} is nested more than {MAX_DEPTH} levels deep", field)
+            return False
+    return True
 
 
 def _inside(value: Any) -> list[Any]:

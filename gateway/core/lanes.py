@@ -9,10 +9,23 @@ from engine.core.types import Lane
 from gateway.core.errors import invalid_request
 
 LANE_OF_TIER: Mapping[str | None, Lane | None] = MappingProxyType(
-    {"priority": Lane.INTERACTIVE, "flex": Lane.BATCH, "auto": None, "default": None, None: None}
+    {"priority": Lane.INTERACTIVE, "flex": Lane.BATCH, "auto": None, "default": None, "scale": None, None: None}
 )
 
 TIER_OF_LANE: Mapping[Lane, str] = MappingProxyType({Lane.INTERACTIVE: "priority", Lane.BATCH: "flex"})
+
+DEFAULT_TIER = "default"
+"""The tier of an answer to a request that asked for no lane."""
+
+
+def told_tier(asked: Lane | None, effective: Lane) -> str:
+    """Return the tier that an answer names.
+
+    Args:
+        asked: the lane that the request asked for; None means that it left the choice to the tenant's default.
+        effective: the lane that served it.
+    """
+    return DEFAULT_TIER if asked is None else TIER_OF_LANE[effective]
 
 
 def asked_lane(service_tier: str | None) -> Lane | None:

@@ -15,7 +15,7 @@ from gateway.accounts.registry import NewKey
 from gateway.http.edge import read_body
 from gateway.http.lists import tenant_filter
 from gateway.http.stream import json_response
-from gateway.openai.schema import Body, parse
+from gateway.openai.parse import Body, parse
 
 TENANTS = "/admin/v1/tenants"
 TENANT = TENANTS + "/{name}"

@@ -22,14 +22,13 @@ from gateway.http.operations import OperationsApi
 from gateway.http.stream import json_response
 from gateway.http.usage import USAGE, UsageApi
 from gateway.limiter.admin import LimitAdmin
+from gateway.openai.parse import Body, parse
 from gateway.openai.schema import (
     AliasRequest,
     AllowRequest,
-    Body,
     LoadAdapterRequest,
     NativeLoadRequest,
     UnloadAdapterRequest,
-    parse,
 )
 from gateway.operations import Operations
 from gateway.service import Gateway

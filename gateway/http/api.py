@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from gateway.accounts.registry import AccountRegistry
 from gateway.batches.outlook import Outlook
 from gateway.batches.service import Batches
+from gateway.chat_template import template_options
 from gateway.core.errors import invalid_request
 from gateway.core.part import Part, offers_path
 from gateway.core.routing import ModelQuery
@@ -37,8 +38,9 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.observers import Arrival
 from gateway.openai.calls import Call, chat_call, completion_call
 from gateway.openai.convert import chat_messages
+from gateway.openai.parse import Body, parse
 from gateway.openai.render import Json
-from gateway.openai.schema import Body, DetokenizeRequest, TokenizeRequest, parse
+from gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from gateway.openai.tools import offered_tools
 from gateway.operations import Operations
 from gateway.service import Gateway
@@ -127,6 +129,7 @@ class HttpApi:
             *ConsoleFiles().routes(),
             Route("/health", self.health, methods=get),
             Route("/ready", self.ready, methods=get),
+            Route("/ping", self.ready, methods=[*get, *post]),
             Route("/version", self.version, methods=get),
             Route("/metrics", self._scrape.metrics, methods=get),
             Route("/openapi.json", self.openapi, methods=get),
@@ -156,7 +159,10 @@ class HttpApi:
             raise invalid_request("give either prompt or messages", "prompt")
         if body.messages is not None:
             messages, tools = chat_messages(body.messages), offered_tools(body.tools or ())
-            ids = await tokenizer.encode_chat(principal.tenant.name, messages, tools)
+            options = template_options(
+                body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
+            )
+            ids = await tokenizer.encode_chat(principal.tenant.name, messages, tools, options)
         else:
             ids = await tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
         texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None

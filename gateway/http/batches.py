@@ -17,7 +17,7 @@ from gateway.core.tenants import Principal
 from gateway.http.edge import read_body
 from gateway.http.lists import list_page, number_from
 from gateway.http.stream import json_response
-from gateway.openai.schema import parse
+from gateway.openai.parse import parse
 
 BATCHES = "/v1/batches"
 BATCH = BATCHES + "/{batch_id}"

@@ -20,6 +20,7 @@ from gateway.core.errors import (
     route_not_found,
 )
 from gateway.core.request_id import request_id_from
+from gateway.http.console import CONSOLE
 from gateway.http.stream import json_response
 from gateway.openai.absent import instead_of
 
@@ -43,6 +44,7 @@ class Edge:
         if scope["type"] != "http":
             await self.router(scope, receive, send)
             return
+        scope = _without_trailing_slash(scope)
         scope["app"] = self  # the router then raises what it refuses, in place of an answer of its own
         request_id = request_id_from(header(scope, b"x-request-id"))
         own_header = (b"x-request-id", request_id.encode())
@@ -70,6 +72,15 @@ class Edge:
             log.exception("internal_error", request_id=request_id, path=scope["path"])
             if not started:
                 await error_response(internal(request_id))(scope, receive, send_with_id)
+
+
+def _without_trailing_slash(scope: Scope) -> Scope:
+    """Serve `/v1/models/` as `/v1/models`: a redirection would lose the body of a POST with many clients."""
+    path = scope["path"]
+    bare = path.rstrip("/")
+    if bare == path or bare in ("", CONSOLE):  # the console's page names its files relative to its own path
+        return scope
+    return {**scope, "path": bare, "raw_path": bare.encode()}
 
 
 class Direct:

@@ -17,7 +17,7 @@ from gateway.http.stream import json_response
 from gateway.limiter.admin import LimitAdmin, scope_of
 from gateway.limiter.base import LimitEntry
 from gateway.limiter.usage import ScopeUsage
-from gateway.openai.schema import parse
+from gateway.openai.parse import parse
 
 LIMITS = "/admin/v1/limits"
 

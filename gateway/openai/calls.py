@@ -10,8 +10,9 @@ from msgspec import Struct
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.generation import Admitted, GenerateRequest
 from gateway.openai.convert import chat_request, completion_request
+from gateway.openai.parse import parse
 from gateway.openai.render import ChatStyle, CompletionStyle, Envelope, Style
-from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled, parse
+from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
 from gateway.openai.tools import call_reader
 from gateway.service import Gateway
 
@@ -25,7 +26,7 @@ class Call(Struct, frozen=True):
     include_usage: bool
 
     def envelope(self, admitted: Admitted) -> Envelope:
-        return Envelope(self.style, admitted, include_usage=self.include_usage)
+        return Envelope(self.style, admitted, asked=self.request.lane, include_usage=self.include_usage)
 
 
 def chat_call(gateway: Gateway, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> Call:

@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.core.grammars import Grammar
 from engine.core.types import SamplingParams
+from gateway.chat_template import Message, template_options
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.lanes import asked_lane
 from gateway.core.routing import ModelQuery
@@ -15,7 +16,6 @@ from gateway.openai.messages import ROLES, ChatMessage, ContentPart
 from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled, Slo
 from gateway.openai.structured import constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
-from gateway.tokenizer import Message
 
 COMPLETION_TOKENS = 16
 """Default output of /v1/completions, as OpenAI documents it."""
@@ -40,7 +40,8 @@ def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN)
 def _chat(body: ChatRequest) -> Chat:
     tools = offered_tools(body.tools or (), body.tool_choice)
     rule = tool_rule(body.tools or (), body.tool_choice, body.parallel_tool_calls)
-    return Chat(chat_messages(body.messages), tools, rule)
+    options = template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
+    return Chat(chat_messages(body.messages), tools, rule, options)
 
 
 def completion_request(body: CompletionRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
@@ -74,7 +75,7 @@ def _message(message: ChatMessage, place: str) -> Message:
     if message.content is None and message.role != "assistant":
         raise invalid_request("content must be a text", f"{place}.content")
     role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": _text(message.content, place), **_calls(message, place)}
+    return {"role": role, "content": _text(message, place), **_calls(message, place)}
 
 
 def _calls(message: ChatMessage, place: str) -> Message:
@@ -87,17 +88,21 @@ def _calls(message: ChatMessage, place: str) -> Message:
         return {}
     if message.role != "assistant":
         raise invalid_request("only an assistant calls tools", f"{place}.tool_calls")
-    calls = enumerate(message.tool_calls)
-    return {"tool_calls": [template_call(call, f"{place}.tool_calls[{index}]") for index, call in calls]}
+    return {"tool_calls": [template_call(call) for call in message.tool_calls]}
 
 
-def _text(content: str | list[ContentPart] | None, place: str) -> str:
+def _text(message: ChatMessage, place: str) -> str:
+    content = message.content
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(_part(part, f"{place}.content[{index}]") for index, part in enumerate(content))
+    return "\n".join(_part(part, message.role, f"{place}.content[{index}]") for index, part in enumerate(content))
 
 
-def _part(part: ContentPart, place: str) -> str:
+def _part(part: ContentPart, role: str, place: str) -> str:
+    if part.type == "refusal" and role == "assistant":
+        if part.refusal is None:
+            raise invalid_request("a refusal part needs a refusal", f"{place}.refusal")
+        return part.refusal
     if part.type != "text":
         raise unsupported_parameter(f"{place}.type", f"{part.type!r} is not supported; this model reads text")
     if part.text is None:
@@ -149,6 +154,7 @@ def _request(
         default_max_tokens=default_max_tokens,
         seed=body.seed,
         stop=body.stop_strings,
+        keep_stop=bool(body.include_stop_str_in_output),
         whole=not body.stream,
         n=body.n or 1,
         lane=asked_lane(body.service_tier),

@@ -15,12 +15,14 @@ Choice = Annotated[str, Meta(extra_json_schema={"enum": ["none", "auto", "requir
 class ContentPart(Struct):
     type: str
     text: str | None = None
+    refusal: str | None = None
+    """The text of a part of type `refusal`, which an assistant's message may have."""
 
 
 class CalledFunction(Struct):
     name: str
     arguments: str
-    """A JSON object."""
+    """What the model wrote: a JSON object, unless the model was cut off or made a mistake."""
 
 
 class AssistantCall(Struct):

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.core.lanes import TIER_OF_LANE
+from engine.core.types import Lane
+from gateway.core.lanes import told_tier
 from gateway.generation import Admitted, GenerationChunk, Usage
 from gateway.joined import join_answers
 from gateway.openai.logprobs import ChatLogprobs, CompletionLogprobs
@@ -107,8 +108,15 @@ class CompletionStyle:
 class Envelope:
     """What all bodies of one response have in common; for a stream's it is encoded once, and put around each choice."""
 
-    def __init__(self, style: Style, admitted: Admitted, *, include_usage: bool = False) -> None:
-        """`include_usage`: a stream ends with a usage chunk, and every other chunk has a usage of null."""
+    def __init__(
+        self, style: Style, admitted: Admitted, *, asked: Lane | None = None, include_usage: bool = False
+    ) -> None:
+        """Initialize the envelope.
+
+        Args:
+            asked: the lane that the request asked for; None means that it asked for none.
+            include_usage: a stream ends with a usage chunk, and every other chunk has a usage of null.
+        """
         self._style = style
         self._include_usage = include_usage
         self._head: Json = {
@@ -117,7 +125,7 @@ class Envelope:
             "created": admitted.created,
             "model": admitted.model,
             "system_fingerprint": admitted.fingerprint,
-            "service_tier": TIER_OF_LANE[admitted.lane],
+            "service_tier": told_tier(asked, admitted.lane),
         }
         self._after = b'],"usage":null}' if include_usage else b"]}"
 

@@ -1,19 +1,17 @@
 """OpenAI's request bodies: what is read, and what is refused by name.
 
-Unknown fields are accepted, as OpenAI's own servers do. A field that would change the answer and is not supported is
-refused, unless it holds the value that changes nothing.
+Misspellings of known fields are refused (`unknown.py`); other unknown fields have no effect, unless the tenant's are to
+be refused. A field that would change the answer and is not supported is refused, unless it holds the value that changes
+nothing.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta, Struct
 
-from gateway.core.errors import ApiError, Fault, invalid_request, unsupported_parameter
 from gateway.core.lanes import LANE_OF_TIER
 from gateway.openai.messages import ChatMessage, Choice, Tool, ToolChoice
 
@@ -35,14 +33,10 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "audio": NOTHING,
     "bad_words": NOTHING,
     "chat_template": NOTHING,
-    "chat_template_kwargs": NOTHING,
-    "add_generation_prompt": (None, True),
-    "continue_final_message": NOTHING,
     "documents": NOTHING,
     "function_call": (None, "none"),
     "functions": NOTHING,
     "guided_whitespace_pattern": NOTHING,
-    "include_stop_str_in_output": NOTHING,
     "length_penalty": (None, 1, 1.0),
     "modalities": (None, [], ["text"]),
     "prediction": NOTHING,
@@ -131,6 +125,7 @@ class Sampled(Struct, kw_only=True):
     seed: Int64 | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     stream: bool | None = None
@@ -154,7 +149,15 @@ class Sampled(Struct, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class ChatRequest(Sampled, kw_only=True):
+class Rendered(Struct, kw_only=True):
+    """Fields that say how a chat is rendered, as vLLM has them."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatRequest(Sampled, Rendered, kw_only=True):
     """Body of /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(extra_json_schema={"minItems": 1})]
@@ -174,7 +177,7 @@ class CompletionRequest(Sampled, kw_only=True):
     echo: bool | None = None
 
 
-class TokenizeRequest(Struct, kw_only=True):
+class TokenizeRequest(Rendered, kw_only=True):
     """Body of /tokenize, as vLLM has it."""
 
     model: str | None = None
@@ -226,48 +229,3 @@ class AllowRequest(Struct, kw_only=True):
     """Body of /admin/v1/adapters/NAME/tenants. None named: every tenant whose configuration lets it."""
 
     tenants: list[str]
-
-
-Body = TypeVar("Body", bound=Struct)
-
-_PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(\w+)`")
-
-
-def parse(body: bytes, kind: type[Body]) -> Body:
-    """Raises ApiError: INVALID_JSON; INVALID_REQUEST and UNSUPPORTED_PARAMETER, naming the field."""
-    try:
-        document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:  # the last: thousands of digits, broken UTF-8
-        raise ApiError(Fault.INVALID_JSON, f"the body is not valid JSON: {error}") from error
-    try:
-        parsed = msgspec.convert(document, kind, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise invalid_field(str(error)) from error
-    if issubclass(kind, Sampled):
-        _refuse_unsupported(document, kind)
-    return parsed
-
-
-def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
-    """A field that the one endpoint reads may be refused by the other."""
-    for name in filter(body.__contains__, REFUSED):
-        value, harmless = body[name], REFUSED[name]
-        reads = name in kind.__struct_fields__
-        if not reads and not any(type(value) is type(other) and value == other for other in harmless):
-            raise unsupported_parameter(name)
-
-
-def invalid_field(message: str) -> ApiError:
-    """msgspec's words with the place as `param`: Expected `int`, got `str` - at `$.max_tokens`."""
-    match = _PLACE.match(message)
-    what, path = (match["what"], (match["path"] or "").removesuffix("[...]")) if match else (message, "")
-    if unknown := _UNKNOWN.match(what):
-        param = ".".join(filter(None, (path, unknown[1])))
-        return invalid_request(f"there is no field {param!r}", param)
-    missing = _MISSING.match(what)
-    if missing:
-        param = ".".join(filter(None, (path, missing[1])))
-        return invalid_request(f"{param} is required", param)
-    return invalid_request(f"{path}: {what}" if path else what, path or None)

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.depth import check_depth
+from gateway.chat_template import ToolSchema
+from gateway.core.depth import check_depth, is_too_deep
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.generation import GenerateRequest, GenerationChunk
 from gateway.openai.messages import AssistantCall, Tool, ToolChoice
-from gateway.tokenizer import ToolSchema
 from gateway.tools.calls import Call
 from gateway.tools.dialects import Dialect
 from gateway.tools.parser import ToolParser
@@ -57,16 +57,19 @@ def _spoken(dialect: Dialect | None) -> Dialect:
     return dialect
 
 
-def template_call(call: AssistantCall, place: str) -> Json:
-    """A call of an earlier answer, as chat templates read them: arguments as an object. Raises ApiError."""
+def template_call(call: AssistantCall) -> Json:
+    """Return a call of an earlier answer as chat templates read it."""
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _arguments(text: str) -> Json | str:
+    """Return the object that the arguments spell, or the text itself: a model may have been cut off in the middle."""
     try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid_request(f"arguments are not valid JSON: {error}", f"{place}.function.arguments") from error
-    if not isinstance(arguments, dict):
-        raise invalid_request("arguments must be a JSON object", f"{place}.function.arguments")
-    check_depth(arguments, f"{place}.function.arguments")
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+        arguments = msgspec.json.decode(text or "{}")
+    except (ValueError, RecursionError):  # msgspec.DecodeError is a ValueError
+        return text
+    return arguments if isinstance(arguments, dict) and not is_too_deep(arguments) else text
 
 
 def _check(tool: Tool, place: str) -> str:

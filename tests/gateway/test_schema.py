@@ -9,10 +9,15 @@ from engine.core.types import Lane
 from gateway.core.errors import ApiError
 from gateway.generation import Chat
 from gateway.openai.convert import chat_request, completion_request
-from gateway.openai.schema import REFUSED, ChatRequest, CompletionRequest, parse
+from gateway.openai.parse import parse
+from gateway.openai.schema import REFUSED, ChatRequest, CompletionRequest
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def deep(levels):
+    return [deep(levels - 1)] if levels else []
 
 
 def calling(arguments):
@@ -211,8 +216,18 @@ def test_messages_that_are_not_text_are_refused_by_name(message, param):
         ({"best_of": 3}, "best_of"),
         ({"messages": [{"role": "tool", "content": "4"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0].function"),
-        ({"messages": [calling("[]")]}, "messages[0].tool_calls[0].function.arguments"),
-        ({"messages": [calling("{")]}, "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "messages[0].content[0].refusal"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"bos_token": ""}}, "chat_template_kwargs.bos_token"),
+        ({"chat_template_kwargs": {"__class__": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"long": "x" * 20_000}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"deep": deep(200)}}, "chat_template_kwargs"),
         ({"messages": [{**calling("{}"), "role": "user", "content": "x"}]}, "messages[0].tool_calls"),
         ({"tools": [TOOL, TOOL]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "has space"}}]}, "tools[0].function.name"),

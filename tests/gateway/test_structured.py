@@ -10,7 +10,8 @@ from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
 from gateway.core.errors import ApiError, Fault
 from gateway.openai.convert import chat_request, completion_request
-from gateway.openai.schema import ChatRequest, CompletionRequest, parse
+from gateway.openai.parse import parse
+from gateway.openai.schema import ChatRequest, CompletionRequest
 from gateway.pb import generation_pb2 as pb
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}

@@ -86,7 +86,7 @@ class Head(Struct, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
-    service_tier: Literal["priority", "flex"]
+    service_tier: Literal["default", "priority", "flex"]
 
 
 class ChatCompletion(Head, kw_only=True):

@@ -40,6 +40,11 @@ def _adapter(method: str, action: str, summary: str, answer: Any = AdapterStatus
     return admin(method, path, summary, answer, CHANGES | MODEL, **more)
 
 
+def _ping(method: str) -> Operation:
+    summary = "The same as /ready, where SageMaker looks for it."
+    return Operation(method, "/ping", summary, "anyone", answers.Readiness, other={503: answers.Readiness})
+
+
 DRAIN = {"drain_seconds": {"type": "number", "minimum": 0, "maximum": MAX_DRAIN_SECONDS}}
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -109,6 +114,8 @@ OPERATIONS: tuple[Operation, ...] = (
         answers.Readiness,
         other={503: answers.Readiness},
     ),
+    _ping("GET"),
+    _ping("POST"),
     Operation("GET", "/version", "The version that runs.", "anyone", answers.Version),
     admin("GET", "/metrics", "Metrics for Prometheus; keys for nothing else may read them too.", TEXT, frozenset()),
     Operation("GET", "/openapi.json", "This document.", "anyone", answers.OpenApi),

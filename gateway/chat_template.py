@@ -1,0 +1,150 @@
+"""A model's chat template: from messages to the text that the model reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from jinja2.exceptions import TemplateError
+from msgspec import Struct
+
+from gateway.core.depth import check_depth
+from gateway.core.errors import ApiError, invalid_request
+
+Message = dict[str, Any]
+"""A chat message as templates read it: role and content, and what it says of calls of tools."""
+
+ToolSchema = Mapping[str, Any]
+"""A tool as templates read it, which is how OpenAI writes it."""
+
+VARIABLES = "chat_template_kwargs"
+"""The field in which a caller sets variables of the template."""
+MOST_BYTES = 16_384
+"""Length of a request's template variables, in JSON."""
+VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+RESERVED = frozenset(
+    (
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    )
+)
+"""Names that a template's variables must not have: arguments of transformers' `apply_chat_template`, and what a request
+says in fields of their own. Names that end in `_token` or `_tokens` are the tokenizer's."""
+
+REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What a template raises that cannot make anything of what it is given."""
+
+
+class TemplateOptions(Struct, frozen=True):
+    """How a request wants its chat rendered."""
+
+    add_generation_prompt: bool = True
+    """The text ends with the beginning of an assistant's message."""
+    continue_final_message: bool = False
+    """The text ends with the last message, left open: the answer goes on from there."""
+    variables: Mapping[str, Any] = MappingProxyType({})
+    """The template's variables of the caller, such as `enable_thinking`."""
+
+
+DEFAULT_OPTIONS = TemplateOptions()
+
+
+def template_options(add: bool | None, resume: bool | None, variables: Mapping[str, Any] | None) -> TemplateOptions:
+    """Return what a request says in `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`.
+
+    Raises:
+        ApiError: INVALID_REQUEST.
+    """
+    if add and resume:
+        message = "add_generation_prompt and continue_final_message exclude each other"
+        raise invalid_request(message, "continue_final_message")
+    if variables:
+        _check_variables(variables)
+    return TemplateOptions(not resume if add is None else add, bool(resume), variables or {})
+
+
+def render(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSchema] = (),
+    options: TemplateOptions = DEFAULT_OPTIONS,
+) -> str:
+    """Render messages with the template of a tokenizer of transformers, which does so in Jinja's sandbox.
+
+    Arguments of calls that are no JSON object come as a text; a template that can only read objects gets an object
+    around it.
+
+    Raises:
+        ApiError: INVALID_REQUEST, the template refuses these messages or there is none.
+    """
+    try:
+        return _rendered(tokenizer, messages, tools, options)
+    except REFUSALS as error:
+        wrapped = [_with_objects(message) for message in messages]
+        if wrapped == list(messages):
+            raise _refusal(error, options) from error
+    try:
+        return _rendered(tokenizer, wrapped, tools, options)
+    except REFUSALS as error:
+        raise _refusal(error, options) from error
+
+
+def _rendered(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[ToolSchema], options: TemplateOptions
+) -> str:
+    text = tokenizer.apply_chat_template(
+        list(messages),
+        list(tools) or None,
+        tokenize=False,
+        add_generation_prompt=options.add_generation_prompt,
+        continue_final_message=options.continue_final_message,
+        **options.variables,
+    )
+    return str(text)
+
+
+def _with_objects(message: Message) -> Message:
+    """Return the message with every call's arguments as an object."""
+    if "tool_calls" not in message:
+        return message
+    return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+
+
+def _with_object(call: Message) -> Message:
+    function = call["function"]
+    if not isinstance(function["arguments"], str):
+        return call
+    return {**call, "function": {**function, "arguments": {"arguments": function["arguments"]}}}
+
+
+def _refusal(error: Exception, options: TemplateOptions) -> ApiError:
+    what = f"these messages or {VARIABLES}" if options.variables else "these messages"
+    return invalid_request(f"the model's chat template refuses {what}: {error}", "messages")
+
+
+def _check_variables(variables: Mapping[str, Any]) -> None:
+    check_depth(variables, VARIABLES)
+    if len(msgspec.json.encode(variables)) > MOST_BYTES:
+        raise invalid_request(f"{VARIABLES} must have at most {MOST_BYTES} bytes of JSON", VARIABLES)
+    for name in variables:
+        if not VARIABLE.fullmatch(name):
+            raise invalid_request(f"{name[:80]!r} in {VARIABLES} is no name of a template's variable", VARIABLES)
+        if name in RESERVED or name.endswith(("_token", "_tokens")):
+            raise invalid_request(f"{VARIABLES} must not set {name}", f"{VARIABLES}.{name}")

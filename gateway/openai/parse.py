@@ -1,0 +1,101 @@
+"""Bodies of requests to the structs of `schema.py`, with errors that name the field at fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from gateway.core.errors import ApiError, Fault, invalid_request, unsupported_parameter
+from gateway.openai.messages import Function, Tool
+from gateway.openai.schema import (
+    REFUSED,
+    ChatRequest,
+    CompletionRequest,
+    JsonSchema,
+    ResponseFormat,
+    Sampled,
+    Slo,
+    StreamOptions,
+    StructuredOutputs,
+)
+from gateway.openai.unknown import UnknownFields, check_unknown
+
+KNOWN: Mapping[str, frozenset[str]] = {
+    "": frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *REFUSED)),
+    "stream_options": frozenset(StreamOptions.__struct_fields__),
+    "response_format": frozenset(ResponseFormat.__struct_fields__),
+    "response_format.json_schema": frozenset(JsonSchema.__struct_fields__),
+    "structured_outputs": frozenset(StructuredOutputs.__struct_fields__),
+    "slo": frozenset(Slo.__struct_fields__),
+    "tools": frozenset(Tool.__struct_fields__),
+    "tools.function": frozenset(Function.__struct_fields__),
+}
+"""By its place in a generation's body, empty for the body itself, which names an object may have."""
+EXACT = 2**53
+"""Floats are whole numbers one by one up to here."""
+
+Body = TypeVar("Body", bound=Struct)
+
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+
+
+def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "pass") -> Body:
+    """Return what a body says.
+
+    Args:
+        unknown: what becomes of fields that are unknown and no misspellings, which are refused in any case.
+
+    Raises:
+        ApiError: INVALID_JSON; INVALID_REQUEST and UNSUPPORTED_PARAMETER, naming the field.
+    """
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:  # the last: thousands of digits, broken UTF-8
+        raise ApiError(Fault.INVALID_JSON, f"the body is not valid JSON: {error}") from error
+    if issubclass(kind, Sampled) and isinstance(document, dict):
+        check_unknown(document, KNOWN, unknown)
+    try:
+        parsed = msgspec.convert(_with_integers(document), kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error)) from error
+    if issubclass(kind, Sampled):
+        _refuse_unsupported(document, kind)
+    return parsed
+
+
+def _with_integers(document: Any) -> Any:
+    """Spell 5.0 as 5: some clients know only one kind of number. A float that is not exact stays what it is."""
+    if not isinstance(document, dict):
+        return document
+    floats = {name: value for name, value in document.items() if isinstance(value, float)}
+    whole = {name: int(value) for name, value in floats.items() if value.is_integer() and abs(value) < EXACT}
+    return {**document, **whole} if whole else document
+
+
+def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
+    """A field that the one endpoint reads may be refused by the other."""
+    for name in filter(body.__contains__, REFUSED):
+        value, harmless = body[name], REFUSED[name]
+        reads = name in kind.__struct_fields__
+        if not reads and not any(type(value) is type(other) and value == other for other in harmless):
+            raise unsupported_parameter(name)
+
+
+def invalid_field(message: str) -> ApiError:
+    """msgspec's words with the place as `param`: Expected `int`, got `str` - at `$.max_tokens`."""
+    match = _PLACE.match(message)
+    what, path = (match["what"], (match["path"] or "").removesuffix("[...]")) if match else (message, "")
+    if unknown := _UNKNOWN.match(what):
+        param = ".".join(filter(None, (path, unknown[1])))
+        return invalid_request(f"there is no field {param!r}", param)
+    missing = _MISSING.match(what)
+    if missing:
+        param = ".".join(filter(None, (path, missing[1])))
+        return invalid_request(f"{param} is required", param)
+    return invalid_request(f"{path}: {what}" if path else what, path or None)

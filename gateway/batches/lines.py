@@ -48,6 +48,7 @@ class Lines:
         endpoint = self.lease.batch.endpoint
         call = CALLS[endpoint](self.gateway, body, name.request_id, Ingress(endpoint))
         request = replace(call.request, lane=Lane.BATCH, deadline=self.left, patient=True, whole=True)
+        call = replace(call, request=request)
         async with self.gateway.generate(principal, request) as generation:
             begun()
             chunks = [chunk async for chunk in generation]

@@ -149,19 +149,14 @@ class Sampled(Struct, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class Rendered(Struct, kw_only=True):
-    """Fields that say how a chat is rendered, as vLLM has them."""
-
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class ChatRequest(Sampled, Rendered, kw_only=True):
+class ChatRequest(Sampled, kw_only=True):
     """Body of /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(extra_json_schema={"minItems": 1})]
     max_completion_tokens: Count | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
     tool_choice: Choice | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -177,7 +172,7 @@ class CompletionRequest(Sampled, kw_only=True):
     echo: bool | None = None
 
 
-class TokenizeRequest(Rendered, kw_only=True):
+class TokenizeRequest(Struct, kw_only=True):
     """Body of /tokenize, as vLLM has it."""
 
     model: str | None = None
@@ -185,6 +180,9 @@ class TokenizeRequest(Rendered, kw_only=True):
     messages: list[ChatMessage] | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
 

@@ -13,6 +13,7 @@ from gateway.openai.parse import parse
 from gateway.openai.schema import REFUSED, ChatRequest, CompletionRequest
 
 USER = {"role": "user", "content": "hi"}
+REFUSAL = {"type": "refusal", "refusal": "no"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 

@@ -21,11 +21,15 @@ export const usage = {
     const table = h("div", { class: "scroll" }, h("table", { class: "usage" }, head, body));
     const bar = h("div", { class: "head" }, h("h2", {}, "Usage"), h("div", { class: "actions" }, group, days, save));
     content.append(h("h1", {}, "Usage and cost"), h("section", { class: "card", "aria-label": "Usage" }, bar, total, table));
+    let latest = 0;
     const learn = async () => {
+      latest += 1;
+      const mine = latest;
       try {
-        show(await admin("GET", `usage?${asked(group.value, days.value)}`), { head, body, total });
+        const report = await admin("GET", `usage?${asked(group.value, days.value)}`);
+        if (mine === latest) show(report, { head, body, total }); // an earlier question can be answered later
       } catch (error) {
-        toast(error.message, "bad");
+        if (mine === latest) toast(error.message, "bad");
       }
     };
     group.addEventListener("change", learn);

@@ -76,11 +76,11 @@ class Edge:
 
 def _without_trailing_slash(scope: Scope) -> Scope:
     """Serve `/v1/models/` as `/v1/models`: a redirection would lose the body of a POST with many clients."""
-    path = scope["path"]
-    bare = path.rstrip("/")
-    if bare == path or bare in ("", CONSOLE):  # the console's page names its files relative to its own path
+    path, raw = scope["path"], scope.get("raw_path") or b""
+    one = path.endswith("/") and raw.endswith(b"/") and not path.endswith("//")  # an escaped slash is part of a name
+    if not one or path in ("/", f"{CONSOLE}/"):  # the console's page names its files relative to its own path
         return scope
-    return {**scope, "path": bare, "raw_path": bare.encode()}
+    return {**scope, "path": path[:-1], "raw_path": raw[:-1]}
 
 
 class Direct:

@@ -51,6 +51,12 @@ class Console:
             f"{self.gateway.url}/v1/chat/completions", headers=headers, json=CHAT | fields, timeout=PATIENCE
         )
 
+    def usage(self) -> str:
+        """The usage by adapter that the admin API reports, as JSON."""
+        headers = {"authorization": "Bearer sk-admin"}
+        url = f"{self.gateway.url}/admin/v1/usage?group_by=adapter"
+        return httpx.get(url, headers=headers, timeout=PATIENCE).text
+
 
 @pytest.fixture(scope="module")
 def browser():
@@ -345,6 +351,7 @@ def test_a_limit_that_is_wrong_stays_red_until_it_is_corrected(console):
 def test_usage_is_summed_up_and_saved(console):
     page = console.page
     assert console.chat(model="pirate").status_code == 200
+    until(lambda: "pirate" in console.usage())  # written when the request has been settled
     console.enter(view="usage")
     page.get_by_label("Sum up by").select_option("adapter")
     page.get_by_role("cell", name="pirate").wait_for()

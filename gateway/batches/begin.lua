@@ -1,6 +1,6 @@
--- Marks a line as begun on trial, before it is begun, or takes the mark back when its process outlived it.
--- KEYS: batch, holders. ARGV: task, fence, position, 1 or -1.
--- Returns the line's marks; -1: the lease is lost, and nothing is marked. A process that lost its lease and lives may still
+-- Marks a line or a task as begun on trial, before it is begun, or takes the mark back when its process outlived it.
+-- KEYS: batch, holders. ARGV: task, fence, the line's position or the task again, 1 or -1.
+-- Returns its marks; -1: the lease is lost, and nothing is marked. A process that lost its lease and lives may still
 -- take its mark back.
 
 local job, holders = unpack(KEYS)

@@ -64,6 +64,7 @@ for i = 1, #KEYS, 4 do
   else
     local task = next_task(job, work, holders)
     if task and string.find(wanted, kind_of(task), 1, true) then
+      local was_held = redis.call('HEXISTS', holders, task) == 1
       if task == 'finalize' then
         turn_to('finalize', work, holders)
         settle_outcome(job)
@@ -71,7 +72,7 @@ for i = 1, #KEYS, 4 do
       local found = redis.call('HMGET', job, 'fence', 'expires_at')
       local fence = exact(math.max((tonumber(found[1]) or 0) + 1, now))
       redis.call('HSET', job, 'fence', fence)
-      if redis.call('HEXISTS', holders, task) == 1 then
+      if was_held then
         redis.call('HINCRBY', job, 'lost:' .. task, 1)
       end
       redis.call('HSET', holders, task, fence .. ' ' .. owner)

@@ -143,12 +143,17 @@ class Dispatcher:
         return True
 
     def _work(self, lease: Lease, claimed: float) -> Shard | Errand:
-        store, files = self._shop.store, self._shop.files
+        shop, store, files = self._shop, self._shop.store, self._shop.files
         if lease.task == "shard":
-            return Shard(self._shop, lease, claimed)
-        if lease.task == "validate":
-            return Errand(lease, store, self._validate(lease))
-        return Errand(lease, store, (finalize if lease.task == "finalize" else sweep)(store, files, lease))
+            return Shard(shop, lease, claimed)
+
+        async def work() -> None:
+            if lease.task == "validate":
+                await self._validate(lease)
+            else:
+                await (finalize if lease.task == "finalize" else sweep)(store, files, lease)
+
+        return Errand(lease, store, files, shop.quarantine, work)
 
     async def _do(self, work: Shard | Errand, claimed: float) -> None:
         lease = work.lease
@@ -159,7 +164,9 @@ class Dispatcher:
             log.warning("batch_task_waits", batch=lease.batch_id, task=lease.member, reason=error.reason)
             with suppress(ApiError):  # then its lease runs out
                 await self._shop.store.release(lease, AWAY_SECONDS)
-        except Exception:  # a bug: when the lease has run out, somebody tries again
+        except (
+            Exception
+        ):  # a bug, or a process that died: when the lease has run out it is tried again, but not for ever
             log.exception("batch_task_failed", batch=lease.batch_id, task=lease.member)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
+import structlog
+
+from gateway.batches.given_up import give_up
 from gateway.batches.lease import Lease
 from gateway.batches.store import BatchStore
+from gateway.batches.trial import MOST_MARKS, Quarantine
+from gateway.core.errors import ApiError
+from gateway.files.service import Files
+
+log = structlog.get_logger("batches")
 
 
 class Errand:
-    """`Work` that is done as a whole, or handed back as it was."""
+    """`Work` that is done as a whole, or handed back as it was.
 
-    def __init__(self, lease: Lease, store: BatchStore, work: Coroutine[None, None, None]) -> None:
+    A task whose last holder never handed it back is suspect: its process may have died of it. It is tried while no
+    other work on batches is under way in this process, marked in Redis meanwhile, and given up when it has `MOST_MARKS`
+    marks.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        store: BatchStore,
+        files: Files,
+        quarantine: Quarantine,
+        work: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`work` does the task. It raises ApiError where the same may succeed later."""
         self.lease = lease
         self._store = store
-        self._task = asyncio.create_task(work, name=f"batch-{lease.member}")
+        self._files = files
+        self._quarantine = quarantine
+        self._work = work
+        self._task = asyncio.create_task(self._do(), name=f"batch-{lease.member}")
         self._is_lost = False
 
     async def run(self) -> None:
-        """Raises whatever the work does."""
+        """Do the task. Raises whatever the work does."""
         try:
             await asyncio.wait([self._task])
         except asyncio.CancelledError:
@@ -39,5 +64,33 @@ class Errand:
         self._task.cancel()
 
     def drain(self) -> None:
-        """Somebody else may do it at once."""
+        """Stop; another gateway may do the task at once."""
         self.end()
+
+    async def _do(self) -> None:
+        lease = self.lease
+        if not lease.losses:
+            async with self._quarantine.together():
+                await self._work()
+        elif lease.task_marks >= MOST_MARKS:
+            await give_up(self._store, self._files, lease)
+        else:
+            log.warning("batch_task_on_trial", batch=lease.batch_id, task=lease.member, losses=lease.losses)
+            async with self._quarantine.alone():
+                await self._try()
+
+    async def _try(self) -> None:
+        """Do the task under a mark, which stays if the process dies or the work raises anything but ApiError."""
+        if not await self._store.begin_trial(self.lease):
+            self.lose()
+            return
+        try:
+            await self._work()
+        except (ApiError, asyncio.CancelledError):
+            await self._take_back()
+            raise
+        await self._take_back()
+
+    async def _take_back(self) -> None:
+        with suppress(ApiError):  # then the mark stays, and the task is tried once less
+            await asyncio.shield(self._store.end_trial(self.lease))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Annotated, BinaryIO, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -67,6 +67,13 @@ class Found(Struct, kw_only=True):
     errors: list[BatchError] = []
 
 
+class Readable(Protocol):
+    """A file that is read in pieces."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes; none at the end of the file."""
+
+
 class Reader(Protocol):
     def __call__(self, text: Raw) -> tuple[Sampled, GenerateRequest]:
         """Raises ApiError."""
@@ -107,7 +114,7 @@ class InputCheck:
         """Adapter, how the prompt begins, number, offset and length."""
         self._errors: list[BatchError] = []
 
-    def run(self, file: BinaryIO) -> tuple[Found, bytes]:
+    def run(self, file: Readable) -> tuple[Found, bytes]:
         """What has been found, and the index; raises whatever the file does."""
         for number, (offset, length, line) in enumerate(split(file, self._asked.max_line_bytes), 1):
             if length and (line is None or line.strip()):
@@ -175,7 +182,7 @@ class InputCheck:
         return adapter or "", _beginning(request)
 
 
-def split(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, int, bytes | None]]:
+def split(file: Readable, max_bytes: int) -> Iterator[tuple[int, int, bytes | None]]:
     """Offset and length of each line, and the line, without its end; None: it is longer than `max_bytes`."""
     offset, length, kept = 0, 0, bytearray()
     first = True

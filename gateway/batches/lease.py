@@ -47,6 +47,8 @@ class Lease:
     """How often a lease of this task ran out without having been handed back."""
     marks: Mapping[int, int] = field(default_factory=dict, compare=False, repr=False)
     """Positions that were alone on trial when their process died, and how often (`gateway.batches.trial`)."""
+    task_marks: int = field(default=0, compare=False)
+    """How often this task was alone on trial and its process died, or it failed for a reason that should not exist."""
 
     @property
     def batch_id(self) -> str:

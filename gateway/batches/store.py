@@ -168,13 +168,20 @@ class BatchStore:
         """Hands a task back, for others after `retry_after` seconds; a shard whose positions are all done is over."""
         await self._of(lease, "release", ("batchwork", "batchholders", "batchbits"), [int(retry_after * 1000)])
 
-    async def begin_trial(self, lease: Lease, position: int) -> bool:
-        """Mark a line before it is run alone. False: the lease is lost, and nothing has happened."""
-        return await self._of(lease, "begin", ("batchholders",), [position, 1]) >= 0
+    async def begin_trial(self, lease: Lease, position: int | None = None) -> bool:
+        """Mark a line, or the lease's task itself, before it is run alone.
 
-    async def end_trial(self, lease: Lease, position: int) -> None:
-        """Take a mark back: this process outlived the line."""
-        await self._of(lease, "begin", ("batchholders",), [position, -1])
+        Args:
+            position: the line's place. None means the task itself.
+
+        Returns:
+            False if the lease is lost. Nothing has happened then.
+        """
+        return await self._of(lease, "begin", ("batchholders",), [_marked(lease, position), 1]) >= 0
+
+    async def end_trial(self, lease: Lease, position: int | None = None) -> None:
+        """Take a mark back: this process outlived the line, or the task itself where `position` is None."""
+        await self._of(lease, "begin", ("batchholders",), [_marked(lease, position), -1])
 
     async def validated(self, lease: Lease, total: int, model: str | None = None) -> bool:
         """`total` lines are ready to run. False: the lease is lost. A batch that is ending has no lines to run."""
@@ -182,7 +189,11 @@ class BatchStore:
         return bool(await self._of(lease, "validated", ("batchwork", "batchholders"), args))
 
     async def invalid(self, lease: Lease, errors: Sequence[BatchError]) -> bool:
-        """The batch has failed. False: the lease is lost."""
+        """End the batch as failed, for these reasons; as cancelled if it was cancelled and its lines are done with.
+
+        Returns:
+            False if the lease is lost. Nothing has happened then.
+        """
         return bool(await self._of(lease, "invalid", self._ending(lease), [msgspec.json.encode(errors)]))
 
     async def parts(self, lease: Lease) -> Sequence[str]:
@@ -284,6 +295,11 @@ def _batch(words: Sequence[bytes]) -> Batch:
     return read_fields(dict(zip(words[::2], words[1::2], strict=True)))
 
 
+def _marked(lease: Lease, position: int | None) -> Argument:
+    """Return what a mark is kept under."""
+    return lease.member if position is None else position
+
+
 def _lease(task: str, fence: bytes, microseconds_left: bytes, done: bytes, words: Sequence[bytes]) -> Lease:
     batch, left = _batch(words), int(microseconds_left) / 1e6
     trial = Trial.read(words, task)
@@ -292,4 +308,5 @@ def _lease(task: str, fence: bytes, microseconds_left: bytes, done: bytes, words
         last = min(batch.total, first + batch.shard_size)
         return Lease(batch, "shard", int(fence), left, int(task), first, last, done, trial.losses, trial.marks)
     last = batch.total if task == "finalize" else 0
-    return Lease(batch, cast(TaskKind, task), int(fence), left, last=last, done=done, losses=trial.losses)
+    kind = cast(TaskKind, task)
+    return Lease(batch, kind, int(fence), left, last=last, done=done, losses=trial.losses, task_marks=trial.task_marks)

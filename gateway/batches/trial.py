@@ -1,10 +1,13 @@
-"""Lines that may have taken a gateway process with them are run alone, and given up when they have done it twice.
+"""Work that may have taken a gateway process with it is run alone, and given up when it has done so twice.
 
 A process that dies takes up to a few hundred lines with it, and nothing says which of them it died of. The next process
 that claims one of their shards finds that its lease was never handed back: the shard is *suspect*. Its lines are run
 one after the other while no other line of a batch runs in the process, and each is marked in Redis before it is begun.
 A mark that is found later belongs to a line that was alone when its process died. Marked lines are run last, and one
 with `MOST_MARKS` marks is not run again: it fails as `process_lost`.
+
+The tasks of a batch that run no lines (`gateway.batches.errand`) follow the same rule as a whole: each has a mark of
+its own, and a task with `MOST_MARKS` marks is given up by name (`gateway.batches.given_up`).
 
 A gateway that lost a lease and lives takes its mark back; a clean stop leaves none.
 """
@@ -32,17 +35,20 @@ class Trial:
     """How often a lease of the task ran out without having been handed back."""
     marks: Mapping[int, int]
     """Marks of the batch's lines by position."""
+    task_marks: int = 0
+    """Marks of the task itself."""
 
     @classmethod
     def read(cls, words: Sequence[bytes], task: str) -> Trial:
         """Read the fields of a batch in Redis, each followed by its value."""
         pairs = dict(zip(words[::2], words[1::2], strict=True))
-        marks = {int(name[5:]): int(value) for name, value in pairs.items() if name.startswith(b"mark:")}
-        return cls(int(pairs.get(f"lost:{task}".encode(), 0)), marks)
+        marks = {name[5:]: int(value) for name, value in pairs.items() if name.startswith(b"mark:")}
+        lines = {int(name): count for name, count in marks.items() if name.isdigit()}
+        return cls(int(pairs.get(f"lost:{task}".encode(), 0)), lines, marks.get(task.encode(), 0))
 
 
 class Quarantine:
-    """Keeps lines of suspect shards apart from all others of this process."""
+    """Keeps suspect shards and tasks apart from all other work on batches in this process."""
 
     def __init__(self) -> None:
         self._together = 0
@@ -53,11 +59,21 @@ class Quarantine:
         self._turn = asyncio.Lock()
 
     async def until_free(self) -> None:
-        """Return when no suspect shard is being run, or waits for its turn."""
+        """Return when nothing suspect is being run, or waits for its turn."""
         await self._is_free.wait()
 
+    @asynccontextmanager
+    async def together(self) -> AsyncIterator[None]:
+        """Wait until nothing suspect wants to be alone, and count the block among what runs together."""
+        while not self.enter():
+            await self.until_free()
+        try:
+            yield
+        finally:
+            self.leave()
+
     def enter(self) -> bool:
-        """Count a line among those that run together. False means that a suspect shard wants to be alone."""
+        """Count a line or task among those that run together. False means that something suspect wants to be alone."""
         if not self._is_free.is_set():
             return False
         self._together += 1
@@ -65,14 +81,14 @@ class Quarantine:
         return True
 
     def leave(self) -> None:
-        """Count a line as ended."""
+        """Count a line or task as ended."""
         self._together -= 1
         if self._together == 0:
             self._is_empty.set()
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """Wait until no other line runs, and keep it so until the block ends."""
+        """Wait until no other line or task runs, and keep it so until the block ends."""
         async with self._turn:
             self._is_free.clear()
             try:

@@ -15,6 +15,7 @@ from gateway.batches.input import Asked, Found
 from gateway.batches.lease import Lease
 from gateway.batches.record import BatchError
 from gateway.batches.store import BatchStore
+from gateway.batches.validate import STORAGE_STATUS
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.core.routing import Catalog
 from gateway.files.record import FileRecord
@@ -29,6 +30,10 @@ SHOWN_BYTES = 2000
 log = structlog.get_logger("batches")
 
 
+class ValidationDied(Exception):
+    """The process that checked an input died, or failed for a reason that should not exist."""
+
+
 @dataclass(frozen=True, slots=True)
 class Validator:
     """Does tasks of the kind `validate`; cancelled, it ends its process and leaves the task to be done again."""
@@ -41,7 +46,11 @@ class Validator:
     max_line_bytes: int
 
     async def run(self, lease: Lease) -> None:
-        """Returns when the batch is validated, has failed, or has been handed back to be tried again."""
+        """Return when the batch is validated, has failed, or has been handed back to be tried again.
+
+        Raises:
+            ValidationDied: the task is not handed back, so that the attempt is counted against it.
+        """
         try:
             found, index = await self._found(lease)
             if found.errors and self._may_be_unheard(lease, found):
@@ -85,7 +94,12 @@ class Validator:
 
 
 async def examined(asked: Asked) -> tuple[Found, bytes]:
-    """What a process of its own has found, and the index. Raises ApiError: STORAGE_UNAVAILABLE, it has failed."""
+    """Check an input in a process of its own. Return what was found, and the index.
+
+    Raises:
+        ApiError: STORAGE_UNAVAILABLE.
+        ValidationDied: the process ended without an answer.
+    """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway.batches.validate"),
         stdin=asyncio.subprocess.PIPE,
@@ -101,7 +115,9 @@ async def examined(asked: Asked) -> tuple[Found, bytes]:
             await process.wait()
     if status:
         log.error("batch_validation_failed", status=status, error=complaint[-SHOWN_BYTES:].decode(errors="replace"))
-        raise unavailable(Fault.STORAGE_UNAVAILABLE, "the input could not be read")
+        if status == STORAGE_STATUS:
+            raise unavailable(Fault.STORAGE_UNAVAILABLE, "the input could not be read")
+        raise ValidationDied(f"the process that checked the input ended with status {status}")
     found, _, index = answer.partition(b"\n")
     return msgspec.json.decode(found, type=Found), index
 

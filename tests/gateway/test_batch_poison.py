@@ -82,6 +82,7 @@ async def test_a_clean_stop_leaves_no_mark_and_counts_for_nothing(tmp_path, valk
     town = Town(tmp_path, valkey, LEASE_SECONDS)
     batch = await town.submit([chat_line(f"{number}", f"{number}") for number in range(LINES)])
     stopped = await town.office("stopped", lane_capacity=8)
+    stopped.house.engine.pause = 0.2
     await stopped.dispatcher.__aenter__()
     await until(lambda: bool(stopped.house.engine.requests))
     await stopped.dispatcher.__aexit__(None, None, None)

@@ -1,0 +1,145 @@
+"""A task of a batch that takes its process down is given up by name; other batches are not held up for good."""
+
+import asyncio
+import sys
+from types import SimpleNamespace
+
+import pytest
+from batch_house import Town, chat_line, until
+from fakes import BASE
+
+from gateway.batches import dispatcher, validation
+from gateway.batches.trial import LOST_CODE, MOST_MARKS
+from gateway.batches.validation import Validator
+from gateway.core.routing import Catalog
+
+LEASE_SECONDS = 0.5
+LINES = 3
+
+
+class Deadly:
+    """Wraps a task's work: for one batch, the process dies of it before it says another word, or the work fails."""
+
+    def __init__(self, work, batch_of, dies):
+        self.work, self.batch_of, self.dies = work, batch_of, dies
+        self.victim = ""
+        self.attempts = 0
+        self.died = asyncio.Event()
+
+    async def __call__(self, *args):
+        if self.batch_of(*args).batch_id != self.victim:
+            await self.work(*args)
+            return
+        self.attempts += 1
+        if not self.dies:
+            raise LookupError("a bug that this batch brings out")
+        self.died.set()
+        await asyncio.Event().wait()
+
+
+def deadly(monkeypatch, town, kind, dies):
+    """Make tasks of a kind deadly for the batch that is named later."""
+    if kind == "validate":
+        found = Deadly(town.validate, lambda _, lease: lease, dies)
+        monkeypatch.setattr(town, "validate", found)
+    else:
+        found = Deadly(getattr(dispatcher, kind), lambda *args: args[-1], dies)
+        monkeypatch.setattr(dispatcher, kind, found)
+    return found
+
+
+async def kill(office):
+    """End a process: nothing that it would have said is heard."""
+
+    async def silent(*_):
+        raise AssertionError("a dead process says nothing")
+
+    for name in ("end_trial", "release"):
+        setattr(office.shop.store, name, silent)
+    await office.kill()
+
+
+async def work_until_swept(town, batches, died):
+    """Start gateways, one after the other as each dies, until all batches have ended. Returns them as they ended."""
+    ending = asyncio.gather(*(town.ended(batch) for batch in batches))
+    number = 0
+    while not ending.done():
+        office = await town.office(f"{number}")
+        number += 1
+        await office.dispatcher.__aenter__()
+        dying = asyncio.create_task(died.wait())
+        await asyncio.wait((ending, dying), return_when=asyncio.FIRST_COMPLETED)
+        if dying.done():
+            died.clear()
+            await kill(office)
+        else:
+            dying.cancel()
+            await office.dispatcher.__aexit__(None, None, None)
+    return await ending
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "fails"])
+@pytest.mark.parametrize(
+    ("kind", "status"), [("validate", "failed"), ("finalize", "failed"), ("sweep", "completed")], ids=lambda word: word
+)
+async def test_a_task_that_ends_its_process_is_given_up_by_name(tmp_path, valkey, monkeypatch, kind, status, dies):
+    town = Town(tmp_path, valkey, LEASE_SECONDS)
+    task = deadly(monkeypatch, town, kind, dies)
+    victim, neighbour = [await town.submit([chat_line(f"{n}") for n in range(LINES)]) for _ in range(2)]
+    task.victim = victim.id
+    lost, sound = await work_until_swept(town, (victim, neighbour), task.died)
+    assert (sound.status, sound.tally.completed) == ("completed", LINES)
+    assert (lost.status, task.attempts) == (status, 1 + MOST_MARKS)
+    assert [error.code for error in lost.errors] == ([LOST_CODE] if status == "failed" else [])
+    assert (await town.files.delete("acme", victim.input_file_id)) is None, "it is no longer pinned"
+
+
+async def test_a_cancelled_batch_that_cannot_be_finalized_ends_as_cancelled(tmp_path, valkey, monkeypatch):
+    town = Town(tmp_path, valkey, LEASE_SECONDS)
+    task = deadly(monkeypatch, town, "finalize", dies=False)
+    batch = await town.submit([chat_line("1")])
+    task.victim = batch.id
+    await town.store.cancel("acme", batch.id)
+    [lost] = await work_until_swept(town, (batch,), task.died)
+    assert (lost.status, [error.code for error in lost.errors]) == ("cancelled", [LOST_CODE])
+
+
+async def test_an_input_that_kills_the_process_that_checks_it_fails_its_batch_by_name(tmp_path, valkey, monkeypatch):
+    town = Town(tmp_path, valkey, LEASE_SECONDS)
+    deaths = tmp_path / "deaths"
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f"#!/bin/sh\necho died >> {deaths}\nkill -KILL $$\n")
+    stand_in.chmod(0o700)
+    monkeypatch.setattr(validation, "sys", SimpleNamespace(executable=str(stand_in)))
+    office = await town.office()
+    validator = Validator(office.shop.store, office.shop.files, lambda _: Catalog((BASE,), frozenset(), {}), 100, 2**20)
+    office.dispatcher._validate = validator.run
+    batch = await town.submit([chat_line("1")])
+    async with office.dispatcher:
+        lost = await town.ended(batch)
+    assert (lost.status, [error.code for error in lost.errors]) == ("failed", [LOST_CODE])
+    assert deaths.read_text().count("died") == 1 + MOST_MARKS
+
+
+async def test_a_storage_that_is_away_while_an_input_is_checked_counts_for_nothing(tmp_path, valkey, monkeypatch):
+    town = Town(tmp_path, valkey, LEASE_SECONDS)
+    monkeypatch.setattr(validation, "RETRY_SECONDS", 0.01)
+    office = await town.office()
+    validator = Validator(office.shop.store, office.shop.files, lambda _: Catalog((BASE,), frozenset(), {}), 100, 2**20)
+    office.dispatcher._validate = validator.run
+    batch = await town.submit([chat_line("1")])
+    record = await town.files.get("acme", batch.input_file_id)
+    url = town.files.url
+    away = iter([True] * (2 + MOST_MARKS))
+    asked = []
+
+    def location(found):
+        asked.append(found)
+        return url(found) + ("-away" if next(away, False) else "")
+
+    monkeypatch.setattr(office.shop.files, "url", location)
+    async with office.dispatcher:
+        ended = await town.ended(batch)
+    assert (ended.status, len(asked), record.id) == ("completed", 3 + MOST_MARKS, batch.input_file_id)
+    assert sys.executable == validation.sys.executable
+    await until(lambda: not office.dispatcher.leases)

@@ -73,7 +73,8 @@ class EngineConfig:
     seed: int = 0
     """Of dummy weights."""
     state_dir: str = ""
-    """Where the step-time model is kept, so that a restart is warm; empty: nowhere."""
+    """Folder for what outlives the process: the step-time model, so that a restart is warm, and loads of adapters that
+    never ended. Empty means that neither is kept."""
     interactive: LaneGoals = INTERACTIVE_GOALS
     batch: LaneGoals = BATCH_GOALS
     scheduling: Scheduling = field(default_factory=Scheduling)

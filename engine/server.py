@@ -25,6 +25,7 @@ from engine.core.state import EngineState
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import Executor
 from engine.executor.fake import FakeExecutor
+from engine.load_attempts import LoadAttempts
 from engine.lossy_log import lossy_loggers
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
@@ -105,7 +106,8 @@ def serve(config: EngineConfig, address: str, *, fake: bool, until_stdin_closes:
     store = _step_store(config, info)
     if store is not None and store.load(engine.state.ledger.model):
         log.info("step_time_known", steps=engine.state.ledger.model.num_steps)
-    service = EngineService(engine, info)
+    attempts = LoadAttempts(Path(config.state_dir) / "adapter_loads" if config.state_dir else None)
+    service = EngineService(engine, info, attempts)
     server = _listen(service, address)
     _stop_with_signals(engine)
     if until_stdin_closes:
@@ -118,6 +120,7 @@ def serve(config: EngineConfig, address: str, *, fake: bool, until_stdin_closes:
     finally:  # after a crash too: sessions still open would keep this process alive, and their requests waiting
         server.stop(grace=0.5).wait()
         executor.close()
+    attempts.forget()
     if store is not None:
         store.save(engine.state.ledger.model.to_json())
 

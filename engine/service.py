@@ -15,6 +15,7 @@ from engine.engine import Engine
 from engine.executor.base import HostAdapter
 from engine.holders import Holders
 from engine.live import live_requests
+from engine.load_attempts import LoadAttempts
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.session import GatewaySession
@@ -25,9 +26,11 @@ from engine.wire import GATEWAY, lane_mode_from_pb, request_from_pb
 class EngineService(pb_grpc.EngineServicer):
     """Thread-safe. `deliver` is called by the step loop, everything else by gRPC's threads."""
 
-    def __init__(self, engine: Engine, info: pb.EngineInfo) -> None:
+    def __init__(self, engine: Engine, info: pb.EngineInfo, attempts: LoadAttempts | None = None) -> None:
+        """`attempts` counts loads of adapters. None means that they are not counted."""
         self._engine = engine
         self._info = info
+        self._attempts = attempts or LoadAttempts(None)
         self._lock = threading.Lock()
         self._owner: dict[str, GatewaySession] = {}
         self._holders = Holders()
@@ -131,7 +134,8 @@ class EngineService(pb_grpc.EngineServicer):
         """Raises ValueError, OSError, TimeoutError."""
         while True:
             began = self._holders.now()
-            host = self._engine.load_adapter(path)
+            with self._attempts.counted(path):
+                host = self._engine.load_adapter(path)
             if self._holders.hold(host.id, gateway, began):
                 return host
 

@@ -14,6 +14,7 @@ from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
 from engine.wire import lane_mode_from_pb
 from gateway.core.lanes import lane_name
+from gateway.observe.adapter_metrics import adapter_gauges
 from gateway.observe.vllm_requests import ENGINE, LABELS
 
 MAX_TENANTS = 20
@@ -108,6 +109,7 @@ class EngineMetrics(Collector):
             yield from _plain_metrics(self._stats)
             yield _preemptions(self._stats)
             yield from _adapter_metrics(self._stats)
+            yield from adapter_gauges(self._stats, self._names)
             yield from _vllm_metrics(self._stats, self._model)
             yield _lora_info(self._stats, self._names)
 

@@ -19,6 +19,7 @@ from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals
 from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
 from gateway.core.lanes import lane_name
+from gateway.observe.adapter_metrics import AdapterTraffic
 from gateway.observe.engine_metrics import GOAL, EngineMetrics
 from gateway.observe.tenantless import without_tenants
 from gateway.observe.vllm_requests import VllmRequests
@@ -80,7 +81,8 @@ class Metrics:
         self._count_limits()
         self._model = model
         self._vllm = VllmRequests(model, self._registry)
-        self.promises = Promises(goals)
+        self._adapters = AdapterTraffic(self._registry)
+        self.promises = Promises(goals, model)
 
     def collect(self) -> Iterable[Metric]:
         """What requests lived through, without the engine's state."""
@@ -104,6 +106,7 @@ class Metrics:
         self._count_tokens(record, lane)
         self._count_decision(record)
         self._vllm.finished(record)
+        self._adapters.finished(record)
 
     def batch_line(self, outcome: str) -> None:
         """A line of a batch was answered. `outcome`: one of BATCH_OUTCOMES."""
@@ -208,15 +211,17 @@ class Told(Collector):
 
 
 class Promises(Collector):
-    """What no request changes: the version, and what the lanes promise."""
+    """What no request changes: the version, the base model, and what the lanes promise."""
 
-    def __init__(self, goals: Mapping[Lane, LaneGoals]) -> None:
-        self._version = version("loralane")
+    def __init__(self, goals: Mapping[Lane, LaneGoals], model: str) -> None:
+        self._labels = (version("loralane"), model)
         self.goals = goals
 
     def collect(self) -> Iterator[Metric]:
-        build = GaugeMetricFamily("loralane_build_info", "1; the version is in the label.", labels=["version"])
-        build.add_metric([self._version], 1)
+        build = GaugeMetricFamily(
+            "loralane_build_info", "1; the version and the base model are labels.", labels=["version", "model_name"]
+        )
+        build.add_metric(self._labels, 1)
         share = GaugeMetricFamily("loralane_slo_target", "Share of tokens to be in time, as promised.", labels=["lane"])
         seconds = GaugeMetricFamily("loralane_slo_goal_seconds", "The time that a lane promises.", labels=GOAL)
         for lane, promised in self.goals.items():

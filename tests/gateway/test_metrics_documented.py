@@ -55,6 +55,9 @@ async def house(tmp_path) -> House:
         lanes=[pb.LaneStats(lane=pb.LANE_INTERACTIVE), pb.LaneStats(lane=pb.LANE_BATCH)],
         tenants=[pb.TenantStats(tenant="acme", device_seconds=1.0)],
         preemptions_by_cause={"pages": 3},
+        adapters=[
+            pb.AdapterStats(adapter=version, state="resident", loads=2, fetches=1) for version in house.engine.paths
+        ],
     )
     await house.limiter.set_limits(Scope("acme"), {"tokens_per_day": 1, "shadow": ["tokens_per_day"]})
     async with house.client() as client:
@@ -160,7 +163,10 @@ def panels():
 
 def expressions():
     alerts = {rule["alert"]: [rule["expr"]] for rule in rules()}
-    drawn = {panel["title"]: [target["expr"] for target in panel.get("targets", ())] for panel in panels()[1]}
+    drawn = {
+        f"{panel['id']} {panel['title']}": [target["expr"] for target in panel.get("targets", ())]
+        for panel in panels()[1]
+    }
     return [(name, expr) for name, exprs in [*alerts.items(), *drawn.items()] for expr in exprs]
 
 
@@ -175,6 +181,48 @@ async def test_dashboards_and_alerts_name_only_metrics_and_labels_that_exist(hou
         assert named, where
         assert named - labels.keys() == set(), where
         assert labels_of(expr) - {""} - set().union(*(labels[name] for name in named)) == set(), where
+
+
+SELECTORS = {"instance": "instance", "tenant": "tenant", "adapter": "adapter", "model": "model_name"}
+"""Variable of the dashboard -> label that it selects by."""
+SERIES = re.compile(r"([A-Za-z_][\w:]*)\{([^}]*)\}")
+
+
+async def test_every_panel_obeys_the_selectors_whose_labels_its_series_have(house):
+    labels = {}
+    for family in await families(house):
+        for sample in family.samples:
+            labels.setdefault(sample.name, {"instance"}).update(sample.labels)
+    used = set()
+    for panel in panels()[1]:
+        for target in panel.get("targets", ()):
+            series = SERIES.findall(target["expr"])
+            assert {name for name, _ in series} == metrics_of(target["expr"]), panel["title"]
+            for name, matchers in series:
+                wanted = {variable for variable, label in SELECTORS.items() if label in labels[name]}
+                missed = {one for one in wanted if f'{SELECTORS[one]}=~"${one}"' not in matchers}
+                assert not missed, (panel["title"], name)
+                used |= wanted
+    assert used == SELECTORS.keys()
+
+
+async def test_the_values_of_every_selector_are_labels_of_a_series_that_exists(house):
+    told = {sample.name: sample.labels for family in await families(house) for sample in family.samples}
+    dashboard, _ = panels()
+    chosen = {item["name"]: item["query"]["query"] for item in dashboard["templating"]["list"][1:]}
+    assert chosen.keys() == SELECTORS.keys()
+    for variable, query in chosen.items():
+        name, label = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", query).groups()
+        assert label == SELECTORS[variable] and label in told[name].keys() | {"instance"}
+
+
+async def test_panels_of_adapters_draw_no_more_than_the_busiest():
+    _, drawn = panels()
+    rows = [index for index, panel in enumerate(drawn) if panel["type"] == "row"]
+    first = next(index for index in rows if drawn[index]["title"] == "Adapters' traffic")
+    traffic = drawn[first + 1 : min(index for index in rows if index > first)]
+    exprs = [target["expr"] for panel in traffic for target in panel["targets"]]
+    assert len(exprs) >= 4 and all("topk(10, " in expr for expr in exprs)
 
 
 def test_the_reader_of_promql_sees_what_is_there():
@@ -197,7 +245,7 @@ def test_every_alert_is_explained_and_no_other():
 def test_the_dashboard_fits_together():
     dashboard, drawn = panels()
     assert len({panel["id"] for panel in drawn}) == len(drawn)
-    assert {item["name"] for item in dashboard["templating"]["list"]} == {"datasource", "instance"}
+    assert {item["name"] for item in dashboard["templating"]["list"]} == {"datasource", *SELECTORS}
     for panel in drawn:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24

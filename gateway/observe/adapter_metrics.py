@@ -1,0 +1,70 @@
+"""Adapters by name: the traffic that a gateway counts, and where its engine has them at the moment of a scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from engine.pb import engine_pb2 as pb
+from gateway.request_record import RequestRecord
+
+MAX_ADAPTERS = 100
+"""Adapters with a label of their own. Of a gateway's counts, those it sees first; later ones share `other`. Of an
+engine's gauges, those that most requests have used; the others are left out."""
+OTHER = "other"
+
+
+class AdapterTraffic:
+    """Counts requests of adapters, and their tokens. Requests of the base model are not counted here."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seen: set[str] = set()
+        self._requests = Counter(
+            "loralane_adapter_requests",
+            "Requests of an adapter by how they ended.",
+            ["adapter", "finish"],
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "loralane_adapter_tokens",
+            "Tokens of an adapter that were charged.",
+            ["adapter", "direction"],
+            registry=registry,
+        )
+
+    def finished(self, record: RequestRecord) -> None:
+        """Count a request that has ended, if it was of an adapter."""
+        if not record.adapter:
+            return
+        name = self._label(record.adapter)
+        self._requests.labels(name, record.finish).inc()
+        if record.submitted is not None and not record.refund:
+            self._tokens.labels(name, "prompt").inc(record.prompt_tokens)
+            self._tokens.labels(name, "completion").inc(record.completion_tokens)
+
+    def _label(self, name: str) -> str:
+        if len(self._seen) < MAX_ADAPTERS:
+            self._seen.add(name)
+        return name if name in self._seen else OTHER
+
+
+def adapter_gauges(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Iterator[Metric]:
+    """Yield where adapters are and how often they were moved there.
+
+    They are gauges, because the adapters with a label of their own may change.
+
+    Args:
+        names: adapter version -> every name it goes by; a version is told under each of them.
+    """
+    tier = GaugeMetricFamily("loralane_adapter_tier", "1 for the tier an adapter is in.", labels=["adapter", "tier"])
+    copies = GaugeMetricFamily("loralane_adapter_device_copies", "Copies to the device so far.", labels=["adapter"])
+    reads = GaugeMetricFamily("loralane_adapter_disk_reads", "Reads from disk so far.", labels=["adapter"])
+    used = sorted(stats.adapters, key=lambda one: (-one.hits - one.loads, one.adapter))
+    for one in used[:MAX_ADAPTERS]:
+        for name in names.get(one.adapter, ()):
+            tier.add_metric([name, one.state], 1)
+            copies.add_metric([name], one.loads)
+            reads.add_metric([name], one.fetches)
+    yield from (tier, copies, reads)

@@ -1,0 +1,47 @@
+"""Series by adapter have a bounded number of labels, whatever the number of adapters."""
+
+from types import SimpleNamespace
+
+from prometheus_client import CollectorRegistry
+
+from engine.pb import engine_pb2 as pb
+from gateway.observe.adapter_metrics import MAX_ADAPTERS, OTHER, AdapterTraffic, adapter_gauges
+
+
+def record(adapter, **fields):
+    known = {"finish": "stop", "submitted": 1.0, "refund": False, "prompt_tokens": 3, "completion_tokens": 5}
+    return SimpleNamespace(adapter=adapter, **known | fields)
+
+
+def test_traffic_is_counted_by_adapter_and_what_is_late_shares_a_label():
+    registry = CollectorRegistry()
+    traffic = AdapterTraffic(registry)
+    for number in range(MAX_ADAPTERS + 2):
+        traffic.finished(record(f"a{number}"))
+    traffic.finished(record("a0", finish="error", refund=True))
+    traffic.finished(record(None))
+
+    def value(name, **labels):
+        return registry.get_sample_value(f"loralane_adapter_{name}_total", labels)
+
+    assert (value("requests", adapter="a0", finish="stop"), value("requests", adapter="a0", finish="error")) == (1, 1)
+    assert value("tokens", adapter="a0", direction="completion") == 5, "what was given back was not charged"
+    assert value("requests", adapter=OTHER, finish="stop") == 2
+    assert value("tokens", adapter=OTHER, direction="prompt") == 6
+    labels = {sample.labels["adapter"] for family in registry.collect() for sample in family.samples}
+    assert len(labels) == MAX_ADAPTERS + 1
+
+
+def test_the_engine_tells_of_the_adapters_that_were_used_most():
+    adapters = [
+        pb.AdapterStats(adapter=f"v{number}", state="host", hits=number, loads=number, fetches=1)
+        for number in range(MAX_ADAPTERS + 50)
+    ]
+    names = {f"v{number}": [f"a{number}"] for number in range(MAX_ADAPTERS + 50)}
+    names[f"v{MAX_ADAPTERS}"] = ["one", "two"]
+    tier, copies, reads = adapter_gauges(pb.EngineStats(adapters=adapters), names)
+    told = {sample.labels["adapter"]: sample.value for sample in copies.samples}
+    assert len(told) == MAX_ADAPTERS + 1 and "a0" not in told and told["a149"] == 149
+    assert told["one"] == told["two"] == MAX_ADAPTERS
+    assert {sample.labels["tier"] for sample in tier.samples} == {"host"}
+    assert {sample.value for sample in reads.samples} == {1}

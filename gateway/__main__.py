@@ -1,5 +1,24 @@
-"""`python -m gateway` is `loralane`."""
+"""The command `loralane`, also as `python -m gateway`."""
 
-from gateway.cli.main import main
+from __future__ import annotations
 
-main()
+import signal
+
+
+def main() -> None:
+    """Run the command.
+
+    Ctrl-C ends the process without a word while its modules are imported, which takes a second, and while Python exits.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from gateway.cli.main import main as command
+
+    signal.signal(signal.SIGINT, before)
+    try:
+        command()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    main()

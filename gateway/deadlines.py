@@ -6,61 +6,106 @@ import asyncio
 from types import TracebackType
 
 from engine.core.types import Lane
-from gateway.core.errors import ApiError, Fault
+from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.settings import ServiceSettings
 
 
 class Timer:
     """Cancels the task that entered it: at first for want of a token, then for want of the whole answer.
 
-    Left, it raises ApiError: DEADLINE_EXCEEDED, if it was what cancelled.
+    Left, it raises ApiError if it was what cancelled: DEADLINE_EXCEEDED, or what `stop` was given.
     """
 
-    def __init__(self, whole: float | None, first_token: float | None) -> None:
-        """Both in seconds from now; None: never."""
+    def __init__(self, whole: float | None, first_token: float | None, running: set[Timer]) -> None:
+        """
+        Args:
+            whole, first_token: in seconds from now. None means never.
+            running: has the timer in it while it is entered.
+        """
         now = asyncio.get_running_loop().time()
         self._whole = None if whole is None else now + whole
         self._waiting = True
+        self._running = running
+        self._stopped: ApiError | None = None
         self._timeout = asyncio.timeout_at(None if first_token is None else now + first_token)
 
     async def __aenter__(self) -> Timer:
         await self._timeout.__aenter__()
+        self._running.add(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._running.discard(self)
         try:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError as late:
             raise self._verdict() from late
 
     def first_token_came(self) -> None:
-        if self._waiting and not self._timeout.expired():
+        if self._waiting and not self._is_over:
             self._waiting = False
             self._timeout.reschedule(self._whole)
 
     def answered(self) -> None:
         """What follows has all the time it needs."""
-        if not self._timeout.expired():
+        if not self._is_over:
             self._timeout.reschedule(None)
 
+    def stop(self, error: ApiError) -> None:
+        """Cancel the task now; the timer then raises `error`."""
+        if not self._is_over:
+            self._stopped = error
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    @property
+    def _is_over(self) -> bool:
+        """Tells whether the task has been cancelled, or is about to be."""
+        return self._stopped is not None or self._timeout.expired()
+
     def _verdict(self) -> ApiError:
+        if self._stopped is not None:
+            return self._stopped
         what = "no token" if self._waiting else "no complete answer"
         return ApiError(Fault.DEADLINE_EXCEEDED, f"there was {what} before the deadline")
 
 
-def deadline(settings: ServiceSettings, lane: Lane, asked: float | None, *, patient: bool = False) -> Timer:
-    """Bounds what is done inside. `asked`: seconds the caller will wait, if it says so; `patient`: nothing else counts.
+class Deadlines:
+    """The timers of all requests that run, so that a process that stops can end them."""
 
-    Raises:
-        ApiError: DEADLINE_EXCEEDED, at once where the caller's time is over already.
-    """
-    whole = asked if patient else _earliest(asked, settings.request_timeout)
-    first_token = settings.first_token_timeout if lane is Lane.INTERACTIVE else None
-    if whole is not None and whole <= 0:
-        raise ApiError(Fault.DEADLINE_EXCEEDED, "the deadline had passed before the request began")
-    return Timer(whole, _earliest(whole, first_token))
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._settings = settings
+        self._running: set[Timer] = set()
+        self._is_stopping = False
+
+    def start(self, lane: Lane, asked: float | None, *, patient: bool = False) -> Timer:
+        """Returns the timer of a request.
+
+        Args:
+            asked: seconds that the caller will wait. None means that the caller does not say.
+            patient: the gateway's own time limits do not apply.
+
+        Raises:
+            ApiError: DEADLINE_EXCEEDED, where the caller's time is over already; ENGINE_UNAVAILABLE after `stop_all`.
+        """
+        if self._is_stopping:
+            raise _stopping()
+        whole = asked if patient else _earliest(asked, self._settings.request_timeout)
+        first_token = self._settings.first_token_timeout if lane is Lane.INTERACTIVE else None
+        if whole is not None and whole <= 0:
+            raise ApiError(Fault.DEADLINE_EXCEEDED, "the deadline had passed before the request began")
+        return Timer(whole, _earliest(whole, first_token), self._running)
+
+    def stop_all(self) -> None:
+        """End every request that runs, and those that come from now on, with ENGINE_UNAVAILABLE."""
+        self._is_stopping = True
+        for timer in self._running:
+            timer.stop(_stopping())
+
+
+def _stopping() -> ApiError:
+    return unavailable(Fault.ENGINE_UNAVAILABLE, "the gateway is stopping; try again")
 
 
 def _earliest(*times: float | None) -> float | None:

@@ -23,7 +23,7 @@ from gateway.core.lanes import lane_name
 from gateway.core.request_id import new_id
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import Ingress
-from gateway.deadlines import Timer, deadline
+from gateway.deadlines import Deadlines, Timer
 from gateway.failures import engine_failures, note, refuse_failed
 from gateway.generation import Admitted, Answer, GenerateRequest, Generation, GenerationChunk
 from gateway.heartbeat import Heartbeat
@@ -76,6 +76,7 @@ class Gateway:
         self._clock = clock
         self._live: dict[str, RequestRecord] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self._deadlines = Deadlines(self._settings)
 
     @property
     def live(self) -> Mapping[str, RequestRecord]:
@@ -104,7 +105,7 @@ class Gateway:
         """
         lane = principal.tenant.effective_lane(request.lane)
         with self._tracked(principal, request, lane) as record:
-            async with deadline(self._settings, lane, request.deadline, patient=request.patient) as timer:
+            async with self._deadlines.start(lane, request.deadline, patient=request.patient) as timer:
                 job = await self._understand(principal, request, lane, record)
                 wanted = self._wanted(job, record)
                 with self.adapters.using(job.version):
@@ -114,6 +115,10 @@ class Gateway:
                         aclosing(self._run(job, record, submission, timer)) as chunks,
                     ):
                         yield Generation(self._admitted(job, grant, record), await anext(chunks), chunks)
+
+    def end_requests(self) -> None:
+        """End all requests with an error: this process stops. Callers pay for what was generated until then."""
+        self._deadlines.stop_all()
 
     async def close(self) -> None:
         """Waits for settlements under way."""

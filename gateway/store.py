@@ -145,14 +145,18 @@ async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
             appendfsync="everysec",
         )
         guard = Guard(socket_path)
-        await asyncio.to_thread(start, server, guard)
-        watch = asyncio.create_task(keep_running(server, guard))
+        starting = asyncio.create_task(asyncio.to_thread(start, server, guard))
+        watch: asyncio.Task[None] | None = None
         try:
+            await asyncio.shield(starting)
+            watch = asyncio.create_task(keep_running(server, guard))
             yield socket_path
         finally:
-            watch.cancel()
-            await asyncio.wait([watch])
-            await asyncio.to_thread(server.stop, STOP_SECONDS)
+            if watch is not None:
+                watch.cancel()
+            await asyncio.wait([task for task in (starting, watch) if task is not None])  # a thread cannot be cancelled
+            if starting.exception() is None:
+                await asyncio.to_thread(server.stop, STOP_SECONDS)
             guard.release()
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+from engine.paths import partial_prefix
+
 
 def convert_gguf(gguf: Path, out: Path, on_progress: Callable[[str], None]) -> None:
     """Writes `out`: weights as bf16 safetensors, config.json, tokenizer and chat template.
@@ -28,7 +30,7 @@ def convert_gguf(gguf: Path, out: Path, on_progress: Callable[[str], None]) -> N
         ValueError: the file is damaged, or of an architecture transformers cannot read.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    partial = Path(tempfile.mkdtemp(prefix=partial_prefix(out.name, os.getpid()), dir=out.parent))
     try:
         _convert(gguf, partial, on_progress)
         _publish(partial, out)

@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import importlib.util
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -23,6 +24,14 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 CONVERSION = "1"
 """Changes when converting the same file gives something else, so that folders of older versions are left alone."""
 HASHED_BYTES = 1 << 22
+
+
+GROWTH = 4
+"""Size of bf16 weights over that of a GGUF file of 4 bits a weight, scales included."""
+
+
+class NoSpace(ValueError):
+    """The disk has no room for the converted model."""
 
 
 class ModelNotFound(ValueError):
@@ -40,6 +49,7 @@ def prepare_model(model: str, data_dir: Path, console: Console) -> Path:
 
     Raises:
         ModelNotFound: it is none of these.
+        NoSpace: it has to be converted, and the disk has no room for the result.
     """
     if model == EMBEDDED:
         return _convert(_embedded_gguf(), data_dir, console)
@@ -73,6 +83,7 @@ def _convert(gguf: Path, data_dir: Path, console: Console) -> Path:
         raise ModelNotFound(f"{gguf} is a file, but not a GGUF one")
     out = data_dir / "models" / f"{gguf.stem}-{_fingerprint(gguf)}"
     if not (out / "config.json").is_file():
+        _check_space(gguf, data_dir)
         console.print(f"converting {gguf.name} to bf16 safetensors, once")
         # Imported here because it takes seconds, and a model that is ready needs none of it.
         from engine.model.gguf import convert_gguf
@@ -80,6 +91,17 @@ def _convert(gguf: Path, data_dir: Path, console: Console) -> Path:
         convert_gguf(gguf, out, on_progress=lambda text: console.print(f"  {text}", style="dim", markup=False))
         console.print(f"converted {gguf.name} to {out}", soft_wrap=True)
     return out
+
+
+def _check_space(gguf: Path, data_dir: Path) -> None:
+    """Raises NoSpace before minutes are spent on a conversion that cannot be written."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    needed, free = GROWTH * gguf.stat().st_size, shutil.disk_usage(data_dir).free
+    if free < needed:
+        raise NoSpace(
+            f"converting {gguf.name} takes up to {needed / 2**30:.1f} GiB and {data_dir} has {free / 2**30:.1f} GiB "
+            "free; free some, or name another folder with --data-dir"
+        )
 
 
 def _fingerprint(gguf: Path) -> str:
@@ -115,7 +137,7 @@ def main() -> int:
     console = Console(stderr=True)
     try:
         folder = prepare_model(arguments.model, arguments.data_dir, console)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         return 1
     print(folder.resolve())

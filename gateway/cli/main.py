@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -121,37 +120,31 @@ def chat(
 
 def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> None:
     """`read`: the same configuration anew, where a file says what it is."""
-    # Imported here: `--help` and `check` should not wait for a tokenizer library.
-    from gateway.serve.addresses import check_certificates
-    from gateway.serve.launch import Launch, StartError
-    from gateway.serve.process import configure_logging, leave_torch_out, run_loop
-    from gateway.store import StoreStartError
+    from gateway.serve.stopping import INTERRUPTED, StoppedEarly, dying_at_once
 
-    leave_torch_out()
+    with dying_at_once():
+        # Imported here: `--help` and `check` should not wait for a tokenizer library.
+        from gateway.serve.checks import check_start
+        from gateway.serve.launch import Launch, StartError
+        from gateway.serve.prepare import prepare
+        from gateway.serve.process import configure_logging, leave_torch_out, run_loop
+        from gateway.store import StoreStartError
+
+        leave_torch_out()
+        if config.gateways == 1:
+            from gateway.serve.app import serve as serve_gateways
+        else:
+            from gateway.serve.fleet import serve as serve_gateways
+        configure_logging()
     try:
-        check_certificates(config)
-    except ConfigError as error:
-        fail(str(error))
-    if config.gateways == 1:
-        from gateway.serve.app import serve as serve_gateways
-    else:
-        from gateway.serve.fleet import serve as serve_gateways
-    configure_logging()
-    (data_dir / "adapters").mkdir(parents=True, exist_ok=True)
-    folder = _prepare(config.model.source, data_dir)
-    try:
+        check_start(config, data_dir)
+        folder = prepare(config.model.source, data_dir)
         run_loop(serve_gateways(Launch(config, folder, data_dir), console, read))
     except (ConfigError, StartError, StoreStartError) as error:
         fail(str(error))
-
-
-def _prepare(model: str, data_dir: Path) -> Path:
-    """In a process of its own, so that the gateway never carries torch."""
-    command = [sys.executable, "-m", "engine.model.prepare", model, "--data-dir", str(data_dir)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise typer.Exit(done.returncode)
-    return Path(done.stdout.strip().splitlines()[-1])
+    except (StoppedEarly, KeyboardInterrupt):
+        console.print("stopped before it was ready")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _with_model(config: Config, model: str | None, *, demo: bool) -> Config:

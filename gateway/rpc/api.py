@@ -162,14 +162,14 @@ class GrpcServer:
             return self._server.add_insecure_port(self._address)
         return self._server.add_secure_port(self._address, self._certificate.for_grpc())
 
-    async def stop(self) -> None:
-        """Takes no more calls, lets running ones end for a while, then cancels them."""
+    async def stop(self, seconds: float | None = None) -> None:
+        """Take no more calls, let running ones end for `seconds`, then cancel them. None means `grace_seconds`."""
         self._health.stop_serving()
         self._admin.stop_watching()
         self._limits.stop_watching()
         if self._batches is not None:
             self._batches.stop_watching()
-        await self._server.stop(self._grace_seconds)
+        await self._server.stop(self._grace_seconds if seconds is None else seconds)
         await self._admin.close()
 
     async def __aenter__(self) -> int:

@@ -85,10 +85,3 @@ def with_ports(config: Config, ports: Sequence[Ports]) -> Config:
     http, grpc = replace(config.http, port=public.http), replace(config.grpc, port=public.grpc)
     admin = replace(config.admin, port=rest[0].http, grpc_port=rest[0].grpc) if rest else config.admin
     return replace(config, http=http, grpc=grpc, admin=admin)
-
-
-def check_certificates(config: Config) -> None:
-    """Before minutes are spent on loading a model. Raises ConfigError."""
-    for front in fronts(config):
-        front.http.certificate()
-        front.grpc.certificate()

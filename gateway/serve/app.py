@@ -36,9 +36,10 @@ from gateway.serve.banner import Banner
 from gateway.serve.doors import Door, Offer, doors, opened
 from gateway.serve.launch import Ground, Launch, StartError, grounded, model_name
 from gateway.serve.live import Live, cache_of, seeded
-from gateway.serve.process import settle_memory, told_to_reload, told_to_stop
+from gateway.serve.process import settle_memory, told_to_reload
 from gateway.serve.reload import Read, reloading
 from gateway.serve.sampling import sampled
+from gateway.serve.stopping import Stop, tell_stopping
 from gateway.serve.supervisor import EngineSupervisor
 from gateway.service import Gateway
 from gateway.settings import ServiceSettings
@@ -86,28 +87,44 @@ class Running(Listening):
 
 
 async def serve(launch: Launch, console: Console, read: Read | None = None) -> None:
-    """Runs until SIGINT or SIGTERM, then lets running requests end. `read`: the configuration anew, for SIGHUP."""
-    stopping, asked = told_to_stop(hangup=read is None), told_to_reload() if read else asyncio.Event()
-    async with running(launch, console) as app:
-        settle_memory()
-        app.banner.print(console)
-        async with reloading(asked, read, launch.config, app.take_up, console):
-            await stopping.wait()
-        console.print("stopping ...")
+    """Serve until a signal says to stop (see `stopping`).
+
+    Args:
+        read: reads the configuration again, for SIGHUP. None means that there is no file: SIGHUP stops the gateway.
+
+    Raises:
+        StoppedEarly: the signal came before the gateway was ready.
+        StartError, ConfigError: as `running`.
+    """
+    stop, asked = Stop(), told_to_reload() if read else asyncio.Event()
+    stop.listen(hangup=read is None)
+    stop.at_last(lambda: console.show_cursor(True))
+    with stop.starting():
+        async with running(launch, console, stop) as app:
+            stop.started()
+            settle_memory()
+            app.banner.print(console)
+            async with reloading(asked, read, launch.config, app.take_up, console):
+                await stop.asked.wait()
+            tell_stopping(stop, console)
 
 
 @asynccontextmanager
-async def running(launch: Launch, console: Console) -> AsyncIterator[Running]:
-    """A gateway with its store and engine, taken down in the opposite order of how it is built up.
+async def running(launch: Launch, console: Console, stop: Stop | None = None) -> AsyncIterator[Running]:
+    """Run a gateway with its store and engine; they are taken down in the opposite order of how they are built up.
+
+    Args:
+        stop: says how soon they are to end; None means that they have all the time they need.
 
     Raises:
         StartError: something that the configuration names is not there or not usable.
         ConfigError: it asks for what is not installed, or for certificates that cannot be used.
     """
+    stop = stop or Stop()
     async with (
-        grounded(launch) as (ground, supervisor),
+        grounded(launch, stop) as (ground, supervisor),
         built(launch, ground, console, supervisor) as app,
-        opened(app.doors, shared=False) as ports,
+        opened(app.doors, stop, shared=False) as ports,
     ):
         yield Running(app.gateway, app.engine, supervisor, app.limiter, app.banner(ports), app.live, ports=ports)
 

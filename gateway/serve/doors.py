@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp
@@ -17,9 +18,13 @@ from gateway.observe.metrics import Metrics
 from gateway.operations import Operations
 from gateway.rpc.api import GrpcServer
 from gateway.serve.addresses import Front, Ports, fronts
-from gateway.serve.listeners import grpc_port, http_port
+from gateway.serve.listeners import HttpServer, grpc_port
+from gateway.serve.stopping import Stop
 from gateway.service import Gateway
 from gateway.usage.admin import UsageAdmin
+
+LATE_SECONDS = 0.3
+"""After the end of its time a request is ended with an error; that is how long the error may take to be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class Door:
     front: Front
     app: ASGIApp
     grpc: GrpcServer
+    gateway: Gateway
 
 
 def doors(offer: Offer, config: Config, *, shared: bool) -> tuple[Door, ...]:
@@ -79,24 +85,46 @@ def _door(front: Front, offer: Offer, config: Config, shared: bool) -> Door:
         batches=offer.batches,
         part=front.part,
     )
-    return Door(front, app, grpc)
+    return Door(front, app, grpc, offer.gateway)
 
 
 @asynccontextmanager
-async def opened(doors: Sequence[Door], *, shared: bool) -> AsyncIterator[tuple[Ports, ...]]:
-    """Yields their ports. The first is the first to close: administrators may watch until the end.
+async def opened(doors: Sequence[Door], stop: Stop, *, shared: bool) -> AsyncIterator[tuple[Ports, ...]]:
+    """Listen while inside; yields the ports. Administrators' ports close last, so that they may watch until the end.
+
+    On the way out no new connections are taken, requests have the time that `stop` gives them, and what runs then is
+    ended with an error that says so.
 
     Raises:
         StartError: a port cannot be had.
         ConfigError: a certificate cannot be used.
     """
     async with AsyncExitStack() as stack:
-        found = [await _enter(stack, door, shared) for door in reversed(doors)]
+        found = [await stack.enter_async_context(_open(door, stop, shared)) for door in reversed(doors)]
+        stack.enter_context(_ending_requests(doors[0].gateway, stop))
         yield tuple(reversed(found))
 
 
-async def _enter(stack: AsyncExitStack, door: Door, shared: bool) -> Ports:
+@asynccontextmanager
+async def _open(door: Door, stop: Stop, shared: bool) -> AsyncIterator[Ports]:
+    """Open both ports of a front, and close them at the same time."""
     http = door.front.http
-    listening = http_port(door.app, http.host, http.port, certificate=http.certificate(), shared=shared)
-    number = await stack.enter_async_context(listening)
-    return Ports(number, await stack.enter_async_context(grpc_port(door.grpc)))
+    server = HttpServer(door.app, http.host, http.port, certificate=http.certificate(), shared=shared)
+    async with AsyncExitStack() as stack:
+        port = await server.start()
+        stack.push_async_callback(_stop_both, server, door.grpc, stop)
+        yield Ports(port, await grpc_port(door.grpc))
+
+
+async def _stop_both(http: HttpServer, grpc: GrpcServer, stop: Stop) -> None:
+    seconds = stop.grace + LATE_SECONDS
+    await asyncio.gather(http.stop(seconds), grpc.stop(seconds))
+
+
+@contextmanager
+def _ending_requests(gateway: Gateway, stop: Stop) -> Iterator[None]:
+    """Begin, on the way out, to count the time after which running requests are ended."""
+    try:
+        yield
+    finally:
+        asyncio.get_running_loop().call_later(stop.grace, gateway.end_requests)

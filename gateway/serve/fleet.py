@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -27,8 +28,9 @@ from gateway.serve.addresses import Front, Listening, Ports, fronts, with_ports
 from gateway.serve.launch import Launch, StartError, grounded, share_of
 from gateway.serve.listeners import reserved
 from gateway.serve.orders import ANNOUNCE, FOLLOW, LISTEN, LISTENING, READY, SEED, Orders
-from gateway.serve.process import told_to_reload, told_to_stop
+from gateway.serve.process import told_to_reload
 from gateway.serve.reload import Read, reloading
+from gateway.serve.stopping import Stop, tell_stopping
 from gateway.serve.supervisor import Backoff, EngineSupervisor
 
 log = structlog.get_logger("fleet")
@@ -40,7 +42,7 @@ STOP_SECONDS = 40.0
 class Member:
     """One gateway process, and those that come after it."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: Orders, stop: Stop) -> None:
         self.ready = asyncio.Event()
         """The first had everything but the ports."""
         self.serving = asyncio.Event()
@@ -49,6 +51,8 @@ class Member:
         self.may_listen = asyncio.Event()
         self.restarts = 0
         self._orders = orders
+        self._stopping = stop
+        stop.at_last(self._end_early)
         self._has_served = False
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -117,9 +121,10 @@ class Member:
         return b""
 
     def _end_early(self) -> None:
-        """One that is starting was told otherwise; the next is not."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        """Kill the process, if there is one."""
+        if (pid := self.pid) is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
     async def _live(self) -> int:
         """One life; returns its exit code."""
@@ -161,7 +166,7 @@ class Member:
     async def _stop(self) -> None:
         process = self._process
         if process is not None and process.returncode is None:
-            process.terminate()
+            process.send_signal(signal.SIGINT if self._stopping.in_hurry else signal.SIGTERM)
             try:
                 await asyncio.wait_for(process.wait(), STOP_SECONDS)
             except TimeoutError:
@@ -195,30 +200,47 @@ class Fleet(Listening):
 
 
 async def serve(launch: Launch, console: Console, read: Read | None = None) -> None:
-    """Runs until SIGINT or SIGTERM, then lets running requests end. `read`: the configuration anew, for SIGHUP.
+    """Serve until a signal says to stop (see `stopping`).
 
-    Raises StartError.
+    Args:
+        read: reads the configuration again, for SIGHUP. None means that there is no file: SIGHUP stops the gateways.
+
+    Raises:
+        StoppedEarly: the signal came before all gateways were ready.
+        StartError: as `sailing`.
     """
-    stopping, asked = told_to_stop(hangup=read is None), told_to_reload() if read else asyncio.Event()
-    async with sailing(launch) as fleet:
-        fleet.members[0].announce()
-        async with reloading(asked, read, launch.config, fleet.take_up, console):
-            await stopping.wait()
-        console.print("stopping ...")
+    stop, asked = Stop(), told_to_reload() if read else asyncio.Event()
+    stop.listen(hangup=read is None)
+    stop.at_last(lambda: console.show_cursor(True))
+    with stop.starting():
+        async with sailing(launch, stop) as fleet:
+            stop.started()
+            fleet.members[0].announce()
+            async with reloading(asked, read, launch.config, fleet.take_up, console):
+                await stop.asked.wait()
+            tell_stopping(stop, console)
 
 
 @asynccontextmanager
-async def sailing(launch: Launch) -> AsyncIterator[Fleet]:
-    """As many gateways as the configuration says; entered when all of them serve. Raises StartError."""
+async def sailing(launch: Launch, stop: Stop | None = None) -> AsyncIterator[Fleet]:
+    """Run as many gateways as the configuration says; entered when all of them serve.
+
+    Args:
+        stop: says how soon they are to end; None means that they have all the time they need.
+
+    Raises:
+        StartError: a port cannot be had, or a process does not start.
+    """
+    stop = stop or Stop()
     if not sys.platform.startswith("linux"):
         raise StartError("several gateways on one port need Linux, whose kernel deals connections out between them")
     with ExitStack() as stack:
         ports = tuple(_reserved(stack, front) for front in fronts(launch.config))
         metrics = stack.enter_context(tempfile.TemporaryDirectory(prefix="loralane-metrics-"))
         config = share_of(with_ports(launch.config, ports), launch.config.gateways)
-        async with grounded(launch) as (ground, supervisor):
+        async with grounded(launch, stop) as (ground, supervisor):
             own, ground = replace(launch, config=config), replace(ground, metrics=Path(metrics))
-            members = [Member(Orders(number, own, ground)) for number in range(config.gateways)]
+            members = [Member(Orders(number, own, ground), stop) for number in range(config.gateways)]
             async with _afloat(members, supervisor):
                 yield Fleet(members, supervisor, ports=ports)
 

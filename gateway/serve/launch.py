@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 
 from gateway.config.sections import LanesConfig
 from gateway.config.whole import Config
+from gateway.serve.stopping import Stop
 from gateway.serve.supervisor import EngineSupervisor
 from gateway.store import store_url
 
@@ -51,8 +54,8 @@ class Ground:
 
 
 @asynccontextmanager
-async def grounded(launch: Launch) -> AsyncIterator[tuple[Ground, EngineSupervisor]]:
-    """Store and engine, for as long as this is entered. Raises StoreStartError."""
+async def grounded(launch: Launch, stop: Stop) -> AsyncIterator[tuple[Ground, EngineSupervisor]]:
+    """Run the store and the engine while inside. Raises StoreStartError."""
     # In the temporary folder, for socket paths are short and data directories may be deep; and in one that nobody else
     # may enter: who can connect to the engine is asked for nothing.
     with tempfile.TemporaryDirectory(prefix="loralane-engine-") as folder:
@@ -63,7 +66,12 @@ async def grounded(launch: Launch) -> AsyncIterator[tuple[Ground, EngineSupervis
                 launch.engine,
             )
             async with supervisor:
-                yield Ground(store, supervisor.address), supervisor
+                stop.at_last(supervisor.kill)
+                stop.at_last(partial(shutil.rmtree, folder, ignore_errors=True))
+                try:
+                    yield Ground(store, supervisor.address), supervisor
+                finally:
+                    supervisor.stop_seconds = stop.within(supervisor.stop_seconds)
 
 
 def model_name(config: Config) -> str:

@@ -4,56 +4,80 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.http.guard import guarded
 from gateway.rpc.api import GrpcServer
 from gateway.serve.launch import StartError
+from gateway.serve.stopping import DRAIN_SECONDS
 from gateway.tls import Certificate
 
+log = structlog.get_logger("http")
+
 BACKLOG = 2048
+CUT_SECONDS = 0.1
+"""For requests whose connections were cut to end by themselves, before they are cancelled."""
+
+
+class HttpServer:
+    """uvicorn on a socket of ours, so that a port in use is our error and port 0 is known at once.
+
+    Args:
+        certificate: None means plain HTTP.
+        shared: other processes listen on the port too, and the kernel deals connections out (SO_REUSEPORT).
+    """
+
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, *, certificate: Certificate | None = None, shared: bool = False
+    ) -> None:
+        contexts = None if certificate is None else lambda *_: certificate.for_http()
+        self._server = _Server(guarded(app, lifespan="off", ssl_context_factory=contexts))
+        self._address, self._shared = (host, port), shared
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Returns the port. Raises StartError: it cannot be had."""
+        listener = bound(*self._address, shared=self._shared)
+        listener.listen(BACKLOG)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+        return listener.getsockname()[1]
+
+    async def stop(self, seconds: float) -> None:
+        """Take no more connections, let requests end for `seconds`, then cut their connections."""
+        assert self._task is not None
+        self._server.should_exit = True
+        done, _ = await asyncio.wait((self._task,), timeout=seconds)
+        if not done:
+            await self._server.cut_off()
+        await self._task
 
 
 @asynccontextmanager
 async def http_port(
-    app: ASGIApp, host: str, port: int, *, certificate: Certificate | None = None, shared: bool = False
+    app: ASGIApp, host: str, port: int, *, certificate: Certificate | None = None
 ) -> AsyncIterator[int]:
-    """uvicorn on a socket of ours, so that a port in use is our error and port 0 is known at once. Yields the port.
-
-    `certificate`: None speaks plain HTTP. `shared`: other processes listen on it too, and the kernel deals connections
-    out (SO_REUSEPORT).
-
-    Raises:
-        StartError: the port cannot be had.
-    """
-    listener = bound(host, port, shared=shared)
-    listener.listen(BACKLOG)
-    contexts = None if certificate is None else lambda *_: certificate.for_http()
-    server = _Server(guarded(app, lifespan="off", timeout_graceful_shutdown=10, ssl_context_factory=contexts))
-    task = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    """Serve HTTP while inside; yields the port. Raises StartError."""
+    server = HttpServer(app, host, port, certificate=certificate)
+    number = await server.start()
     try:
-        yield listener.getsockname()[1]
+        yield number
     finally:
-        server.should_exit = True
-        await task
+        await server.stop(DRAIN_SECONDS)
 
 
-@asynccontextmanager
-async def grpc_port(server: GrpcServer) -> AsyncIterator[int]:
-    """Yields the port. Raises StartError."""
+async def grpc_port(server: GrpcServer) -> int:
+    """Start a gRPC server; returns its port. Raises StartError."""
     try:
-        port = await server.start()
+        return await server.start()
     except OSError as error:
         raise StartError(str(error)) from error
-    try:
-        yield port
-    finally:
-        await server.stop()
 
 
 @contextmanager
@@ -90,3 +114,20 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
+
+    async def cut_off(self) -> None:
+        """End what is still running: its clients have gone silent, or it does not look at the clock."""
+        connections, tasks = list(self.server_state.connections), self.server_state.tasks
+        log.warning("requests_cut_off", connections=len(connections))
+        for connection in connections:
+            connection.transport.abort()  # its request is told that the client is gone, and ends in order
+        if tasks:
+            await asyncio.wait(tasks, timeout=CUT_SECONDS)
+        logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+        for task in tasks:
+            task.cancel()
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Filters the tracebacks that uvicorn logs of requests which were cancelled."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))

@@ -62,23 +62,8 @@ def settle_memory() -> None:
     gc.set_threshold(COLLECT_AFTER, 20, 20)
 
 
-def told_to_stop(*, hangup: bool) -> asyncio.Event:
-    """Set by SIGINT and SIGTERM, which do nothing else any more; by SIGHUP too, where `hangup`: a terminal has closed.
-    nohup has that ignored."""
-    return _told(signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangup and not _is_ignored() else []))
-
-
 def told_to_reload() -> asyncio.Event:
-    """Set by SIGHUP, which does nothing else any more."""
-    return _told(signal.SIGHUP)
-
-
-def _is_ignored() -> bool:
-    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-
-
-def _told(*numbers: signal.Signals) -> asyncio.Event:
+    """Returns an event that SIGHUP sets; the signal does nothing else any more."""
     event = asyncio.Event()
-    for number in numbers:
-        asyncio.get_running_loop().add_signal_handler(number, event.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, event.set)
     return event

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -65,6 +66,8 @@ class EngineSupervisor:
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._exited = asyncio.Event()
+        self.stop_seconds = STOP_SECONDS
+        """How long the engine may take to stop before it is killed."""
 
     @property
     def pid(self) -> int | None:
@@ -74,6 +77,12 @@ class EngineSupervisor:
     def promise(self, interactive: LaneGoals, batch: LaneGoals) -> None:
         """What the lanes promise in the engine's next life; the one there is is not told."""
         self._config = replace(self._config, interactive=interactive, batch=batch)
+
+    def kill(self) -> None:
+        """End the engine now, with the processes that it has started. Needs no event loop."""
+        if (pid := self.pid) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
     async def wait_first_exit(self) -> None:
         """Returns when an engine process has ended by itself for the first time."""
@@ -123,9 +132,9 @@ class EngineSupervisor:
             return
         process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+            await asyncio.wait_for(process.wait(), self.stop_seconds)
         except TimeoutError:
-            process.kill()
+            self.kill()
             await process.wait()
         self._socket.unlink(missing_ok=True)
 

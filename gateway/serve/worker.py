@@ -22,7 +22,8 @@ from gateway.serve.app import Built, built
 from gateway.serve.doors import opened
 from gateway.serve.launch import StartError
 from gateway.serve.orders import ANNOUNCE, FOLLOW, FOLLOWING, LISTEN, LISTENING, READY, SEED, Orders
-from gateway.serve.process import configure_logging, leave_torch_out, run_loop, settle_memory, told_to_stop
+from gateway.serve.process import configure_logging, leave_torch_out, run_loop, settle_memory
+from gateway.serve.stopping import INTERRUPTED, Stop, StoppedEarly
 
 
 async def work(channel: socket.socket) -> None:
@@ -30,27 +31,32 @@ async def work(channel: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=channel)
     orders = await Orders.read(reader)
     structlog.contextvars.bind_contextvars(gateway=orders.number)
-    stopping, console = told_to_stop(hangup=False), Console(stderr=True)
-    async with built(orders.launch, orders.ground, console) as app:
-        settle_memory()
-        writer.write(READY)
-        obeying = asyncio.create_task(_obey(app, reader, writer, console))
-        told = asyncio.create_task(stopping.wait())
-        await asyncio.wait((obeying, told), return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
-        if not obeying.done():
-            obeying.cancel()
-            await asyncio.wait((obeying,))
-        if not obeying.cancelled():
-            obeying.result()
+    stop, console = Stop(), Console(stderr=True)
+    stop.listen(hangup=False)
+    with stop.starting():
+        async with built(orders.launch, orders.ground, console) as app:
+            stop.started()
+            settle_memory()
+            writer.write(READY)
+            obeying = asyncio.create_task(_obey(app, stop, reader, writer, console))
+            told = asyncio.create_task(stop.asked.wait())
+            await asyncio.wait((obeying, told), return_when=asyncio.FIRST_COMPLETED)
+            told.cancel()
+            if not obeying.done():
+                obeying.cancel()
+                await asyncio.wait((obeying,))
+            if not obeying.cancelled():
+                obeying.result()
 
 
-async def _obey(app: Built, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: Console) -> None:
-    """Until the other end is gone. Cancelled, it lets running requests end."""
+async def _obey(
+    app: Built, stop: Stop, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: Console
+) -> None:
+    """Follow orders until the other end is gone. Cancelled, it lets running requests end for as long as `stop` says."""
     async with AsyncExitStack() as stack:
         while order := await reader.readline():
             if order == LISTEN:
-                ports = await stack.enter_async_context(opened(app.doors, shared=True))
+                ports = await stack.enter_async_context(opened(app.doors, stop, shared=True))
                 writer.write(LISTENING)
             elif order == ANNOUNCE:
                 app.banner(ports).print(console)
@@ -71,6 +77,8 @@ def main() -> None:
     except (ConfigError, StartError) as error:
         complain(str(error))
         raise SystemExit(1) from error
+    except StoppedEarly:
+        raise SystemExit(INTERRUPTED) from None
 
 
 if __name__ == "__main__":

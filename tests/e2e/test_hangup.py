@@ -27,6 +27,20 @@ SECONDS = 120.0
 
 @contextmanager
 def serving(folder, *arguments, hangup=signal.SIG_DFL):
+    """A gateway that serves, as `started`."""
+    with started(folder, *arguments, hangup=hangup) as (process, log):
+        heard(process, log, "Ctrl-C stops it")
+        yield process, log
+
+
+def set_signals(hangup):
+    """Undo what the shell that runs the tests may have set."""
+    signal.signal(signal.SIGHUP, hangup)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def started(folder, *arguments, hangup=signal.SIG_DFL):
     """The process, and what it has said on standard error. `hangup`: what becomes of SIGHUP, whoever runs the tests."""
     log = folder / "log"
     command = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(folder / "data"), *arguments]
@@ -36,10 +50,9 @@ def serving(folder, *arguments, hangup=signal.SIG_DFL):
             stdout=subprocess.DEVNULL,
             stderr=stream,
             env={**os.environ, **KEYS},
-            preexec_fn=partial(signal.signal, signal.SIGHUP, hangup),
+            preexec_fn=partial(set_signals, hangup),
         )
     try:
-        heard(process, log, "Ctrl-C stops it")
         yield process, log
     finally:
         process.kill()
@@ -85,7 +98,7 @@ def test_without_a_file_a_terminal_that_closes_stops_it_in_order(smollm2, tmp_pa
     with serving(tmp_path, "--model", str(smollm2), *PORTS) as (process, log):
         process.send_signal(signal.SIGHUP)
         assert process.wait(SECONDS) == 0
-        assert "stopping ..." in log.read_text()
+        assert "stopping: running requests have 10 s to end" in log.read_text()
 
 
 def test_nohup_lets_it_outlive_its_terminal(smollm2, tmp_path):

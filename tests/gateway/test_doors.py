@@ -27,7 +27,7 @@ from gateway.config.tls import TlsConfig
 from gateway.config.whole import Config, TenantConfig, parse_config
 from gateway.core.tenants import Tenant, hash_key
 from gateway.pb import adapters_pb2, adapters_pb2_grpc, generation_pb2, generation_pb2_grpc
-from gateway.serve.addresses import Ports, check_certificates
+from gateway.serve.addresses import Ports
 from gateway.serve.app import running
 from gateway.serve.fleet import sailing
 from gateway.serve.launch import Launch
@@ -166,12 +166,6 @@ async def loralane(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 # --- before anything is started -----------------------------------------------------------------------------------
-
-
-async def test_a_start_fails_at_once_when_a_certificate_is_missing(launch):
-    config = replace(launch.config, grpc=GrpcConfig(tls=TlsConfig(Path("/absent.pem"), Path("/absent.key"))))
-    with pytest.raises(ConfigError, match=r"grpc\.tls\.cert: cannot read /absent\.pem"):
-        check_certificates(config)
 
 
 @pytest.mark.parametrize(

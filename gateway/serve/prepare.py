@@ -1,0 +1,62 @@
+"""Has the model made ready by a process of its own, so that a gateway never carries torch."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from engine.paths import partials
+from gateway.serve.launch import StartError
+
+
+def prepare(model: str, data_dir: Path) -> Path:
+    """Returns the folder that the engine reads. Interrupted, it leaves nothing unfinished behind.
+
+    Raises:
+        StartError: there is no such model, or it cannot be read; standard error says why.
+    """
+    command = [sys.executable, "-m", "engine.model.prepare", model, "--data-dir", str(data_dir)]
+    with _ended_by_sigterm():
+        with _inheriting_no_interrupt():  # Ctrl-C is for this process, which ends that one
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            output, _ = process.communicate()
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+                for folder in partials(data_dir, process.pid):
+                    shutil.rmtree(folder, ignore_errors=True)
+    if process.returncode != 0:
+        raise StartError(f"the model {model} cannot be served; the reason is above")
+    return Path(output.strip().splitlines()[-1])
+
+
+@contextmanager
+def _inheriting_no_interrupt() -> Iterator[None]:
+    """Block SIGINT for processes started inside, which keep it blocked; one sent meanwhile comes at the end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM end this process in order, which otherwise would leave its child behind."""
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,73 @@
+"""Ctrl-C to `loralane serve`, as processes: everything that it has started is gone, and there is no traceback."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from contextlib import suppress
+
+import httpx
+import psutil
+
+from tests.e2e.test_hangup import PORTS, SECONDS, heard, started
+
+CHAT = {
+    "messages": [{"role": "user", "content": "Tell me a long story."}],
+    "stream": True,
+    "max_tokens": 1500,
+    "min_tokens": 1400,
+}
+
+
+def family(process):
+    """The processes that one has started, once the engine is among them."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        found = psutil.Process(process.pid).children(recursive=True)
+        if any("engine.server" in word for child in found for word in command(child)):
+            return found
+        time.sleep(0.05)
+    raise AssertionError("no engine was started")
+
+
+def command(child):
+    with suppress(psutil.Error):
+        return child.cmdline()
+    return []
+
+
+def assert_gone(process, children):
+    """Generous in time: CI is busy, and one that is left behind stays for good."""
+    process.wait(SECONDS)
+    _, left = psutil.wait_procs(children, timeout=SECONDS)
+    assert not left
+
+
+def test_ctrl_c_ends_a_start(smollm2, tmp_path):
+    with started(tmp_path, "--model", str(smollm2), *PORTS) as (process, log):
+        children = family(process)
+        process.send_signal(signal.SIGINT)
+        assert_gone(process, children)
+        assert process.returncode == 130
+        assert "stopped before it was ready" in log.read_text()
+        assert "Traceback" not in log.read_text()
+
+
+def test_ctrl_c_ends_streams(smollm2, tmp_path):
+    with started(tmp_path, "--model", str(smollm2), *PORTS) as (process, log):
+        url = re.search(r"http://127\.0\.0\.1:\d+", heard(process, log, "Ctrl-C stops it"))[0]
+        children, lines = family(process), []
+        body, headers = {"model": smollm2.name.lower(), **CHAT}, {"authorization": "Bearer sk-demo-acme"}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=SECONDS) as answer:
+            assert answer.status_code == 200, answer.read()
+            for line in answer.iter_lines():
+                if not lines:
+                    process.send_signal(signal.SIGINT)
+                lines.append(line)
+        assert_gone(process, children)
+        assert "Traceback" not in log.read_text()
+        error, done = [line for line in lines if line][-2:]
+        assert json.loads(error.removeprefix("data: "))["error"]["message"] == "the gateway is stopping; try again"
+        assert done == "data: [DONE]"

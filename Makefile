@@ -17,7 +17,7 @@ CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
 .PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-many-adapters bench-lanes bench-batches
-.PHONY: bench-batch-job bench-gateway bench-limits bench-gpu bench-planning chaos soak proto audit clean
+.PHONY: bench-batch-job bench-gateway bench-limits bench-gpu bench-planning chaos soak proto audit clean-data clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
@@ -107,6 +107,9 @@ audit: $(VENV)/audit/.setup  ## Ask PyPI whether a pinned library has a known vu
 $(VENV)/audit/.setup: $(VENV)/.venv
 	@$(PYTHON) -m venv $(VENV)/audit && $(VENV)/audit/bin/python -m pip --disable-pip-version-check install -q 'pip-audit>=2.9,<3'
 	@touch $@
+
+clean-data:  ## Remove the data directory: shows it and asks (YES=1 does not; ARGS="--data-dir DIR")
+	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m gateway.cli.clean_data $(if $(filter 1,$(YES)),--yes) $(ARGS)
 
 clean:  ## Remove everything make created
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import grpc
@@ -22,6 +23,7 @@ import structlog
 from engine.config import EngineConfig
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
+from engine.data_lock import in_use
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import Executor
 from engine.executor.fake import FakeExecutor
@@ -215,7 +217,8 @@ def main() -> None:
         logger_factory=lossy_loggers(sys.stderr),
     )
     config = EngineConfig.from_json(args.config)
-    serve(config, args.address, fake=args.fake, until_stdin_closes=args.until_stdin_closes)
+    with in_use(Path(config.state_dir)) if config.state_dir else nullcontext():
+        serve(config, args.address, fake=args.fake, until_stdin_closes=args.until_stdin_closes)
 
 
 if __name__ == "__main__":

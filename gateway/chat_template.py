@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from msgspec import Struct
 
 from gateway.core.depth import check_depth
@@ -78,6 +79,27 @@ def template_options(add: bool | None, resume: bool | None, variables: Mapping[s
     if variables:
         _check_variables(variables)
     return TemplateOptions(not resume if add is None else add, bool(resume), variables or {})
+
+
+def read_template(path: Path) -> str:
+    """Read a chat template from a file. Raises OSError, and ValueError if the file is no text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text") from error
+
+
+def check_template(tokenizer: Any, path: Path) -> None:
+    """Compile the chat template of a tokenizer of transformers, by rendering one message with it.
+
+    Raises ValueError if the template, which was read from `path`, is not valid Jinja.
+    """
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"{path}, line {error.lineno}: {error.message}") from error
+    except REFUSALS:
+        pass  # The template is valid; it refuses this message, as some do that want a system prompt.
 
 
 def render(

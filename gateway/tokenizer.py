@@ -11,7 +11,15 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from gateway.chat_template import DEFAULT_OPTIONS, Message, TemplateOptions, ToolSchema, render
+from gateway.chat_template import (
+    DEFAULT_OPTIONS,
+    Message,
+    TemplateOptions,
+    ToolSchema,
+    check_template,
+    read_template,
+    render,
+)
 from gateway.core.errors import unsupported_parameter
 from gateway.pieces import Pieces
 
@@ -38,11 +46,24 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
-        """Raises OSError or ValueError if the folder has no usable tokenizer."""
-        from transformers import AutoTokenizer  # a hundred megabytes, which who only checks requests does without
+    def load(cls, folder: Path, chat_template: Path | None = None) -> Tokenizer:
+        """Load the tokenizer of a model folder.
 
-        return cls(AutoTokenizer.from_pretrained(str(folder), local_files_only=True, use_fast=True))
+        Args:
+            folder: the prepared model.
+            chat_template: a file that replaces the model's own chat template; None means that the model's own is used.
+
+        Raises:
+            OSError: the folder has no tokenizer, or the template's file cannot be read.
+            ValueError: the tokenizer or the template cannot be used.
+        """
+        from transformers import AutoTokenizer  # Imported here: it takes a hundred megabytes of memory.
+
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, use_fast=True)
+        if chat_template is not None:
+            tokenizer.chat_template = read_template(chat_template)
+            check_template(tokenizer, chat_template)
+        return cls(tokenizer)
 
     async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """`special`: add what the model expects around a text, such as a BOS token."""

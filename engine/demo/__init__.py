@@ -8,3 +8,6 @@ DEMO_ADAPTERS: dict[str, Path] = {
     name: Path(__file__).parent / "adapters" / name for name in ("pirate", "cheer", "json")
 }
 """Served name -> PEFT folder."""
+
+CHAT_TEMPLATE = Path(__file__).parent / "chat_template.jinja"
+"""The demo model's chat template: its own one, extended by tools."""

@@ -27,6 +27,7 @@ from gateway.cli.tenants import keys as keys_app
 from gateway.cli.tenants import tenants as tenants_app
 from gateway.cli.usage import usage
 from gateway.config.file import ConfigError
+from gateway.config.sections import ModelConfig
 from gateway.config.whole import Config, load_config
 from gateway.outputs import complain, fail
 from gateway.trust import CHOSEN, Trust, TrustError
@@ -148,11 +149,12 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
 
 
 def _with_model(config: Config, model: str | None, *, demo: bool) -> Config:
-    """Another model than the demo's cannot use the demo's adapters."""
+    """Serve another model. The demo's adapters and its chat template are left out: they fit the demo's model only."""
     if model is None:
         return config
-    adapters = replace(config.adapters, preload={}) if demo else config.adapters
-    return replace(config, model=replace(config.model, source=model), adapters=adapters)
+    if demo:
+        return replace(config, model=ModelConfig(source=model), adapters=replace(config.adapters, preload={}))
+    return replace(config, model=replace(config.model, source=model))
 
 
 def _with_adapters(config: Config, lora: list[str], roots: list[Path]) -> Config:

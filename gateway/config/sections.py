@@ -61,8 +61,10 @@ class ModelConfig:
     """A model folder, a GGUF file, a Hugging Face id, or `embedded`: the small one that comes with the package."""
     name: str = ""
     """What clients call it; empty: the last part of the source's own name."""
+    chat_template: Path | None = None
+    """A Jinja file to render chats with; None means the template that comes with the model."""
     tool_parser: ToolParserName = "auto"
-    """How it writes calls of tools: hermes, llama3, or none that are read. auto: as its chat template does."""
+    """How the model writes tool calls: hermes or llama3; none: calls are not read; auto: as its chat template does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 from engine.config import EngineConfig
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
-from engine.demo import DEMO_ADAPTERS
+from engine.demo import CHAT_TEMPLATE, DEMO_ADAPTERS
 from gateway.config.file import ConfigError, as_mapping, build, check_keys, convert, read_yaml, resolve
 from gateway.config.sections import (
     AdaptersConfig,
@@ -149,6 +149,7 @@ def demo_config() -> Config:
     acme = Tenant("acme", limits=Limits(1_000_000, 1_000_000_000))
     globex = Tenant("globex", limits=Limits(600, 200_000))
     return Config(
+        model=ModelConfig(chat_template=CHAT_TEMPLATE.resolve()),
         adapters=AdaptersConfig(preload={name: path.resolve() for name, path in DEMO_ADAPTERS.items()}),
         tenants={
             tenant.name: TenantConfig(tenant, (hash_key(key),))

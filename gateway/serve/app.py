@@ -153,7 +153,7 @@ async def built(
         sources = AdapterSources(config.adapters, cache_of(config, launch.data_dir))
         stack.callback(sources.close)
         engine, adapters = await _connect(stack, ground.engine, redis, config, sources)
-        tokenizer = await asyncio.to_thread(Tokenizer.load, launch.model_dir)
+        tokenizer = await _load_tokenizer(launch)
         await _wait_for_engine(engine, supervisor, console)
         await _preload(adapters, config, console)
         metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, ground.metrics, model_name(config))
@@ -202,6 +202,17 @@ async def _connect(
     stack.push_async_callback(engine.close)
     stack.push_async_callback(adapters.close)
     return engine, adapters
+
+
+async def _load_tokenizer(launch: Launch) -> Tokenizer:
+    """Raises StartError if the configured chat template cannot be used."""
+    template = launch.config.model.chat_template
+    try:
+        return await asyncio.to_thread(Tokenizer.load, launch.model_dir, template)
+    except (OSError, ValueError) as error:
+        if template is None:
+            raise
+        raise StartError(f"model.chat_template: {error}") from error
 
 
 def _settings(config: Config) -> ServiceSettings:

@@ -11,6 +11,7 @@ import yaml
 from engine.config import EngineConfig
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
 from engine.core.types import Lane
+from gateway.cli.main import _with_model
 from gateway.config import whole as config_module
 from gateway.config.file import ConfigError
 from gateway.config.sections import BatchLane, LaneConfig, LanesConfig
@@ -279,3 +280,11 @@ def test_a_missing_file_is_named(tmp_path):
 )
 def test_is_loopback(host, expected):
     assert config_module.is_loopback(host) is expected
+
+
+def test_another_model_is_served_without_the_demos_template_and_adapters(load):
+    other = _with_model(demo_config(), "./llama", demo=True)
+    assert (other.model.source, other.model.chat_template, other.adapters.preload) == ("./llama", None, {})
+    own = load("model: {chat_template: chat.jinja, name: mine}")
+    assert own.model.chat_template is not None
+    assert _with_model(own, "./llama", demo=False).model == replace(own.model, source="./llama")

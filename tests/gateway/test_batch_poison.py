@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import multiprocessing
+import signal
 
+import batch_worker
 from batch_house import Town, chat_line, until
 from fakes import ids_of
 
@@ -10,6 +13,8 @@ from gateway.batches.trial import MOST_MARKS, Quarantine
 
 LINES, LEASE_SECONDS = 20, 0.5
 POISON = "venom"
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.gateway.conftest", "batch_worker"])
 
 
 class Processes:
@@ -76,6 +81,30 @@ async def test_a_poisonous_line_fails_by_name_and_its_neighbours_are_answered(tm
     assert set(output) == {f"{number}" for number in range(LINES)} - {"7"}
     assert len(processes.died_with) == 1 + MOST_MARKS
     assert processes.died_with[1:] == [1] * MOST_MARKS, "suspects are run alone"
+
+
+async def test_processes_that_a_line_kills_are_three_and_then_no_more(tmp_path, valkey):
+    address = valkey.connection_pool.connection_kwargs
+    redis = f"redis://{address['host']}:{address['port']}/{address.get('db', 0)}"
+    town = Town(tmp_path, valkey, LEASE_SECONDS)
+    batch = await town.submit([chat_line(f"{n}", POISON if n == 7 else f"{n}") for n in range(LINES)])
+    ending, exits = asyncio.create_task(town.ended(batch)), []
+    while not ending.done():
+        options = {"redis": redis, "folder": str(tmp_path), "name": f"{len(exits)}", "lease_seconds": LEASE_SECONDS}
+        process = FORKS.Process(target=batch_worker.run, args=({**options, "poison": POISON},), daemon=True)
+        process.start()
+        dying = asyncio.create_task(asyncio.to_thread(process.join))
+        try:
+            await asyncio.wait((ending, dying), return_when=asyncio.FIRST_COMPLETED)
+            if dying.done():
+                exits.append(process.exitcode)
+        finally:
+            process.kill()
+            await dying
+    output, errors = await town.results(await ending)
+    assert exits == [-signal.SIGKILL] * (1 + MOST_MARKS)
+    assert [errors[name]["error"]["code"] for name in errors] == ["process_lost"] and set(errors) == {"7"}
+    assert set(output) == {f"{number}" for number in range(LINES)} - {"7"}
 
 
 async def test_a_clean_stop_leaves_no_mark_and_counts_for_nothing(tmp_path, valkey):

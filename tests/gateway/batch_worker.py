@@ -1,0 +1,37 @@
+"""One process that works on batches over a fake engine and a shared Redis, and is killed by a poisonous line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from batch_house import Town
+from fakes import ids_of, tiny_tokenizer
+from redis.asyncio import Redis
+
+tiny_tokenizer()  # before it is forked from, so that a worker starts in no time
+
+
+def run(options: dict[str, Any]) -> None:
+    """Work until it is killed."""
+    asyncio.run(work(**options))
+
+
+async def work(redis: str, folder: str, name: str, lease_seconds: float, poison: str) -> None:
+    venom = ids_of(poison)
+
+    def reply(request: Any) -> str:
+        size = len(venom)
+        if venom in {request.prompt[at : at + size] for at in range(len(request.prompt))}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "ok"
+
+    async with Redis.from_url(redis) as client:
+        office = await Town(Path(folder), client, lease_seconds).office(name)
+        office.house.engine.reply = reply
+        office.house.engine.pause = 0.002
+        async with office.dispatcher:
+            await asyncio.Event().wait()

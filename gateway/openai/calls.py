@@ -55,7 +55,11 @@ def _call(body: Sampled, request: GenerateRequest, style: Style) -> Call:
 
 
 def _prompt_texts(gateway: Gateway, request: GenerateRequest) -> list[str]:
-    """One for each answer."""
-    decode = gateway.tokenizer.decode
-    texts = [decode(prompt) if isinstance(prompt, tuple) else str(prompt) for prompt in request.inputs]
+    """Return the prompt of each answer as text. Raises ApiError: INVALID_REQUEST, an id is no token of the model."""
+    texts = [_text_of(gateway, prompt) if isinstance(prompt, tuple) else str(prompt) for prompt in request.inputs]
     return [text for text in texts for _ in range(request.n)]
+
+
+def _text_of(gateway: Gateway, ids: tuple[int, ...]) -> str:
+    gateway.intake.check_ids(ids, "prompt")
+    return gateway.tokenizer.decode(ids)

@@ -51,7 +51,11 @@ def served(
     async def serve() -> None:
         house = await build_house(root, **app_options)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with GrpcServer(house.gateway, key_ring(), grace_seconds=0.0) as grpc_port:
+        same = {name: app_options.get(name) for name in ("files", "batches")}
+        server = GrpcServer(
+            house.gateway, key_ring(), None, house.operations, usage=house.usage, grace_seconds=0.0, **same
+        )
+        async with server as grpc_port:
             ready.set_result(Served(house, url, f"127.0.0.1:{grpc_port}", asyncio.get_running_loop()))
             servers.append(uvicorn.Server(guarded(wrap(house.app), protocol, lifespan="off")))
             await servers[0].serve(sockets=[listener])

@@ -49,6 +49,12 @@ async def test_unsupported_parameter(house):
     check(await ask(house, {**CHAT, "modalities": ["audio"]}), 400, "unsupported_parameter", "modalities")
 
 
+@pytest.mark.parametrize("ids", [[-1], [2**31], [[5], [10**6]]])
+async def test_ids_that_are_no_tokens_are_refused_before_they_are_echoed(house, ids):
+    response = await ask(house, {"model": BASE, "prompt": ids, "echo": True}, "/v1/completions")
+    check(response, 400, None, "prompt")
+
+
 async def test_context_length_exceeded(house):
     response = await ask(house, {**CHAT, "max_tokens": CONTEXT})
     check(response, 400, "context_length_exceeded", "messages")

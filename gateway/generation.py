@@ -44,11 +44,11 @@ class GenerateRequest(Struct, frozen=True):
     grammar_field: str | None = None
     """What the caller calls the grammar in `sampling`, if there is one."""
     max_tokens: int | None = None
-    """None: as many as the context leaves room for, up to `default_max_tokens`."""
+    """More than the context has room for is cut to that. None means `default_max_tokens`."""
     seed: int | None = None
     """None: a different draw every time. Answer i of a prompt draws from seed + i."""
     default_max_tokens: int | None = None
-    """None: the gateway's own default."""
+    """None means the rest of the context."""
     reserve_tokens: int = 0
     """Output tokens to reserve for each answer, where a caller names more than max_tokens."""
     stop: tuple[str, ...] = ()

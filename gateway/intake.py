@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from engine.client import EngineApi
 from engine.core.types import AdapterId, Lane, Origin, Request, SamplingParams
@@ -67,12 +68,13 @@ class Job(Struct, frozen=True):
         """Whether its caller has said how much output it wants at most."""
         return self.request.max_tokens is not None or self.request.reserve_tokens > 0
 
-    def reserve_tokens(self, usual: float | None = None) -> int:
-        """What it may use at most: every prompt once, and the output of every answer.
+    def reserve_tokens(self, usual: float) -> int:
+        """Return the tokens to reserve: every prompt once, and the output of every answer.
 
-        `usual`: tokens of an answer to such a request, taken instead where nothing was said.
+        `usual` is the output of an answer to such a request. It is reserved where the caller named no maximum: the rest
+        of a long context would be more than most limits allow. What an answer then really took is charged at its end.
         """
-        if self.says_output or usual is None:
+        if self.says_output:
             outputs = sum(max(params.max_tokens, self.request.reserve_tokens) for params in self.params)
         else:
             outputs = sum(min(params.max_tokens, math.ceil(usual)) for params in self.params)
@@ -179,6 +181,7 @@ class Intake:
         adapter = self.resolve(tenant, request.model)
         self._check(request)
         request = await self._constraints.settle(tenant.name, request, self.dialect)
+        request = replace(request, reserve_tokens=min(request.reserve_tokens, self._engine.info.max_model_len))
         prompts = tuple([await self.encode(tenant, prompt) for prompt in request.inputs])
         pairs = zip(request.inputs, prompts, strict=True)
         seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS
@@ -223,13 +226,12 @@ class Intake:
             self.check_ids(ids, param)
 
     def _fit(self, request: GenerateRequest, prompt: PromptInput, prompt_tokens: int, seed: int) -> SamplingParams:
-        """Sampling for one prompt, its output bounded by what the context has room for."""
-        context = self._engine.info.max_model_len
-        default = request.default_max_tokens or self._settings.default_max_tokens
-        max_tokens = request.max_tokens or max(1, min(default, context - prompt_tokens))
-        if prompt_tokens + max_tokens > context:
+        """Return the sampling for one prompt. Its output is cut to what the context has room for, as vLLM does."""
+        room = self._engine.info.max_model_len - prompt_tokens
+        if room < 1:
             param = "messages" if isinstance(prompt, Chat) else "prompt"
-            raise context_length_exceeded(prompt_tokens + max_tokens, context, param)
+            raise context_length_exceeded(prompt_tokens + 1, self._engine.info.max_model_len, param)
+        max_tokens = min(room, request.max_tokens or request.default_max_tokens or room)
         if request.sampling.min_tokens > max_tokens:
             raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
         return request.sampling._replace(max_tokens=max_tokens, seed=seed)

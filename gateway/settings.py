@@ -13,8 +13,6 @@ from gateway.tools.dialects import ToolParserName
 class ServiceSettings:
     """Times in seconds; None: for ever."""
 
-    default_max_tokens: int = 1024
-    """Output of a request that names no maximum, where the context has room for it."""
     max_choices: int = 128
     """Answers of one request: prompts x n."""
     max_stop_characters: int = 16_384

@@ -5,6 +5,9 @@ from __future__ import annotations
 WEIGHT = 0.1
 """Of the newest answer in an average: some twenty answers make up most of it."""
 
+FIRST_GUESS = 1024.0
+"""Tokens of an answer before any was seen: longer than most answers of chats, shorter than most limits."""
+
 
 class OutputAverages:
     """Moving averages of answers' lengths in tokens, one for each tenant and adapter: what a tenant is asked to reserve
@@ -13,9 +16,9 @@ class OutputAverages:
     def __init__(self) -> None:
         self._means: dict[tuple[str, str], float] = {}
 
-    def of(self, tenant: str, adapter: str) -> float | None:
-        """None: nothing is known yet."""
-        return self._means.get((tenant, adapter))
+    def of(self, tenant: str, adapter: str) -> float:
+        """Return the tokens that an answer usually takes; `FIRST_GUESS` before the first answer."""
+        return self._means.get((tenant, adapter), FIRST_GUESS)
 
     def note(self, tenant: str, adapter: str, tokens: float) -> None:
         """Of an answer that ended by itself."""

@@ -44,7 +44,8 @@ async def lines_of(client, file_id):
 
 async def test_a_batch_answers_as_single_requests_do(client, server, models):
     wanted = [line(f"{number}", models[number % len(models)]) for number in range(16)]
-    wanted.append(line("too long", models[0], max_tokens=1_000_000))
+    long = [{"role": "user", "content": "word " * 10_000}]
+    wanted.append(line("too long", models[0], messages=long))
     batch = await ended(client, await submitted(client, wanted))
     assert (batch.status, batch.metadata) == ("completed", {"of": "a test"})
     counts = batch.request_counts

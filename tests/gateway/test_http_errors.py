@@ -56,7 +56,7 @@ async def test_ids_that_are_no_tokens_are_refused_before_they_are_echoed(house, 
 
 
 async def test_context_length_exceeded(house):
-    response = await ask(house, {**CHAT, "max_tokens": CONTEXT})
+    response = await ask(house, {**CHAT, "messages": [{"role": "user", "content": "x" * CONTEXT}]})
     check(response, 400, "context_length_exceeded", "messages")
     assert str(CONTEXT) in response.json()["error"]["message"]
 

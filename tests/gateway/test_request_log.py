@@ -85,7 +85,12 @@ async def test_a_request_that_ends_well(logged, stream):
         ({"body": b"{private"}, 400, "invalid_json", "acme"),
         ({"body": {"model": BASE, "messages": "private"}}, 400, "invalid_request", "acme"),
         ({"body": {**CHAT, "model": "nobody"}}, 404, "model_not_found", "acme"),
-        ({"body": {**CHAT, "max_tokens": 9999}}, 400, "context_length_exceeded", "acme"),
+        (
+            {"body": {**CHAT, "messages": [{"role": "user", "content": "x" * 9999}]}},
+            400,
+            "context_length_exceeded",
+            "acme",
+        ),
         ({"body": b"x" * 2**24}, 413, "request_too_large", "acme"),
     ],
 )

@@ -85,11 +85,18 @@ async def test_without_max_tokens_the_context_is_the_bound(house):
     assert house.engine.requests[0].params.max_tokens == CONTEXT - 200
 
 
-async def test_without_max_tokens_the_default_is_the_bound(tmp_path):
-    house = await build_house(tmp_path, ServiceSettings(default_max_tokens=7))
+async def test_without_max_tokens_the_rest_of_the_context_or_the_protocols_default_is_the_bound(house):
     await answers(house, request())
     await answers(house, request(default_max_tokens=3))
-    assert [sent.params.max_tokens for sent in house.engine.requests] == [7, 3]
+    rest = CONTEXT - len(ids_of("Say hello"))
+    assert [sent.params.max_tokens for sent in house.engine.requests] == [rest, 3]
+
+
+@pytest.mark.parametrize("most", [57, 2**31 - 1])
+async def test_more_than_the_context_has_room_for_is_cut_to_that(house, most):
+    await answers(house, request("x" * 200, max_tokens=most, reserve_tokens=most))
+    assert house.engine.requests[0].params.max_tokens == CONTEXT - 200
+    assert house.limiter.reserved[0].tokens <= CONTEXT + 200
 
 
 async def test_quota_is_reserved_on_the_larger_of_two_maxima(house):
@@ -220,7 +227,7 @@ async def test_senseless_requests_cost_nothing(house, wanted, param):
     assert house.limiter.reserved == []
 
 
-@pytest.mark.parametrize(("prompt", "max_tokens"), [("x" * 200, 57), ("x" * 256, None), ("x" * 300, None)])
+@pytest.mark.parametrize(("prompt", "max_tokens"), [("x" * 256, 1), ("x" * 256, None), ("x" * 300, None)])
 async def test_a_context_too_long_is_told_with_numbers(house, prompt, max_tokens):
     error = await refusal(house, request(prompt, max_tokens=max_tokens))
     assert (error.code, error.param) == ("context_length_exceeded", "prompt")

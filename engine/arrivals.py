@@ -13,6 +13,10 @@ class EngineUnavailable(Exception):
     """The engine process is gone, restarting, or not ready yet. The request did not and will not complete."""
 
 
+class EngineLost(EngineUnavailable):
+    """The engine process ended while it had the request."""
+
+
 class EventStream(Protocol):
     """Of one request: all events that have come, each time; the last carries a finish_reason."""
 
@@ -59,7 +63,7 @@ class Arrivals:
         events, self._events = self._events, []
         self._is_over = not events or events[-1].finish_reason is not None
         if not events:
-            raise EngineUnavailable("the engine stopped while the request ran")
+            raise EngineLost("the engine stopped while the request ran")
         return events
 
     async def aclose(self) -> None:

@@ -22,7 +22,14 @@ from gateway.batches.pace import Pace
 from gateway.batches.parts import Parts
 from gateway.batches.store import BatchStore
 from gateway.batches.texts import Texts
-from gateway.batches.trial import LOST_CODE, LOST_MESSAGE, MOST_MARKS, Quarantine
+from gateway.batches.trial import (
+    LOST_CODE,
+    LOST_MESSAGE,
+    MOST_ENGINE_LOSSES,
+    MOST_MARKS,
+    Quarantine,
+    is_engine_lost,
+)
 from gateway.batches.verdict import is_limit, pause
 from gateway.core.errors import ApiError, Fault, internal
 from gateway.core.tenants import KeyHolders
@@ -65,6 +72,10 @@ class Shard:
         self._tasks: set[asyncio.Task[None]] = set()
         self._inside: set[asyncio.Task[None]] = set()
         """Those that have a place in the engine."""
+        self._marks = Counter(lease.marks)
+        """Deaths of a process at which a line was run alone, by position."""
+        self._engine_losses = Counter[int]()
+        """Deaths of an engine at which a line was under way, by position."""
         self._left = sum(1 for _ in lease.open_positions())
         self._is_draining = False
         self._deadline = claimed + lease.seconds_left
@@ -153,16 +164,17 @@ class Shard:
         name = LineName(self.lease.batch_id, entry.line, "")
         await self._parts.room()
         try:
-            async with self._trial(entry.position) if self.lease.losses else self._place(entry.position) as begun:
+            async with self._turn(entry.position) as begun:
                 if begun is None:
                     return None
                 line = msgspec.json.decode(await texts.get(entry), type=BatchLine)
                 name = replace(name, custom_id=line.custom_id)
-                if self.lease.marks.get(entry.position, 0) >= MOST_MARKS:
+                if self._marks[entry.position] >= MOST_MARKS:
                     return never_run(name, LOST_CODE, LOST_MESSAGE)
                 return await self._lines.run(name, bytes(line.body), begun)
         except ApiError as error:
             failure = error
+            self._engine_losses[entry.position] += is_engine_lost(error)
         except Exception:  # as at HTTP's edge: a bug of ours is one line's misfortune
             log.exception("batch_line_failed", request_id=name.request_id)
             failure = internal(name.request_id)
@@ -172,6 +184,20 @@ class Shard:
             return refused(name, failure)
         await self._wait(failure, wait)
         return None
+
+    @asynccontextmanager
+    async def _turn(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
+        """Wait until a line may run: beside others, or alone if processes may have died of it. Yields as `_place`."""
+        if self.lease.losses:
+            async with self._trial(position) as begun:
+                yield begun
+        elif self._engine_losses[position] >= MOST_ENGINE_LOSSES:
+            log.warning("batch_line_on_trial", batch=self.lease.batch_id, position=position)
+            async with self._shop.quarantine.alone(), self._trial(position) as begun:
+                yield begun
+        else:
+            async with self._place(position) as begun:
+                yield begun
 
     @asynccontextmanager
     async def _place(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
@@ -196,9 +222,9 @@ class Shard:
 
     @asynccontextmanager
     async def _trial(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
-        """The same for a line of a suspect shard, which is marked meanwhile. It needs no place: it is the only one."""
-        store = self._shop.store
-        if self.lease.marks.get(position, 0) >= MOST_MARKS:
+        """Mark a line while it runs alone. It needs no place, as the only one. The mark stays if the engine dies."""
+        store, is_lost = self._shop.store, False
+        if self._marks[position] >= MOST_MARKS:
             yield lambda: None
             return
         if not await store.begin_trial(self.lease, position):
@@ -208,9 +234,15 @@ class Shard:
         try:
             with self._inside_engine():
                 yield lambda: None
+        except ApiError as error:
+            is_lost = is_engine_lost(error)
+            raise
         finally:
-            with suppress(ApiError):  # then the mark stays, and the line is tried once less
-                await asyncio.shield(store.end_trial(self.lease, position))
+            if is_lost:
+                self._marks[position] += 1
+            else:
+                with suppress(ApiError):  # then the mark stays, and the line is tried once less
+                    await asyncio.shield(store.end_trial(self.lease, position))
 
     @contextmanager
     def _inside_engine(self) -> Iterator[None]:

@@ -9,6 +9,9 @@ with `MOST_MARKS` marks is not run again: it fails as `process_lost`.
 The tasks of a batch that run no lines (`gateway.batches.errand`) follow the same rule as a whole: each has a mark of
 its own, and a task with `MOST_MARKS` marks is given up by name (`gateway.batches.given_up`).
 
+A line that was under way at `MOST_ENGINE_LOSSES` deaths of an engine is run alone and marked likewise, and its mark
+stays if the engine dies again.
+
 A gateway that lost a lease and lives takes its mark back; a clean stop leaves none.
 """
 
@@ -19,12 +22,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from engine.arrivals import EngineLost
+from gateway.core.errors import ApiError
+
 MOST_MARKS = 2
 LOST_CODE = "process_lost"
 LOST_MESSAGE = (
-    f"the gateway process that ran this line ended unexpectedly {MOST_MARKS} times while no other line was running, "
-    "so the line is not tried again"
+    f"the gateway or engine process that ran this line ended unexpectedly {MOST_MARKS} times while no other line was "
+    "running, so the line is not tried again"
 )
+MOST_ENGINE_LOSSES = 3
+"""Deaths of an engine at which a line was under way, after which it is run alone. Engines die of other causes, too, and
+lines that are run alone are slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,11 @@ class Trial:
         marks = {name[5:]: int(value) for name, value in pairs.items() if name.startswith(b"mark:")}
         lines = {int(name): count for name, count in marks.items() if name.isdigit()}
         return cls(int(pairs.get(f"lost:{task}".encode(), 0)), lines, marks.get(task.encode(), 0))
+
+
+def is_engine_lost(error: ApiError) -> bool:
+    """Return whether a request failed because the engine died while it had the request."""
+    return isinstance(error.__cause__, EngineLost)
 
 
 class Quarantine:

@@ -1,4 +1,4 @@
-"""A line that takes its gateway process with it is singled out and fails by name; its neighbours do not."""
+"""A line that takes its gateway or engine process with it is singled out and fails by name; its neighbours do not."""
 
 import asyncio
 import json
@@ -9,7 +9,10 @@ import batch_worker
 from batch_house import Town, chat_line, until
 from fakes import ids_of
 
-from gateway.batches.trial import MOST_MARKS, Quarantine
+from engine.arrivals import EngineLost
+from gateway.batches import shard
+from gateway.batches.trial import MOST_ENGINE_LOSSES, MOST_MARKS, Quarantine
+from gateway.batches.verdict import pause
 
 LINES, LEASE_SECONDS = 20, 0.5
 POISON = "venom"
@@ -81,6 +84,66 @@ async def test_a_poisonous_line_fails_by_name_and_its_neighbours_are_answered(tm
     assert set(output) == {f"{number}" for number in range(LINES)} - {"7"}
     assert len(processes.died_with) == 1 + MOST_MARKS
     assert processes.died_with[1:] == [1] * MOST_MARKS, "suspects are run alone"
+
+
+class MortalEngine:
+    """Wraps a fake engine that dies, with everything it is doing, of a poisonous prompt."""
+
+    def __init__(self, engine, poison):
+        self.generate_within, self.poison = engine.generate, poison
+        self.open = set()
+        self.died_with = []
+        """Numbers of requests that were under way at each death."""
+        engine.generate = self.generate
+
+    def generate(self, request):
+        size = len(self.poison)
+        is_deadly = self.poison in {request.prompt[at : at + size] for at in range(len(request.prompt))}
+        return MortalStream(self, self.generate_within(request), is_deadly)
+
+    def die(self):
+        self.died_with.append(len(self.open))
+        for stream in self.open:
+            stream.is_lost = True
+
+
+class MortalStream:
+    def __init__(self, engine, stream, is_deadly):
+        self.engine, self.stream, self.is_deadly = engine, stream, is_deadly
+        self.is_lost = False
+        engine.open.add(self)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        await asyncio.sleep(0.02)
+        if self.is_deadly and not self.is_lost:
+            self.engine.die()
+        if self.is_lost:
+            raise EngineLost("the engine stopped while the request ran")
+        return await anext(self.stream)
+
+    async def aclose(self):
+        self.engine.open.discard(self)
+        await self.stream.aclose()
+
+
+async def test_a_line_that_kills_the_engine_fails_by_name_and_its_neighbours_are_answered(
+    tmp_path, valkey, monkeypatch
+):
+    monkeypatch.setattr(shard, "pause", lambda *args: pause(*args) and 0.01)
+    town = Town(tmp_path, valkey)
+    batch = await town.submit([chat_line(f"{n}", POISON if n == 7 else f"{n}") for n in range(LINES)])
+    office = await town.office()
+    engine = MortalEngine(office.house.engine, ids_of(POISON))
+    async with office.dispatcher:
+        ended = await town.ended(batch)
+    output, errors = await town.results(ended)
+    assert set(errors) == {"7"} and errors["7"]["error"]["code"] == "process_lost"
+    assert set(output) == {f"{number}" for number in range(LINES)} - {"7"}
+    assert len(engine.died_with) == MOST_ENGINE_LOSSES + MOST_MARKS
+    assert engine.died_with[MOST_ENGINE_LOSSES:] == [1] * MOST_MARKS, "suspects are run alone"
 
 
 async def test_processes_that_a_line_kills_are_three_and_then_no_more(tmp_path, valkey):

@@ -1,4 +1,4 @@
-"""Where a process of ours writes its log: a stream that may be a file on a full disk, or a pipe that nobody reads."""
+"""Where a process of ours writes its log, and how: a terminal, a file on a full disk, or a pipe that is not read."""
 
 from __future__ import annotations
 
@@ -33,6 +33,14 @@ class LossyStream:
     def _put(self, line: str) -> None:
         self._stream.write(line)
         self._stream.flush()
+
+
+def log_renderers(stream: TextIO) -> list[Any]:
+    """Returns structlog's last processors: JSON lines, or on a terminal short ones with the time of day."""
+    if not stream.isatty():
+        return [structlog.processors.TimeStamper(fmt="iso"), structlog.processors.JSONRenderer()]
+    console = structlog.dev.ConsoleRenderer(pad_event_to=0, exception_formatter=structlog.dev.plain_traceback)
+    return [structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False), console]
 
 
 def lossy_loggers(stream: TextIO) -> Any:

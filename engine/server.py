@@ -7,6 +7,7 @@ of its standard input when `--until-stdin-closes` is given, so that it never out
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import platform
 import signal
@@ -28,7 +29,7 @@ from engine.engine import Engine, EngineStopped
 from engine.executor.base import Executor
 from engine.executor.fake import FakeExecutor
 from engine.load_attempts import LoadAttempts
-from engine.lossy_log import lossy_loggers
+from engine.lossy_log import log_renderers, lossy_loggers
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
 from engine.service import EngineService
@@ -211,9 +212,10 @@ def main() -> None:
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.JSONRenderer(),
+            *log_renderers(sys.stderr),
         ],
+        # On a terminal the gateway shows how the start goes, and lines of ours would break into that.
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING if sys.stderr.isatty() else logging.INFO),
         logger_factory=lossy_loggers(sys.stderr),
     )
     config = EngineConfig.from_json(args.config)

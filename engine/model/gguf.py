@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers.utils.logging import disable_progress_bar
 
 from engine.paths import partial_prefix
 
@@ -21,14 +22,13 @@ def convert_gguf(gguf: Path, out: Path, on_progress: Callable[[str], None]) -> N
 
     `out` appears whole or not at all; when another process made it meanwhile, that one is kept.
 
-    transformers draws its own progress bars meanwhile.
-
     Args:
         on_progress: told what is being done now.
 
     Raises:
         ValueError: the file is damaged, or of an architecture transformers cannot read.
     """
+    disable_progress_bar()  # the caller shows how it goes
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=partial_prefix(out.name, os.getpid()), dir=out.parent))
     try:

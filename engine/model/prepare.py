@@ -84,11 +84,13 @@ def _convert(gguf: Path, data_dir: Path, console: Console) -> Path:
     out = data_dir / "models" / f"{gguf.stem}-{_fingerprint(gguf)}"
     if not (out / "config.json").is_file():
         _check_space(gguf, data_dir)
-        console.print(f"converting {gguf.name} to bf16 safetensors, once")
-        # Imported here because it takes seconds, and a model that is ready needs none of it.
-        from engine.model.gguf import convert_gguf
+        title = f"converting {gguf.name} to bf16 safetensors, once"
+        console.print(title)
+        with console.status(title) as status:
+            # Imported here because it takes seconds, and a model that is ready needs none of it.
+            from engine.model.gguf import convert_gguf
 
-        convert_gguf(gguf, out, on_progress=lambda text: console.print(f"  {text}", style="dim", markup=False))
+            convert_gguf(gguf, out, on_progress=status.update)
         console.print(f"converted {gguf.name} to {out}", soft_wrap=True)
     return out
 

@@ -80,9 +80,16 @@ function trouble(error) {
   element("engine").className = "engine down";
 }
 
-async function open(event) {
-  event.preventDefault();
-  const key = element("admin-key").value.trim();
+/** The demo's banner links here with its key, which is public: `#key=sk-demo-admin`. The key leaves the address bar at
+ * once. No other key is taken from a link, or a stranger's link could sign an operator in under a key of the stranger's. */
+function takeKeyFromLink() {
+  if (!location.hash.startsWith("#key=")) return;
+  const key = location.hash.slice("#key=".length);
+  history.replaceState(null, "", location.pathname + location.search);
+  if (key.startsWith("sk-demo-") && !isSignedIn()) open(key);
+}
+
+async function open(key) {
   setText(element("door-error"), "");
   try {
     await fetchWith(key, "GET", "admin/v1/limits");
@@ -103,9 +110,16 @@ function leave(why) {
   setText(element("door-error"), why);
 }
 
-element("sign-in").addEventListener("submit", open);
+element("sign-in").addEventListener("submit", (event) => {
+  event.preventDefault();
+  open(element("admin-key").value.trim());
+});
 element("sign-out").addEventListener("click", () => leave(""));
-addEventListener("hashchange", show);
+addEventListener("hashchange", () => {
+  takeKeyFromLink();
+  show();
+});
 document.addEventListener("visibilitychange", refresh);
 addEventListener("unhandledrejection", (event) => toast(event.reason?.message ?? "something went wrong", "bad"));
+takeKeyFromLink();
 show();

@@ -7,7 +7,7 @@ from typing import Literal
 
 Part = Literal["all", "public", "admin"]
 
-COMMON = frozenset(("/health", "/ready", "/ping", "/version", "/openapi.json"))
+COMMON = frozenset(("/", "/health", "/ready", "/ping", "/version", "/openapi.json"))
 """At every port: what watches over a gateway asks the port that it watches over."""
 ADMINISTRATION = re.compile(r"/(admin|console|metrics|v1/(un)?load_lora_adapter)(/.*)?")
 

@@ -31,6 +31,7 @@ from gateway.http.edge import Direct, Edge, bearer_token, header, read_body, req
 from gateway.http.files import FilesApi
 from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
+from gateway.http.root import GrpcAddressOf, RootApi
 from gateway.http.scrape import Openness, ScrapeApi
 from gateway.http.stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
@@ -66,14 +67,15 @@ def create_app(
     batches: Batches | None = None,
     part: Part = "all",
     cors_origins: Sequence[str] = (),
+    grpc: GrpcAddressOf = lambda: None,
 ) -> ASGIApp:
     """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, without
     `operations` nobody touches lanes and live requests, and without `files` and `batches` there are none.
     `metrics_keys`: SHA-256 of keys that may read /metrics, beside administrators'. `open_metrics`: what a request
     without a key reads of it. `part`: what this port offers. `cors_origins`: pages of these origins may call everything
-    but administration; without any, no layer is added.
+    but administration; without any, no layer is added. `grpc`: returns the address of gRPC, for `GET /`.
     """
-    rest = (accounts, operations, usage, metrics_keys, open_metrics, files, batches, part)
+    rest = (accounts, operations, usage, metrics_keys, open_metrics, files, batches, part, grpc)
     api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, *rest)
     routes = [route for route in api.routes() if offers_path(part, route.path)]
     edge = Edge(Router(routes, redirect_slashes=False))  # a redirection would lead to where the caller says we are
@@ -98,8 +100,10 @@ class HttpApi:
         files: Files | None,
         batches: Batches | None,
         part: Part,
+        grpc: GrpcAddressOf,
     ) -> None:
         self._gateway = gateway
+        self._root = RootApi(part, grpc)
         self._keys = keys
         self._scrape = ScrapeApi(gateway, metrics, self._authenticate, metrics_keys, open_metrics)
         self._max_body_bytes = max_body_bytes
@@ -127,6 +131,7 @@ class HttpApi:
             *(self._batches.routes() if self._batches else ()),
             *self._admin.routes(),
             *ConsoleFiles().routes(),
+            *self._root.routes(),
             Route("/health", self.health, methods=get),
             Route("/ready", self.ready, methods=get),
             Route("/ping", self.ready, methods=[*get, *post]),

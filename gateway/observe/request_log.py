@@ -1,8 +1,10 @@
-"""One JSON line a request: who, what, how long, how it ended. Never a prompt, never a key."""
+"""One line a request: tenant, model, times, tokens and how it ended. Never a prompt, never a key."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from datetime import datetime
 from typing import Any, TextIO
 
 import structlog
@@ -16,21 +18,46 @@ LONGEST_NAME = 200
 
 
 class RequestLog:
-    """An `Observer` that writes to a stream of its own."""
+    """An `Observer` that writes to a stream of its own: JSON, or on a terminal a short line."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         """`stream`: standard output unless given."""
+        stream = stream or sys.stdout
+        self._terminal = stream if stream.isatty() else None
         processors: list[Any] = [
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.JSONRenderer(),
         ]
-        self._log: Any = structlog.wrap_logger(structlog.WriteLogger(stream or sys.stdout), processors=processors)
+        self._log: Any = structlog.wrap_logger(structlog.WriteLogger(stream), processors=processors)
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
         """Not for the log."""
 
     def finished(self, record: RequestRecord) -> None:
-        self._log.msg("request", **describe(record))
+        if self._terminal is None:
+            self._log.msg("request", **describe(record))
+        else:
+            with suppress(OSError):
+                self._terminal.write(access_line(record, datetime.now()) + "\n")
+
+
+def access_line(record: RequestRecord, now: datetime) -> str:
+    """What a person who watches the terminal wants to see of a request, in some 80 columns."""
+    times = [("first token", record.ttft_seconds), ("in all", record.duration_seconds)]
+    parts = [
+        f"{now:%H:%M:%S} {record.status}",
+        record.tenant or "-",
+        printable(clipped(record.model)) or "-",
+        f"{record.prompt_tokens:,} + {record.completion_tokens:,} tokens",
+        *(f"{name} {seconds:.2f} s" for name, seconds in times if seconds is not None),
+        record.error_code or record.finish,
+    ]
+    return "  ".join(parts)
+
+
+def printable(text: str) -> str:
+    """A caller's words without what a terminal would obey: escape sequences and line ends."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def describe(record: RequestRecord) -> dict[str, Any]:

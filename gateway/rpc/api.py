@@ -103,6 +103,8 @@ class GrpcServer:
             part: what this port offers.
         """
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.port: int | None = None
+        """None means that it does not listen yet."""
         self._certificate = certificate
         self._grace_seconds = grace_seconds
         self._admin = AdapterAdminService(gateway.adapters, keys)
@@ -155,7 +157,12 @@ class GrpcServer:
         except RuntimeError as error:
             raise OSError(f"cannot listen on {self._address}; use another port") from error
         await self._server.start()
+        self.port = port
         return port
+
+    @property
+    def uses_tls(self) -> bool:
+        return self._certificate is not None
 
     def _add_port(self) -> int:
         if self._certificate is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from engine.client import EngineClient
 from engine.core.types import Lane
@@ -154,8 +154,9 @@ async def built(
         stack.callback(sources.close)
         engine, adapters = await _connect(stack, ground.engine, redis, config, sources)
         tokenizer = await _load_tokenizer(launch)
-        await _wait_for_engine(engine, supervisor, console)
-        await _preload(adapters, config, console)
+        with _progress(console) as progress:
+            await _wait_for_engine(engine, supervisor, progress)
+            await _preload(adapters, config, progress)
         metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, ground.metrics, model_name(config))
         operations = Operations(engine, LatencyWindow(metrics.collect), metrics.promises, model_name(config))
         observers = await stack.enter_async_context(open_observers(config.observability))
@@ -236,23 +237,37 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
     return FailoverLimiter(shared, LocalLimiter(limits.replicas, policy=limits.when_redis_is_away))
 
 
-async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | None, console: Console) -> None:
+def _progress(console: Console) -> Progress:
+    """One line on a terminal, which is gone when the start is over; nothing elsewhere."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | None, progress: Progress) -> None:
     """Raises StartError: it has died, or is not ready in time."""
+    task = progress.add_task("starting the engine: loading weights and compiling kernels")
     waiting = [asyncio.create_task(engine.wait_ready())]
     waiting += [asyncio.create_task(supervisor.wait_first_exit())] if supervisor else []
-    with console.status("starting the engine: loading weights"):
+    try:
         await asyncio.wait(waiting, timeout=ENGINE_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    for task in waiting:
-        task.cancel()
+    finally:
+        for wait in waiting:
+            wait.cancel()
+        progress.remove_task(task)
     if not engine.ready:
-        raise StartError("the engine did not start; its last words are above")
+        raise StartError("the engine did not start; the reason is above")
 
 
-async def _preload(adapters: AdapterRegistry, config: Config, console: Console) -> None:
+async def _preload(adapters: AdapterRegistry, config: Config, progress: Progress) -> None:
     """Raises StartError: some cannot be served."""
-    preload = config.adapters.preload
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("loading adapters", total=len(preload))
-        failed = await seeded(adapters, preload, lambda: progress.advance(task))
+    preload, loaded = config.adapters.preload, 0
+    task = progress.add_task(f"loading {len(preload)} adapters")
+
+    def one_done() -> None:
+        nonlocal loaded
+        loaded += 1
+        progress.update(task, description=f"loading adapters: {loaded} of {len(preload)}")
+
+    failed = await seeded(adapters, preload, one_done)
     if failed:
         raise StartError("; ".join(f"adapter {name}: {reason}" for name, reason in failed.items()))

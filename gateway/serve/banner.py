@@ -11,14 +11,19 @@ from rich.text import Text
 from engine.pb import engine_pb2 as pb
 from gateway.config.tls import TlsConfig
 from gateway.config.whole import DEMO_HASHES, DEMO_KEYS, Config
+from gateway.core.tenants import hash_key
 from gateway.serve.addresses import Ports
 from gateway.service import Gateway
 
+LOCAL_URL = "http://127.0.0.1:8000"
+"""Where commands look for a gateway unless they are told otherwise."""
+DEMO_ADMIN_KEY = DEMO_KEYS[2]
+DEMO_ADMIN_HASH = hash_key(DEMO_ADMIN_KEY)
 QUESTION = "What is the capital of France?"
 
 
 class Banner:
-    """Shows a key only if it is the demo's, which everybody knows."""
+    """Shows keys only where they are the demo's, which are public."""
 
     def __init__(self, config: Config, gateway: Gateway, info: pb.EngineInfo, ports: Sequence[Ports]) -> None:
         """`ports`: of callers, and of administrators where they have their own."""
@@ -50,13 +55,18 @@ class Banner:
             "tenants": ", ".join(sorted(self._config.tenants)),
             "HTTP": self._http + _clients(self._config.http.tls),
             "gRPC": self._grpc + (", TLS" if self._config.grpc.tls else "") + _clients(self._config.grpc.tls),
-            "console": f"{self._admin}/console" + _clients(self._config.admin.tls),
+            "console": self._console() + _clients(self._config.admin.tls),
         }
         if self._admin_grpc:
             rows["admin gRPC"] = self._admin_grpc + (", TLS" if self._config.admin.tls else "")
         for name, value in rows.items():
-            table.add_row(Text(name, style="dim"), value)
+            table.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
         return table
+
+    def _console(self) -> str:
+        """The console's address; the demo's has its key in the fragment, which no browser sends over the network."""
+        is_demo = DEMO_ADMIN_HASH in self._config.admin.keys
+        return f"{self._admin}/console" + (f"#key={DEMO_ADMIN_KEY}" if is_demo else "")
 
     def _calls(self) -> dict[str, str]:
         key, model = self._key(), next(iter(sorted(self._gateway.adapters.records)), self._gateway.base_name)
@@ -72,8 +82,17 @@ class Banner:
             "gRPC": f"grpcurl{' ' if self._config.grpc.tls else ' -plaintext '}-H 'authorization: Bearer {key}' \\\n"
             f'  -d \'{{"model": "{model}", "chat": {{"messages": [{message}]}}}}\' \\\n'
             f"  {self._grpc} loralane.v1.Generation/GenerateStream",
-            "terminal": f"loralane chat --url {self._http} --model {model}",
+            "terminal": self._commands(model),
         }
+
+    def _commands(self, model: str) -> str:
+        """Commands that find this gateway: none needs to be told of the default address."""
+        lines = [f"loralane chat --model {model}", "loralane adapters ls", "loralane lanes ls --watch"]
+        if self._http == LOCAL_URL and self._admin == LOCAL_URL:
+            return "\n".join(lines)
+        if self._admin == self._http:
+            return "\n".join([f"export LORALANE_URL={self._http}", *lines])
+        return "\n".join([f"{lines[0]} --url {self._http}", *(f"{line} --url {self._admin}" for line in lines[1:])])
 
     def _key(self) -> str:
         held = {key for entry in self._config.tenants.values() for key in entry.keys}

@@ -14,6 +14,7 @@ from gateway.batches.service import Batches
 from gateway.config.whole import Config
 from gateway.files.service import Files
 from gateway.http.api import create_app
+from gateway.http.root import GrpcAddress
 from gateway.observe.metrics import Metrics
 from gateway.operations import Operations
 from gateway.rpc.api import GrpcServer
@@ -56,6 +57,20 @@ def doors(offer: Offer, config: Config, *, shared: bool) -> tuple[Door, ...]:
 
 
 def _door(front: Front, offer: Offer, config: Config, shared: bool) -> Door:
+    grpc = GrpcServer(
+        offer.gateway,
+        offer.accounts,
+        offer.accounts,
+        offer.operations,
+        host=front.grpc.host,
+        port=front.grpc.port,
+        certificate=front.grpc.certificate(),
+        shared=shared,
+        usage=offer.usage,
+        files=offer.files,
+        batches=offer.batches,
+        part=front.part,
+    )
     app = create_app(
         offer.gateway,
         offer.accounts,
@@ -70,20 +85,7 @@ def _door(front: Front, offer: Offer, config: Config, shared: bool) -> Door:
         batches=offer.batches,
         part=front.part,
         cors_origins=config.http.cors_origins,
-    )
-    grpc = GrpcServer(
-        offer.gateway,
-        offer.accounts,
-        offer.accounts,
-        offer.operations,
-        host=front.grpc.host,
-        port=front.grpc.port,
-        certificate=front.grpc.certificate(),
-        shared=shared,
-        usage=offer.usage,
-        files=offer.files,
-        batches=offer.batches,
-        part=front.part,
+        grpc=lambda: None if grpc.port is None else GrpcAddress(grpc.port, grpc.uses_tls),
     )
     return Door(front, app, grpc, offer.gateway)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from engine.lossy_log import lossy_loggers
+from engine.lossy_log import log_renderers, lossy_loggers
 
 T = TypeVar("T")
 
@@ -28,17 +28,26 @@ def leave_torch_out() -> None:
 
 
 def configure_logging() -> None:
-    """JSON lines on standard error, as long as they can be written."""
+    """Log to standard error, as long as it can be written: short lines on a terminal, JSON elsewhere."""
+    exceptions = [] if sys.stderr.isatty() else [structlog.processors.format_exc_info]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
+            *exceptions,
+            *log_renderers(sys.stderr),
         ],
         logger_factory=lossy_loggers(sys.stderr),
     )
+    logging.getLogger().addHandler(_ToStructlog(logging.WARNING))
+
+
+class _ToStructlog(logging.Handler):
+    """Has what libraries log through the standard library look like every other line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger(record.name)
+        log.log(record.levelno, record.getMessage(), exc_info=record.exc_info, logger=record.name)
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:

@@ -106,6 +106,29 @@ def test_a_stranger_sees_nothing(console):
     page.get_by_label("Admin key").wait_for()
 
 
+def as_administrator(route: Any) -> None:
+    """The demo's key, as a gateway of the demo takes it."""
+    shown = route.request.headers["authorization"]
+    route.continue_(headers={**route.request.headers, "authorization": shown.replace("sk-demo-admin", "sk-admin")})
+
+
+def test_the_demos_link_opens_the_console_and_leaves_no_key_in_the_address(console):
+    page, url = console.page, console.gateway.url
+    page.route("**/admin/**", as_administrator)
+    page.goto(f"{url}/#key=sk-demo-admin")  # the root leads to the console
+    page.get_by_role("region", name="Lane interactive").wait_for()
+    assert page.evaluate("[location.pathname, location.hash, history.length]") == ["/console", "", 2]
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_a_link_with_any_other_key_signs_nobody_in(console):
+    page = console.page
+    page.goto(f"{console.gateway.url}/console#key=sk-admin")
+    page.get_by_label("Admin key").wait_for()
+    assert page.evaluate("location.href") == f"{console.gateway.url}/console"
+    assert not [url for url in console.asked if "/admin/" in url]
+
+
 def test_the_key_is_kept_for_the_tab_if_wanted_and_forgotten_at_the_door(console):
     page = console.page
     console.enter(keep=True)

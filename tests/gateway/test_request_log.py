@@ -260,3 +260,21 @@ async def test_a_watcher_that_fails_keeps_nobody_from_an_answer(tmp_path):
     assert (await logged.post()).status_code == 200
     assert logged.only()["status"] == 200
     assert len(logged.house.watcher.records) == 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_short_lines_and_obeys_no_callers_words():
+    record = RequestRecord(
+        id="1", request_id="req-1", tenant="acme", key_id="k", model="pi\x1b[2Jrate\n", lane_asked=None,
+        lane=Lane.INTERACTIVE, started=1.0, ended=2.5, prompt_tokens=1200, completion_tokens=34, finish="stop",
+    )  # fmt: skip
+    terminal, file = Terminal(), io.StringIO()
+    RequestLog(terminal).finished(record)
+    RequestLog(file).finished(record)
+    line = terminal.getvalue()
+    assert line.endswith(" 200  acme  pi?[2Jrate?  1,200 + 34 tokens  in all 1.50 s  stop\n")
+    assert json.loads(file.getvalue())["tenant"] == "acme"

@@ -192,6 +192,18 @@ class Version(Struct):
     version: str
 
 
+class GrpcPort(Struct):
+    port: int
+    tls: bool
+
+
+class Root(Struct):
+    name: str
+    version: str
+    grpc: GrpcPort | None
+    """null means that gRPC is not served beside this port."""
+
+
 class Adapters(Struct):
     adapters: list[AdapterStatus]
 

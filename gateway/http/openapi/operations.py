@@ -116,6 +116,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     _ping("GET"),
     _ping("POST"),
+    Operation("GET", "/", "Name, version and gRPC port; browsers are sent to the console.", "anyone", answers.Root),
     Operation("GET", "/version", "The version that runs.", "anyone", answers.Version),
     admin("GET", "/metrics", "Metrics for Prometheus; keys for nothing else may read them too.", TEXT, frozenset()),
     Operation("GET", "/openapi.json", "This document.", "anyone", answers.OpenApi),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 import structlog
 
 from gateway.batches.given_up import give_up
 from gateway.batches.lease import Lease
+from gateway.batches.marks import marked
 from gateway.batches.store import BatchStore
 from gateway.batches.trial import MOST_MARKS, Quarantine
 from gateway.core.errors import ApiError
@@ -81,16 +81,13 @@ class Errand:
 
     async def _try(self) -> None:
         """Do the task under a mark, which stays if the process dies or the work raises anything but ApiError."""
-        if not await self._store.begin_trial(self.lease):
-            self.lose()
-            return
-        try:
-            await self._work()
-        except (ApiError, asyncio.CancelledError):
-            await self._take_back()
-            raise
-        await self._take_back()
+        async with marked(self._store, self.lease, stays=_is_blamed) as is_held:
+            if is_held:
+                await self._work()
+            else:
+                self.lose()
 
-    async def _take_back(self) -> None:
-        with suppress(ApiError):  # then the mark stays, and the task is tried once less
-            await asyncio.shield(self._store.end_trial(self.lease))
+
+def _is_blamed(error: BaseException) -> bool:
+    """Return whether a failure counts against a task: neither a cancellation nor one that may pass does."""
+    return not isinstance(error, ApiError | asyncio.CancelledError)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -18,6 +18,7 @@ from gateway.batches.index import IndexEntry, read_index
 from gateway.batches.input import BatchLine
 from gateway.batches.lease import Lease
 from gateway.batches.lines import Lines
+from gateway.batches.marks import marked
 from gateway.batches.pace import Pace
 from gateway.batches.parts import Parts
 from gateway.batches.store import BatchStore
@@ -223,26 +224,20 @@ class Shard:
     @asynccontextmanager
     async def _trial(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
         """Mark a line while it runs alone. It needs no place, as the only one. The mark stays if the engine dies."""
-        store, is_lost = self._shop.store, False
         if self._marks[position] >= MOST_MARKS:
             yield lambda: None
             return
-        if not await store.begin_trial(self.lease, position):
-            self.lose()
-            yield None
-            return
         try:
-            with self._inside_engine():
-                yield lambda: None
+            async with marked(self._shop.store, self.lease, position, stays=is_engine_lost) as is_held:
+                if not is_held:
+                    self.lose()
+                    yield None
+                    return
+                with self._inside_engine():
+                    yield lambda: None
         except ApiError as error:
-            is_lost = is_engine_lost(error)
+            self._marks[position] += is_engine_lost(error)
             raise
-        finally:
-            if is_lost:
-                self._marks[position] += 1
-            else:
-                with suppress(ApiError):  # then the mark stays, and the line is tried once less
-                    await asyncio.shield(store.end_trial(self.lease, position))
 
     @contextmanager
     def _inside_engine(self) -> Iterator[None]:

@@ -23,7 +23,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from engine.arrivals import EngineLost
-from gateway.core.errors import ApiError
 
 MOST_MARKS = 2
 LOST_CODE = "process_lost"
@@ -56,7 +55,7 @@ class Trial:
         return cls(int(pairs.get(f"lost:{task}".encode(), 0)), lines, marks.get(task.encode(), 0))
 
 
-def is_engine_lost(error: ApiError) -> bool:
+def is_engine_lost(error: BaseException) -> bool:
     """Return whether a request failed because the engine died while it had the request."""
     return isinstance(error.__cause__, EngineLost)
 

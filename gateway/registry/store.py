@@ -17,6 +17,8 @@ from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any, Generic, Protocol
 
+import msgspec
+import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -26,6 +28,8 @@ CALL_SECONDS = 2.0
 QUIET_SECONDS = 1.0
 """Without news for so long, a follower makes sure that it has missed none."""
 BATCH = 100
+
+log = structlog.get_logger("registry")
 
 
 class StoreAway(Exception):
@@ -78,8 +82,8 @@ class RedisRecordStore(Generic[R]):
             pipe.get(self._generation)
             pipe.hgetall(self._records)
             generation, values = await pipe.execute()
-        records = map(self._decode, values.values())
-        return Snapshot(int(generation or 0), {record.name: record for record in records})
+        found = (self._decoded(name, value) for name, value in values.items())
+        return Snapshot(int(generation or 0), {record.name: record for record in found if record is not None})
 
     async def seed(self, name: str) -> str | None:
         async with _answering():
@@ -132,9 +136,14 @@ class RedisRecordStore(Generic[R]):
             raise self._kind.conflict(detail.decode())
         return int(detail or 0)
 
-    def _decode(self, value: bytes) -> R:
+    def _decoded(self, name: bytes, value: bytes) -> R | None:
+        """Decode a record. None means that it cannot be read, which must not keep the others from being served."""
         generation, _, text = value.partition(b" ")
-        return self._kind.decode(text, int(generation))
+        try:
+            return self._kind.decode(text, int(generation))
+        except (ValueError, msgspec.MsgspecError) as error:
+            log.error("registry_record_unreadable", registry=self._kind.noun, name=name.decode(), error=str(error))
+            return None
 
     def _as_change(self, entry_id: bytes, fields: dict[bytes, Any]) -> Change[R]:
         generation = int(entry_id.partition(b"-")[0])

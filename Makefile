@@ -17,7 +17,7 @@ CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
 .PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-many-adapters bench-lanes bench-batches
-.PHONY: bench-batch-job bench-gateway bench-limits bench-gpu bench-planning chaos soak proto audit clean-data clean
+.PHONY: bench-batch-job bench-gateway bench-limits bench-hostile bench-gpu bench-planning chaos soak proto audit clean-data clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
@@ -81,6 +81,9 @@ bench-gateway: setup-dev  ## What the gateway costs, beside LiteLLM where LORALA
 
 bench-limits: setup-dev  ## Whether limits stay exact on a busy machine, with one gateway and with several
 	$(BIN)/python -m benchmarks.busy_limits $(ARGS)
+
+bench-hostile: setup-dev  ## What a tenant feels while another tenant attacks the gateway
+	$(BIN)/python -m benchmarks.hostile $(ARGS)
 
 bench-batches: setup-dev  ## How many lines of a batch one gateway process runs in a second
 	$(BIN)/python -m benchmarks.batches $(ARGS)

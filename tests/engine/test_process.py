@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 
+import psutil
 import pytest
 
 from engine.arrivals import EngineUnavailable
@@ -16,7 +17,7 @@ from engine.config import EngineConfig
 from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token
 from engine.server import local_address
-from gateway.serve.supervisor import EngineSupervisor
+from gateway.serve.supervisor import SPINS, EngineSupervisor
 
 LONG = 100_000
 """Tokens of a request that is still running whatever a test does first."""
@@ -219,6 +220,24 @@ async def test_the_client_tries_again_after_any_failure(supervisor):
 
 async def test_ctrl_c_in_a_terminal_is_not_the_engines(supervisor):
     assert os.getpgid(supervisor.pid) != os.getpgid(0)
+
+
+async def test_threads_of_an_engine_soon_sleep_unless_its_operator_says_otherwise(supervisor, monkeypatch):
+    environment = psutil.Process(supervisor.pid).environ()
+    assert environment["GOMP_SPINCOUNT"] == str(SPINS)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    supervisor.kill()
+    async with asyncio.timeout(60):
+        while (again := supervisor.pid) is None or not psutil.pid_exists(again) or not _started_with(again, "active"):
+            await asyncio.sleep(0.02)
+    assert "GOMP_SPINCOUNT" not in psutil.Process(again).environ()
+
+
+def _started_with(pid, policy):
+    try:
+        return psutil.Process(pid).environ().get("OMP_WAIT_POLICY") == policy
+    except psutil.Error:
+        return False
 
 
 async def test_the_engine_ends_with_its_gateway(supervisor):

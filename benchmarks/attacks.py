@@ -1,0 +1,125 @@
+"""What a tenant with a key can send to hurt its neighbours: each attack returns how the gateway answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import httpx
+
+CHAIN = "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(3000)) + '\na3000: "x"'
+GRAMMARS: Mapping[str, Mapping[str, Any]] = {
+    "the smallest integer": {"guided_json": {"const": -9223372036854775808}},
+    "its neighbour": {"guided_json": {"enum": [-9223372036854775807]}},
+    "the smallest integer in a format": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": -(2**63)}}}
+    },
+    "bounds beyond integers": {"guided_json": {"type": "integer", "minimum": -1e30, "maximum": -1e29}},
+    "an integer beyond integers": {"guided_json": {"allOf": [{"type": "integer"}, {"enum": [-1e308]}]}},
+    "a chain of rules": {"guided_grammar": CHAIN},
+    "nesting without an end": {"guided_json": "[" * 60_000},
+    "brackets of a regex": {"guided_regex": "(" * 20_000 + "a" + ")" * 20_000},
+}
+"""Schemas and grammars that crash or overflow a compiler of grammars."""
+TERMINAL = frozenset(("completed", "failed", "expired", "cancelled"))
+MALFORMED = b"\x0a\xff\xff\xff\xff\x0f"
+
+
+@dataclass(frozen=True, slots=True)
+class Attacker:
+    """A tenant's key, and where it is used."""
+
+    http: httpx.AsyncClient
+    """Its base URL and its authorization are set."""
+    grpc_target: str
+    model: str
+    key: str
+
+    def body(self, **fields: Any) -> dict[str, Any]:
+        messages = [{"role": "user", "content": "Tell me about the sea."}]
+        return {"model": self.model, "messages": messages, "max_tokens": 8, **fields}
+
+    async def chat(self, **fields: Any) -> str:
+        """Return the status of an answer, and the error's code where there is one."""
+        answer = await self.http.post("/v1/chat/completions", json=self.body(**fields))
+        error = answer.json().get("error") or {}
+        return " ".join(filter(None, (str(answer.status_code), error.get("code"))))
+
+
+Attack = Callable[[Attacker], Awaitable[Counter[str]]]
+
+
+async def crashing_grammars(attacker: Attacker) -> Counter[str]:
+    return Counter([await attacker.chat(**fields) for fields in GRAMMARS.values()])
+
+
+async def expensive_grammars(attacker: Attacker, count: int = 12) -> Counter[str]:
+    """Send patterns that all have to hold: the states of 200 of them fill gigabytes where nothing bounds them."""
+    schemas = [
+        {"title": f"{number}", "allOf": [{"type": "string", "pattern": f"^.*a.*{i}$"} for i in range(200 + number)]}
+        for number in range(count)
+    ]
+    return Counter(await asyncio.gather(*[attacker.chat(guided_json=schema) for schema in schemas]))
+
+
+async def flood(attacker: Attacker, count: int = 50) -> Counter[str]:
+    """Send many requests with four answers each, all at once."""
+    return Counter(await asyncio.gather(*[attacker.chat(n=4, seed=number) for number in range(count)]))
+
+
+async def poisoned_batch(attacker: Attacker) -> Counter[str]:
+    """Run a batch whose lines are the grammars that crash. Returns the batch's status and the codes of its lines."""
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": attacker.body(**fields)}
+        for name, fields in GRAMMARS.items()
+    ]
+    lines.append({"custom_id": "sound", "method": "POST", "url": "/v1/chat/completions", "body": attacker.body()})
+    text = "\n".join(map(json.dumps, lines)).encode()
+    sent = await attacker.http.post("/v1/files", files={"file": ("in.jsonl", text)}, data={"purpose": "batch"})
+    wanted = {"input_file_id": sent.json()["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch = (await attacker.http.post("/v1/batches", json=wanted)).json()
+    while batch["status"] not in TERMINAL:
+        await asyncio.sleep(0.1)
+        batch = (await attacker.http.get(f"/v1/batches/{batch['id']}")).json()
+    counts = batch["request_counts"]
+    return Counter({f"batch {batch['status']}": 1, "lines done": counts["completed"], "lines failed": counts["failed"]})
+
+
+async def malformed_protobuf(attacker: Attacker) -> Counter[str]:
+    metadata = (("authorization", f"Bearer {attacker.key}"),)
+    async with grpc.aio.insecure_channel(attacker.grpc_target) as channel:
+        call = channel.unary_unary("/loralane.v1.Generation/Generate")
+        try:
+            await call(MALFORMED, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            return Counter([error.code().name])
+    return Counter(["OK"])
+
+
+async def hang_ups(attacker: Attacker, count: int = 20) -> Counter[str]:
+    """Begin long streams and go away after the first bytes."""
+
+    async def one() -> str:
+        body = attacker.body(stream=True, max_tokens=500)
+        async with attacker.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            async for _ in answer.aiter_raw():
+                break
+            return f"{answer.status_code} hung up"
+
+    return Counter(await asyncio.gather(*[one() for _ in range(count)]))
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "grammars that crash": crashing_grammars,
+    "grammars that cost": expensive_grammars,
+    "a batch of grammars that crash": poisoned_batch,
+    "malformed protobuf": malformed_protobuf,
+    "streams that are left": hang_ups,
+    "a flood with n = 4": flood,
+}
+"""In the order in which they are sent."""

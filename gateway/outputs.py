@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+LOCAL_URL = "http://127.0.0.1:8000"
+"""Where commands look for a gateway unless they are told otherwise."""
 WIDEST = 10_000
 """Columns: more than any table needs."""
 
@@ -59,6 +61,13 @@ def _plain(message: Message, field: Any) -> Any:
     if field.is_repeated:
         return [message_json(item) if field.message_type else item for item in value]
     return message_json(value) if field.message_type else value
+
+
+def no_gateway(url: str, reason: str = "") -> str:
+    """The message of every command that finds no gateway; `reason` is what the library says, where that helps."""
+    found = f"No gateway answers at {url}"
+    found += f" ({reason})" if reason and "refused" not in reason.lower() else ""
+    return f"{found}. Start one with `loralane serve`, or name another with --url or LORALANE_URL."
 
 
 def complain(message: str) -> None:

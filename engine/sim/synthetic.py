@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
+from engine.core.counts import parse_count
 from engine.core.types import Lane
 from engine.sim.traces import Arrival, Trace
 
@@ -35,9 +36,9 @@ class Sizes:
 
     @classmethod
     def parse(cls, text: str) -> Sizes:
-        """`24-96`, or `16` for always that. Raises ValueError."""
+        """Read `24-96`, or `16` for always that; `1k-4k` has thousands. Raises ValueError."""
         low, _, high = text.partition("-")
-        return cls(int(low), int(high or low))
+        return cls(parse_count(low), parse_count(high or low))
 
     def draw(self, rng: Random) -> int:
         return rng.randint(self.low, self.high)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from gateway.bench.spec import parse_lane, parse_range
-from gateway.outputs import check_writable, fail
+from gateway.outputs import LOCAL_URL, check_writable, fail
 
 if TYPE_CHECKING:
     from gateway.bench.document import Document
@@ -56,7 +56,7 @@ def bench() -> None:
 
 @app.command(help=HELP)
 def serve(
-    url: Annotated[str, typer.Option(help="Any OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Option(envvar="LORALANE_URL", help="Any OpenAI-compatible server.")] = LOCAL_URL,
     key: Annotated[str, typer.Option(envvar="LORALANE_API_KEY", help="API key.")] = "sk-demo-acme",
     lanes: Lanes = None,
     models: Models = None,

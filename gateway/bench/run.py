@@ -19,6 +19,7 @@ from gateway.bench.drive import drive
 from gateway.bench.measure import succeeded
 from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
+from gateway.outputs import no_gateway
 from gateway.serve.process import run_loop
 from gateway.trust import chosen_trust
 
@@ -37,6 +38,8 @@ def served_models(target: Target) -> list[str]:
             f"{target.base}/v1/models", headers=target.headers, timeout=10, verify=chosen_trust().context()
         )
         return [model["id"] for model in response.raise_for_status().json()["data"]]
+    except httpx.TransportError as error:
+        raise BenchError(no_gateway(target.url, str(error))) from error
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise BenchError(f"{target.url} does not list its models: {error}") from error
 
@@ -61,7 +64,7 @@ async def _run(settings: Settings, target: Target, items: Sequence[Item], consol
                 target, items, concurrency=settings.concurrency, timeout_s=settings.timeout_s, on_end=bars.count
             )
     except OSError as error:
-        raise BenchError(f"cannot reach {target.url}: {error}") from error
+        raise BenchError(no_gateway(target.url, str(error))) from error
 
 
 async def warm_up(target: Target, items: Sequence[Item], timeout_s: float) -> None:

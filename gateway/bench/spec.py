@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from engine.core.counts import parse_count
+
 LANES = ("interactive", "batch", "default")
 MAX_TOKENS = 2**31
 MAX_TOKEN_ID = 2**32
@@ -125,12 +127,12 @@ def parse_lane(text: str) -> LaneSpec:
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Reads `16`, `24-96` (uniform, both ends included) or `600~1.5` (log-normal: mean and CV)."""
+    """Read `16`, `24-96` (uniform, both ends included), `1k-4k` or `600~1.5` (log-normal: mean and CV)."""
     mean, tilde, cv = text.partition("~")
     if tilde:
-        return Lengths(int(mean), MAX_TOKENS, float(cv))
+        return Lengths(parse_count(mean), MAX_TOKENS, float(cv))
     low, _, high = text.partition("-")
-    return Lengths(int(low), int(high or low))
+    return Lengths(parse_count(low), parse_count(high or low))
 
 
 def parse_range(text: str) -> tuple[int, int]:

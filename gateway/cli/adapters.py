@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from gateway.cli.as_admin import DEMO_KEY, LOCAL, AdminKey, AsJson, GrpcTarget, console, until_interrupted
+from gateway.cli.address import LOCAL_URL, AdminUrl, grpc_target
+from gateway.cli.as_admin import DEMO_KEY, AdminKey, AsJson, console, until_interrupted
 from gateway.cli.tables.adapters import TIERS, SortKey, adapter_facts, adapter_json, adapter_table, chosen
 from gateway.outputs import fail, print_wide
 
@@ -30,13 +31,13 @@ def list_adapters(
     sort: Annotated[SortKey, typer.Option(help="What to sort by.")] = SortKey.name,
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on, once a second, until Ctrl-C.")] = False,
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """List adapters: tier, size, who uses them, and what loading them takes."""
     if tier not in (None, *TIERS):
         raise typer.BadParameter(f"{tier!r} is none of {', '.join(TIERS)}", param_hint="--tier")
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         adapters = chosen(client.list(), pattern, tier, sort)
         if as_json:
             print(json.dumps([adapter_json(adapter) for adapter in adapters], indent=2))
@@ -50,9 +51,9 @@ def list_adapters(
 
 
 @app.command()
-def show(name: Name, as_json: AsJson = False, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def show(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Everything there is to know of one adapter, by its name or an alias."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         found = [adapter for adapter in client.list() if name in (adapter.name, *adapter.aliases)]
     if not found:
         fail(f"there is no adapter {name!r}")
@@ -68,20 +69,20 @@ def load(
     path: Annotated[str, typer.Argument(help="PEFT folder below a root of the gateway, or a hub id or URL it allows.")],
     replace_loaded: Annotated[bool, typer.Option("--replace", help="Replace the version served now.")] = False,
     tenant: Annotated[list[str] | None, typer.Option(help="Keep it for this tenant; repeatable.")] = None,
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Load an adapter while serving: `loralane adapters load support ./loras/support`."""
     folder = str(Path(path).resolve()) if Path(path).is_dir() else path
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         adapter = client.load(name, folder, replace=replace_loaded, tenants=tenant or ())
     console.print(f"[green]{name}[/green] serves {adapter.version} (rank {adapter.rank}, {adapter.bytes / 1e6:.1f} MB)")
 
 
 @app.command()
-def reload(name: Name, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def reload(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Read an adapter's files again; running requests end on the version they began with."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         answer = client.reload(name)
     word = "serves" if answer.changed else "has not changed: it serves"
     console.print(f"[green]{name}[/green] {word} {answer.adapter.version}")
@@ -91,27 +92,27 @@ def reload(name: Name, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> 
 def unload(
     name: Annotated[str, typer.Argument(help="Adapter to take out of service.")],
     drain: Annotated[float, typer.Option(help="Seconds running requests may go on; 0: the gateway's default.")] = 0.0,
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Unload an adapter: running requests may end first."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         aborted = client.unload(name, drain)
     console.print(f"[green]{name}[/green] is unloaded; {aborted} requests were aborted")
 
 
 @app.command()
-def pin(name: Name, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def pin(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Keep an adapter on the device once it is there."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         client.pin(name, pinned=True)
     console.print(f"[green]{name}[/green] is pinned")
 
 
 @app.command()
-def unpin(name: Name, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def unpin(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Let an adapter make room again when there is need."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         client.pin(name, pinned=False)
     console.print(f"[green]{name}[/green] is not pinned")
 
@@ -121,11 +122,11 @@ def alias(
     name: Name,
     other: Annotated[str, typer.Argument(metavar="ALIAS", help="Another name for it.")],
     remove: Annotated[bool, typer.Option("--remove", help="Take the alias away.")] = False,
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Give an adapter another name: `loralane adapters alias support helpdesk`."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         aliases = client.alias(name, other, remove=remove).aliases
     console.print(f"[green]{name}[/green] has the aliases: {', '.join(aliases) or 'none'}")
 
@@ -134,17 +135,17 @@ def alias(
 def allow(
     name: Name,
     tenants: Annotated[list[str] | None, typer.Argument(help="It is for these alone; none: for every tenant.")] = None,
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Keep an adapter for some tenants."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         allowed = client.allow(name, tenants or ()).tenants
     console.print(f"[green]{name}[/green] is for {', '.join(allowed) or 'every tenant that may name it'}")
 
 
-def _admin(target: str, key: str) -> AbstractContextManager[AdaptersClient]:
+def _admin(url: str, key: str) -> AbstractContextManager[AdaptersClient]:
     from gateway.cli.clients.adapters import AdaptersClient
     from gateway.cli.clients.admin import told
 
-    return told(AdaptersClient(target, key), target)
+    return told(AdaptersClient(grpc_target(url), key), url)

@@ -16,10 +16,8 @@ from gateway.outputs import message_json, print_wide
 
 console = Console(stderr=True)
 
-LOCAL = "127.0.0.1:50051"
 DEMO_KEY = "sk-demo-admin"
 
-GrpcTarget = Annotated[str, typer.Option("--target", help="gRPC address of the gateway; https://HOST:PORT with TLS.")]
 AdminKey = Annotated[str, typer.Option("--key", envvar="LORALANE_ADMIN_KEY", help="Admin key.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of the HTTP API.")]
 

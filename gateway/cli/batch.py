@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from gateway.cli.address import LOCAL_URL, ServerUrl
 from gateway.cli.as_admin import console, until_interrupted
-from gateway.cli.as_tenant import DEMO_KEY, LOCAL_URL, ServerUrl, UserKey
+from gateway.cli.as_tenant import DEMO_KEY, UserKey
 from gateway.cli.batch_lines import LinesError, Looked, look
 from gateway.cli.tables.batch import ENDED, batch_facts, batches_table, ended_lines, errors_table
 from gateway.outputs import check_writable, fail, print_wide, whole_file

@@ -10,7 +10,9 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from gateway.cli.as_admin import DEMO_KEY, LOCAL, AdminKey, AsJson, GrpcTarget, show_messages, until_interrupted
+from engine.core.counts import parse_count
+from gateway.cli.address import LOCAL_URL, AdminUrl, grpc_target
+from gateway.cli.as_admin import DEMO_KEY, AdminKey, AsJson, show_messages, until_interrupted
 from gateway.cli.tables.limits import limits_table, usage_table
 from gateway.core.limits import LIMIT_NAMES
 from gateway.outputs import message_json, print_wide
@@ -27,13 +29,13 @@ Tenant = Annotated[str, typer.Argument(help="Name of the tenant.")]
 Tenants = Annotated[str, typer.Argument(help="Name of a tenant; without it, all of them.")]
 KeyId = Annotated[str, typer.Option("--key-id", help="Of one key, by its id; *: of each without its own.")]
 Adapter = Annotated[str, typer.Option("--adapter", help="Of one adapter or the base; *: of each without its own.")]
-Value = Annotated[str | None, typer.Option(metavar="NUMBER", help="A number, or none to lift it.")]
+Value = Annotated[str | None, typer.Option(metavar="NUMBER", help="600, 100k or 1.5m, or none to lift it.")]
 
 
 @app.command()
-def get(tenant: Tenants = "", as_json: AsJson = False, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def get(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """What is set for tenants, their keys and adapters; limits in shadow are in brackets."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         entries = client.get(tenant)
     show_messages(limits_table(entries), entries, as_json)
 
@@ -57,16 +59,16 @@ def set_limits(
     key_id: KeyId = "",
     adapter: Adapter = "",
     as_json: AsJson = False,
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Change limits from the next request on: `loralane limits set acme --tokens-per-minute 100000`."""
+    """Change limits from the next request on: `loralane limits set acme --tokens-per-minute 100k`."""
     texts = (requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day)
     values: dict[str, int | None] = {
         name: _number(text) for name, text in zip(LIMIT_NAMES, texts, strict=True) if text is not None
     }
     names = None if shadow is None else [name.replace("-", "_") for name in shadow if name != NONE]
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         scope = pb.LimitScope(tenant=tenant, key=key_id, adapter=adapter)
         entry = client.set(scope, values, names, _policies(when_redis_is_away))
     show_messages(limits_table([entry]), [entry], as_json)
@@ -78,28 +80,28 @@ def reset(
     used: Annotated[bool, typer.Option("--used", help="Forget what is in use, and leave the limits.")] = False,
     key_id: KeyId = "",
     adapter: Adapter = "",
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Return to the configured limits, or with --used give a tenant its whole allowance again."""
     scope = pb.LimitScope(tenant=tenant, key=key_id, adapter=adapter)
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         limits = client.reset(scope, used=used)
     print_wide(limits_table([pb.LimitEntry(scope=scope, limits=limits, source="in force")]))
 
 
 @app.command()
-def usage(tenant: Tenants = "", as_json: AsJson = False, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def usage(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """How much of each limit is used, and how often each did not fit a request today."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         scopes = client.usage(tenant)
     show_messages(usage_table(scopes), scopes, as_json)
 
 
 @app.command()
-def watch(tenant: Tenants = "", as_json: AsJson = False, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def watch(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Usage as it changes, until Ctrl-C; --json prints a line for each scope that has changed."""
-    with _admin(target, key) as client, until_interrupted():
+    with _admin(url, key) as client, until_interrupted():
         if as_json:
             for changed in client.watch(tenant):
                 for scope in changed:
@@ -116,9 +118,9 @@ def _number(text: str) -> int | None:
     if text == NONE:
         return None
     try:
-        return int(text.replace("_", "").replace(",", ""))
+        return parse_count(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no number, and not {NONE!r}") from error
+        raise typer.BadParameter(f"{error}, or {NONE} to lift the limit") from error
 
 
 def _policies(pairs: list[str] | None) -> dict[str, str] | None:
@@ -129,8 +131,8 @@ def _policies(pairs: list[str] | None) -> dict[str, str] | None:
     return {name.replace("-", "_"): policy for name, _, policy in split}
 
 
-def _admin(target: str, key: str) -> AbstractContextManager[LimitsClient]:
+def _admin(url: str, key: str) -> AbstractContextManager[LimitsClient]:
     from gateway.cli.clients.admin import told
     from gateway.cli.clients.limits import LimitsClient
 
-    return told(LimitsClient(target, key), target)
+    return told(LimitsClient(grpc_target(url), key), url)

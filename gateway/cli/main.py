@@ -17,7 +17,8 @@ from engine.config import DTYPES, LOAD_FORMATS
 from engine.paths import default_data_dir
 from gateway.bench.command import app as bench_app
 from gateway.cli.adapters import app as adapters_app
-from gateway.cli.as_tenant import DEMO_KEY, LOCAL_URL, ServerUrl, UserKey
+from gateway.cli.address import LOCAL_URL, ServerUrl
+from gateway.cli.as_tenant import DEMO_KEY, UserKey
 from gateway.cli.batch import app as batch_app
 from gateway.cli.limits import app as limits_app
 from gateway.cli.operations import lanes as lanes_app
@@ -91,7 +92,10 @@ def serve(
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="YAML configuration.")]) -> None:
-    """Validate a configuration file, where the variables it names are set: `loralane check my.yaml`."""
+    """Validate a configuration file, where the variables it names are set: `loralane check my.yaml`.
+
+    Everything that is wrong with it is told at once.
+    """
     try:
         load_config(file, os.environ)
     except ConfigError as error:
@@ -197,7 +201,7 @@ def root(
     """A multi-LoRA, priority-lane serving gateway.
 
     Clients of a gateway with TLS are told whom to believe before their name:
-    `loralane --ca ca.pem --cert me.pem --cert-key me.key adapters ls --target https://gateway:50051`.
+    `loralane --ca ca.pem --cert me.pem --cert-key me.key adapters ls --url https://gateway:8443`.
     """
     CHOSEN.set(Trust(ca, cert, cert_key))
 

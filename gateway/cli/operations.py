@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from gateway.cli.address import LOCAL_URL, AdminUrl, grpc_target
 from gateway.cli.as_admin import (
     DEMO_KEY,
-    LOCAL,
     AdminKey,
     AsJson,
-    GrpcTarget,
     console,
     show_messages,
     until_interrupted,
@@ -38,55 +37,55 @@ Watch = Annotated[bool, typer.Option("--watch", help="Go on, once a second, unti
 
 @lanes.command("ls")
 def list_lanes(
-    as_json: AsJson = False, watch: Watch = False, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY
+    as_json: AsJson = False, watch: Watch = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY
 ) -> None:
     """Depth, oldest wait, latencies and goals met: `loralane lanes ls --watch`."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         _show(client.lanes, lanes_table, as_json, watch)
 
 
 @lanes.command()
-def pause(lane: Lane, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def pause(lane: Lane, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Start nothing of a lane: what runs goes on, what comes waits: `loralane lanes pause batch`."""
-    _set(lane, "pause", target, key)
+    _set(lane, "pause", url, key)
 
 
 @lanes.command()
-def resume(lane: Lane, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def resume(lane: Lane, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Serve a lane as ever: `loralane lanes resume batch`."""
-    _set(lane, "resume", target, key)
+    _set(lane, "resume", url, key)
 
 
 @lanes.command()
-def drain(lane: Lane, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def drain(lane: Lane, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Take nothing new into a lane; what it has taken goes on to its end: `loralane lanes drain batch`."""
-    _set(lane, "drain", target, key)
+    _set(lane, "drain", url, key)
 
 
 @requests.command("ls")
 def list_requests(
-    as_json: AsJson = False, watch: Watch = False, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY
+    as_json: AsJson = False, watch: Watch = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY
 ) -> None:
     """Live requests of every gateway that shares the engine: `loralane requests ls --watch`."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         _show(client.requests, requests_table, as_json, watch)
 
 
 @requests.command()
 def cancel(
     request_id: Annotated[str, typer.Argument(metavar="ID", help="As `ls` shows it, or its first six digits or more.")],
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """End a request; its caller is told, and pays for what was generated: `loralane requests cancel 3f9a1c`."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         ended = client.cancel(request_id)
     tokens = f"{ended.generated_tokens:,} of {ended.max_tokens:,} tokens"
     console.print(f"[green]{ended.id}[/green] of {ended.tenant} is cancelled, after {tokens}", highlight=False)
 
 
-def _set(lane: str, action: str, target: str, key: str) -> None:
-    with _admin(target, key) as client:
+def _set(lane: str, action: str, url: str, key: str) -> None:
+    with _admin(url, key) as client:
         status = client.set_lane(lane, action)
     left = f"{status.running:,} running, {status.waiting:,} waiting"
     console.print(f"[green]{status.lane}[/green] is {status.mode}: {left}", highlight=False)
@@ -103,8 +102,8 @@ def _show(look: Callable[[], Sequence[T]], table: Callable[[Sequence[T]], Table]
             live.update(table(look()))
 
 
-def _admin(target: str, key: str) -> AbstractContextManager[OperationsClient]:
+def _admin(url: str, key: str) -> AbstractContextManager[OperationsClient]:
     from gateway.cli.clients.admin import told
     from gateway.cli.clients.operations import OperationsClient
 
-    return told(OperationsClient(target, key), target)
+    return told(OperationsClient(grpc_target(url), key), url)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from gateway.cli.as_admin import DEMO_KEY, LOCAL, AdminKey, AsJson, GrpcTarget, console, show_messages
+from gateway.cli.address import LOCAL_URL, AdminUrl, grpc_target
+from gateway.cli.as_admin import DEMO_KEY, AdminKey, AsJson, console, show_messages
 from gateway.pb import tenants_pb2 as pb
 
 if TYPE_CHECKING:
@@ -32,11 +33,11 @@ def create_tenant(
     highest_lane: Lane = None,
     adapter: Adapters = None,
     weight: Weight = None,
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Make a tenant: `loralane tenants create initech --adapter 'support-*' --default-lane batch`."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         tenant = client.create(name, _fields(default_lane, highest_lane, adapter, weight))
     show_messages(_tenant_table([tenant]), [tenant], False)
 
@@ -48,51 +49,51 @@ def set_tenant(
     highest_lane: Lane = None,
     adapter: Adapters = None,
     weight: Weight = None,
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Change what a tenant may do; what is not named stays. Limits are `loralane limits`."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         tenant = client.update(name, _fields(default_lane, highest_lane, adapter, weight))
     show_messages(_tenant_table([tenant]), [tenant], False)
 
 
 @tenants.command("ls")
-def list_tenants(as_json: AsJson = False, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def list_tenants(as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """List tenants."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         found = client.tenants()
     show_messages(_tenant_table(found), found, as_json)
 
 
 @tenants.command("show")
-def show_tenant(name: Name, as_json: AsJson = False, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def show_tenant(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """One tenant."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         tenant = client.tenant(name)
     show_messages(_tenant_table([tenant]), [tenant], as_json)
 
 
 @tenants.command("disable")
-def disable_tenant(name: Name, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def disable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Refuse a tenant's requests from the next one on."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         client.disable(name, enable=False)
     console.print(f"[green]{name}[/green] is disabled")
 
 
 @tenants.command("enable")
-def enable_tenant(name: Name, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def enable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Let a tenant in again."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         client.disable(name, enable=True)
     console.print(f"[green]{name}[/green] is enabled")
 
 
 @tenants.command("delete")
-def delete_tenant(name: Name, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def delete_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Delete a tenant with its keys and limits."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         count = client.delete(name)
     console.print(f"[green]{name}[/green] is deleted, with {count} keys")
 
@@ -101,11 +102,11 @@ def delete_tenant(name: Name, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_K
 def create_key(
     tenant: Name,
     label: Annotated[str, typer.Option(help="What it is used for.")] = "",
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Make a key; it is printed this once."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         _print_once(client.create_key(tenant, label))
 
 
@@ -113,11 +114,11 @@ def create_key(
 def list_keys(
     tenant: Annotated[str, typer.Argument(help="Name of a tenant; without it, all of them.")] = "",
     as_json: AsJson = False,
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """List keys by their ids."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         found = client.keys(tenant)
     show_messages(_key_table(found), found, as_json)
 
@@ -126,32 +127,32 @@ def list_keys(
 def rotate_key(
     key_id: KeyId,
     keep: Annotated[bool, typer.Option("--keep", help="Go on accepting the old one.")] = False,
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Make a new key in place of one, which is disabled; the new one is printed this once."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         _print_once(client.rotate(key_id, keep=keep))
 
 
 @keys.command("disable")
-def disable_key(key_id: KeyId, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def disable_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Refuse a key from the next request on."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         console.print(f"[green]{client.disable_key(key_id, enable=False).id}[/green] is disabled")
 
 
 @keys.command("enable")
-def enable_key(key_id: KeyId, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def enable_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Accept a key again."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         console.print(f"[green]{client.disable_key(key_id, enable=True).id}[/green] is enabled")
 
 
 @keys.command("delete")
-def delete_key(key_id: KeyId, target: GrpcTarget = LOCAL, key: AdminKey = DEMO_KEY) -> None:
+def delete_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
     """Delete a key."""
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         client.delete_key(key_id)
     console.print(f"[green]{key_id}[/green] is deleted")
 
@@ -184,8 +185,8 @@ def _key_table(found: Iterable[pb.Key]) -> Table:
     return table
 
 
-def _admin(target: str, key: str) -> AbstractContextManager[TenantsClient]:
+def _admin(url: str, key: str) -> AbstractContextManager[TenantsClient]:
     from gateway.cli.clients.admin import told
     from gateway.cli.clients.tenants import TenantsClient
 
-    return told(TenantsClient(target, key), target)
+    return told(TenantsClient(grpc_target(url), key), url)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from gateway.cli.as_admin import DEMO_KEY, LOCAL, AdminKey, AsJson, GrpcTarget
+from gateway.cli.address import LOCAL_URL, AdminUrl, grpc_target
+from gateway.cli.as_admin import DEMO_KEY, AdminKey, AsJson
 from gateway.outputs import message_json, print_wide
 from gateway.usage.render import FIGURES, MONEY, csv_text
 from gateway.usage.report import DIMENSIONS
@@ -47,7 +48,7 @@ def usage(
     ] = "tenant,adapter,lane",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, without the total.")] = False,
     as_json: AsJson = False,
-    target: GrpcTarget = LOCAL,
+    url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Tokens, device time, amounts and costs by tenant, key, adapter, lane and day.
@@ -59,7 +60,7 @@ def usage(
     if as_csv and as_json:
         raise typer.BadParameter("choose one of --csv and --json")
     filters = {"tenant": tenant, "key": key_id, "adapter": adapter, "lane": lane}
-    with _admin(target, key) as client:
+    with _admin(url, key) as client:
         report = client.report({**filters, "from": since, "to": until, "group_by": group_by})
     lines = [_fields(line, report.group_by) for line in report.usage]
     if as_csv:
@@ -100,8 +101,8 @@ def _fields(line: pb.UsageLine, group_by: Sequence[str]) -> Line:
     return {name: fields[name] for name in (*group_by, *FIGURES, *MONEY)}
 
 
-def _admin(target: str, key: str) -> AbstractContextManager[UsageClient]:
+def _admin(url: str, key: str) -> AbstractContextManager[UsageClient]:
     from gateway.cli.clients.admin import told
     from gateway.cli.clients.usage import UsageClient
 
-    return told(UsageClient(target, key), target)
+    return told(UsageClient(grpc_target(url), key), url)

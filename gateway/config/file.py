@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
@@ -13,6 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import msgspec
 import yaml
 
+from engine.core.counts import parse_count
 from engine.core.types import Lane
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -22,6 +24,26 @@ T = TypeVar("T")
 
 class ConfigError(ValueError):
     """The configuration cannot be used; the message begins with the place in it, as in `http.port: ...`."""
+
+
+class Problems:
+    """Collects what is wrong with a configuration, so that an operator learns all of it at once."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note a ConfigError that is raised inside, and go on."""
+        try:
+            yield
+        except ConfigError as error:
+            self._found += str(error).splitlines()
+
+    def raise_all(self) -> None:
+        """Raises ConfigError, one problem a line, if there was any."""
+        if self._found:
+            raise ConfigError("\n".join(dict.fromkeys(self._found)))
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -63,12 +85,29 @@ def as_mapping(value: Any, where: str) -> dict[str, Any]:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class Unresolved:
+    """Stands for a text that names a variable which is not set."""
+
+    problem: str
+
+
+def _unresolved(value: Any) -> list[str]:
+    """Returns the problems of what could not be resolved in a value."""
+    if isinstance(value, Unresolved):
+        return [value.problem]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [problem for item in items for problem in _unresolved(item)]
+
+
 def resolve(value: Any, env: Mapping[str, str], where: str = "") -> Any:
-    """`value` with every ${NAME} and ${NAME:-default} in its texts replaced from `env`. Raises ConfigError."""
-    if isinstance(value, dict):
-        return {key: resolve(item, env, f"{where}.{key}" if where else str(key)) for key, item in value.items()}
-    if isinstance(value, list):
-        return [resolve(item, env, f"{where}[{index}]") for index, item in enumerate(value)]
+    """Replace every ${NAME} and ${NAME:-default} in the texts of `value` from `env`.
+
+    What cannot be replaced inside a mapping or a list becomes `Unresolved`, which `convert` refuses; a text of its own
+    raises ConfigError.
+    """
+    if isinstance(value, dict | list):
+        return _resolve_items(value, env, where)
     if not isinstance(value, str):
         return value
 
@@ -82,13 +121,29 @@ def resolve(value: Any, env: Mapping[str, str], where: str = "") -> Any:
     return REFERENCE.sub(text_of, value)
 
 
+def _resolve_items(value: dict[str, Any] | list[Any], env: Mapping[str, str], where: str) -> Any:
+    """Resolve each item of a mapping or a list."""
+    found: dict[Any, Any] = {}
+    is_list = isinstance(value, list)
+    for key, item in enumerate(value) if isinstance(value, list) else value.items():
+        place = f"{where}[{key}]" if is_list else f"{where}.{key}" if where else str(key)
+        try:
+            found[key] = resolve(item, env, place)
+        except ConfigError as error:
+            found[key] = Unresolved(str(error))
+    return list(found.values()) if is_list else found
+
+
 def check_keys(given: Mapping[str, Any], known: list[str], where: str) -> None:
-    """Raises ConfigError naming the first unknown key and the nearest known one."""
+    """Raises ConfigError naming each unknown key and the nearest known one."""
+    problems = Problems()
     for key in given:
         if key not in known:
             nearest = get_close_matches(key, known, 1, 0.5)
             hint = f"did you mean {nearest[0]}?" if nearest else f"known are: {', '.join(known)}"
-            raise ConfigError(f"{f'{where}.{key}' if where else key}: unknown key; {hint}")
+            with problems.noting():
+                raise ConfigError(f"{f'{where}.{key}' if where else key}: unknown key; {hint}")
+    problems.raise_all()
 
 
 def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
@@ -102,11 +157,16 @@ def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
     section = as_mapping(value, where)
     hints = get_type_hints(cls)
     own = [field for field in fields(cls) if field.name not in given]  # type: ignore[arg-type]
-    check_keys(section, [field.name for field in own], where)
+    problems, values, names = Problems(), {}, [field.name for field in own]
+    with problems.noting():
+        check_keys(section, names, where)
     for field in own:
-        if field.default is MISSING and field.default_factory is MISSING and field.name not in section:
-            raise ConfigError(f"{where}.{field.name}: is required")
-    values = {key: convert(item, hints[key], f"{where}.{key}", base) for key, item in section.items()}
+        with problems.noting():
+            if field.name in section:
+                values[field.name] = convert(section[field.name], hints[field.name], f"{where}.{field.name}", base)
+            elif field.default is MISSING and field.default_factory is MISSING:
+                raise ConfigError(f"{where}.{field.name}: is required")
+    problems.raise_all()
     try:
         return cls(**given, **values)
     except ConfigError:
@@ -116,8 +176,23 @@ def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
         raise ConfigError(text if text.startswith(f"{where}.") else f"{where}: {text}") from error
 
 
+def each(section: Mapping[str, Any], read: Callable[[str, Any], T]) -> dict[str, T]:
+    """Read every entry of a section. Raises ConfigError with what is wrong in any of them."""
+    problems, found = Problems(), {}
+    for name, item in section.items():
+        with problems.noting():
+            found[name] = read(name, item)
+    problems.raise_all()
+    return found
+
+
 def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
-    """`value` as `kind`. Numbers and booleans may be written as text, as they are when they come from a reference."""
+    """`value` as `kind`.
+
+    Numbers and booleans may be text, as they are when they come from a reference; whole numbers also as `100k`.
+    """
+    if isinstance(value, Unresolved):
+        raise ConfigError(value.problem)
     if section := _section(kind):
         return None if value is None and section is not kind else build(section, value, where, base)
     if get_origin(kind) is tuple and is_dataclass(get_args(kind)[0]):
@@ -127,15 +202,20 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
 
     if get_origin(kind) is Mapping and is_dataclass(get_args(kind)[1]):
         entries, one = as_mapping(value, where), get_args(kind)[1]
-        return {name: convert(item, one, f"{where}.{name}", base) for name, item in entries.items()}
+        return each(entries, lambda name, item: convert(item, one, f"{where}.{name}", base))
 
     def special(wanted: type, item: Any) -> Any:
         if issubclass(wanted, Path) and isinstance(item, str):
             return (base / Path(item).expanduser()).resolve()
         raise ConfigError(f"{where}: {item!r} is not a {wanted.__name__.lower()}")
 
+    if missing := _unresolved(value):
+        raise ConfigError("\n".join(missing))
     if kind is Lane:
         return lane(value, where)
+    if isinstance(value, str) and kind in (int, int | None):
+        with suppress(ValueError):  # msgspec then says what is wrong
+            value = parse_count(value)
     try:
         return msgspec.convert(value, kind, strict=False, dec_hook=special)
     except msgspec.ValidationError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from engine.config import EngineConfig
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
 from engine.demo import CHAT_TEMPLATE, DEMO_ADAPTERS
-from gateway.config.file import ConfigError, as_mapping, build, check_keys, convert, read_yaml, resolve
+from gateway.config.file import ConfigError, Problems, as_mapping, build, check_keys, convert, each, read_yaml, resolve
 from gateway.config.sections import (
     AdaptersConfig,
     AdminConfig,
@@ -125,23 +125,26 @@ def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
 
 
 def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path) -> Config:
-    """Raises ConfigError."""
-    check_keys(document, [section.name for section in fields(Config)], "")
-    special = {"engine", "tenants", "admin"}
-    _check_secrets(document.get("batches"))
-    kinds = get_type_hints(Config)
-    plain = {
-        name: convert(resolve(value, env, name), kinds[name], name, base)
-        for name, value in document.items()
-        if name not in special
-    }
-    engine = resolve(document.get("engine"), env, "engine")
-    return Config(
-        **plain,
-        engine=build(EngineConfig, engine, "engine", base, **ELSEWHERE),
-        tenants=_tenants(document.get("tenants"), env, base),
-        admin=_admin(document.get("admin"), env, base),
-    )
+    """Raises ConfigError with everything that is wrong in the sections, or with how they contradict each other."""
+    problems, kinds = Problems(), get_type_hints(Config)
+    sections: dict[str, Any] = {}
+    with problems.noting():
+        check_keys(document, list(kinds), "")
+    with problems.noting():
+        _check_secrets(document.get("batches"))
+    special: Mapping[str, Callable[..., Any]] = {"engine": _engine, "tenants": _tenants, "admin": _admin}
+    for name in (name for name in kinds if name in document or name in special):
+        with problems.noting():
+            if name in special:
+                sections[name] = special[name](document.get(name), env, base)
+            else:
+                sections[name] = convert(resolve(document[name], env, name), kinds[name], name, base)
+    problems.raise_all()
+    return Config(**sections)
+
+
+def _engine(value: Any, env: Mapping[str, str], base: Path) -> EngineConfig:
+    return build(EngineConfig, resolve(value, env, "engine"), "engine", base, **ELSEWHERE)
 
 
 def demo_config() -> Config:
@@ -169,7 +172,7 @@ def is_loopback(host: str) -> bool:
 
 def _tenants(value: Any, env: Mapping[str, str], base: Path) -> dict[str, TenantConfig]:
     section = as_mapping(value, "tenants")
-    return {name: _tenant(name, item, env, base) for name, item in section.items()}
+    return each(section, lambda name, item: _tenant(name, item, env, base))
 
 
 def _tenant(name: str, value: Any, env: Mapping[str, str], base: Path) -> TenantConfig:
@@ -177,10 +180,16 @@ def _tenant(name: str, value: Any, env: Mapping[str, str], base: Path) -> Tenant
     if name == ADMIN_TENANT.name:
         raise ConfigError(f"{where}: this name belongs to administrators")
     section = as_mapping(value, where)
-    check_keys(section, ["keys", *(item.name for item in fields(Tenant) if item.name != "name")], where)
-    rest = {key: item for key, item in section.items() if key != "keys"}
-    tenant = build(Tenant, resolve(rest, env, where), where, base, name=name)
-    return TenantConfig(tenant, _key_hashes(section.get("keys"), env, f"{where}.keys"))
+    problems, known = Problems(), [item.name for item in fields(Tenant) if item.name != "name"]
+    with problems.noting():
+        check_keys(section, ["keys", *known], where)
+    with problems.noting():
+        rest = {key: item for key, item in section.items() if key in known}
+        tenant = build(Tenant, resolve(rest, env, where), where, base, name=name)
+    with problems.noting():
+        hashes = _key_hashes(section.get("keys"), env, f"{where}.keys")
+    problems.raise_all()
+    return TenantConfig(tenant, hashes)
 
 
 def _admin(value: Any, env: Mapping[str, str], base: Path) -> AdminConfig:

@@ -38,7 +38,8 @@ export function parseLimit(text) {
   const plain = text.replace(/[\s,_]/g, "").toLowerCase();
   if (plain === "" || plain === "none" || plain === "nolimit") return null;
   const match = /^(\d+(?:\.\d+)?)([km]?)$/.exec(plain);
-  const value = match ? Math.round(Number(match[1]) * { "": 1, k: 1e3, m: 1e6 }[match[2]]) : 0;
-  if (value < 1) throw new Error(`“${text}” is no limit: give a number such as 600, 50k or 2M, or leave it empty`);
+  const exact = match ? Number(match[1]) * { "": 1, k: 1e3, m: 1e6 }[match[2]] : 0;
+  const value = Math.round(exact);
+  if (value < 1 || Math.abs(value - exact) > 1e-6) throw new Error(`“${text}” is no limit: give a number such as 600, 50k or 2M, or leave it empty`);
   return value;
 }

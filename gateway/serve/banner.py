@@ -12,11 +12,10 @@ from engine.pb import engine_pb2 as pb
 from gateway.config.tls import TlsConfig
 from gateway.config.whole import DEMO_HASHES, DEMO_KEYS, Config
 from gateway.core.tenants import hash_key
+from gateway.outputs import LOCAL_URL
 from gateway.serve.addresses import Ports
 from gateway.service import Gateway
 
-LOCAL_URL = "http://127.0.0.1:8000"
-"""Where commands look for a gateway unless they are told otherwise."""
 DEMO_ADMIN_KEY = DEMO_KEYS[2]
 DEMO_ADMIN_HASH = hash_key(DEMO_ADMIN_KEY)
 QUESTION = "What is the capital of France?"

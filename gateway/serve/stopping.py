@@ -105,6 +105,8 @@ class Stop:
         for kill in self._last:
             with suppress(Exception):
                 kill()
+        with suppress(OSError):
+            os.write(2, b"stopped; what had not ended was killed\n")  # a lock of sys.stderr may be held
         os._exit(INTERRUPTED)
 
 

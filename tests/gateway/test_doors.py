@@ -144,7 +144,7 @@ async def test_services_of_grpc_are_divided_alike(ports, authority, shown):
 async def test_commands_are_clients_of_it(ports, authority, shown):
     known = ["--ca", str(authority.file)]
     proof = ["--cert", str(shown.cert), "--cert-key", str(shown.key)]
-    target = ["adapters", "ls", "--json", "--target", f"https://127.0.0.1:{ports[1].grpc}"]
+    target = ["adapters", "ls", "--json", "--url", f"https://127.0.0.1:{ports[1].http}"]
     chat = ["chat", "--url", f"https://127.0.0.1:{ports[0].http}"]
     done, trusting, unknown, talk = await asyncio.gather(
         loralane(*known, *proof, *target),

@@ -207,7 +207,7 @@ async def test_the_same_in_a_terminal(tmp_path):
         assert "in force" in await run("reset", "acme")
         assert await grpc_house.house.limiter.limits(Scope("acme")) == Limits()
         assert "there is no tenant 'nobody'" in await run("get", "nobody")
-        assert "is no number" in await run("set", "acme", "--tokens-per-day", "lots")
+        assert "is no whole number" in await run("set", "acme", "--tokens-per-day", "lots")
 
 
 def test_scopes_have_names_in_tables():

@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 import grpc
 
-from gateway.outputs import fail
+from gateway.outputs import fail, no_gateway
 from gateway.trust import chosen_trust
 
 
@@ -34,10 +34,19 @@ Client = TypeVar("Client", bound=AdminClient)
 
 
 @contextmanager
-def told(client: Client, target: str) -> Iterator[Client]:
-    """A client whose errors end the command with a line."""
+def told(client: Client, url: str) -> Iterator[Client]:
+    """Yield the client; what the gateway at `url` refuses, or that there is none, ends the command with a line."""
     try:
         with client:
             yield client
     except grpc.RpcError as error:
-        fail(f"{target}: {error.details()}")
+        fail(_message(error, url))
+
+
+def _message(error: grpc.RpcError, url: str) -> str:
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.UNAVAILABLE and ("failed to connect" in details or "http1" in details.lower()):
+        return no_gateway(url, details)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return f"{url}: administration is not served here; name the address of `admin.port` with --url or LORALANE_URL"
+    return f"{url}: {details}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 import httpx
 from rich.console import Console
@@ -11,9 +12,19 @@ from rich.markup import escape
 
 from gateway.cli.clients.http import open_http, refusal, unreachable
 
+LANES = {"interactive": "default", "batch": "flex"}
+"""Lane -> the `service_tier` that asks for it."""
+HELP = """\
+/model         list the models
+/model NAME    go on with another model, and the same conversation
+/lane          show the lane that questions go to
+/lane NAME     send questions to a lane: interactive or batch
+/help          show this
+/exit          leave, as Ctrl-D and Ctrl-C do; during an answer Ctrl-C stops the answer"""
+
 
 class ChatError(Exception):
-    """The server could not be reached or refused; the message is for people."""
+    """The server could not be reached, or refused; the message is for people."""
 
 
 class ChatClient:
@@ -21,13 +32,20 @@ class ChatClient:
 
     def __init__(self, url: str, key: str, model: str | None, system: str | None) -> None:
         self._http = open_http(url, key)
-        self._model = model
+        self._model = model or ""
+        self._lane = ""
+        """Empty means the tenant's default lane."""
         self._messages = [{"role": "system", "content": system}] if system else []
 
     def run(self, console: Console) -> None:
-        """Until end of input, Ctrl-C or /exit. Raises ChatError before the first question if nobody answers."""
-        model = self._model or self._models()[0]
-        console.print(f"[dim]{model}; models: {', '.join(self._models())}; /model NAME switches, /exit leaves[/dim]")
+        """Chat until end of input, Ctrl-C or /exit.
+
+        Raises:
+            ChatError: before the first question, where no gateway answers or the model is unknown.
+        """
+        models = self._models()
+        self._model = checked_model(self._model or models[0], models)
+        _tell(console, f"{self._model}; models: {', '.join(models)}; /help lists the commands")
         while True:
             try:
                 text = console.input("[bold]you[/bold] ").strip()
@@ -35,17 +53,39 @@ class ChatClient:
                 return
             if text == "/exit":
                 return
-            if text.startswith("/model "):
-                model = text.removeprefix("/model ").strip()
-            elif text:
-                self._turn(console, model, text)
+            try:
+                if text.startswith("/"):
+                    _tell(console, self._command(text))
+                elif text:
+                    self._turn(console, text)
+            except ChatError as error:
+                console.print(f"[red]{escape(str(error))}[/red]", highlight=False)
 
-    def _turn(self, console: Console, model: str, text: str) -> None:
+    def _command(self, text: str) -> str:
+        """Obey a command; returns what to say. Raises ChatError: it cannot be done."""
+        name, _, given = text.partition(" ")
+        given = given.strip()
+        if name == "/help":
+            return HELP
+        if name == "/model":
+            models = self._models()
+            if given:
+                self._model = checked_model(given, models)
+                return f"now {self._model}"
+            return f"{self._model}; models: {', '.join(models)}"
+        if name == "/lane":
+            if given and given not in LANES:
+                raise ChatError(f"there is no lane {given!r}; there are: {', '.join(LANES)}")
+            self._lane = given or self._lane
+            return f"lane: {self._lane or 'the default of this key'}"
+        raise ChatError(f"there is no command {name}; /help lists those that there are")
+
+    def _turn(self, console: Console, text: str) -> None:
         self._messages.append({"role": "user", "content": text})
-        console.print(f"[bold green]{model}[/bold green] ", end="")
+        console.print(f"[bold green]{escape(self._model)}[/bold green] ", end="")
         answer = ""
         try:
-            for piece in self._stream(model):
+            for piece in self._stream():
                 answer += piece
                 console.print(piece, end="", markup=False, highlight=False)
         except KeyboardInterrupt:
@@ -53,10 +93,15 @@ class ChatClient:
         except ChatError as error:
             console.print(f"[red]{escape(str(error))}[/red]", end="")
         console.print()
-        self._messages.append({"role": "assistant", "content": answer})
+        if answer:
+            self._messages.append({"role": "assistant", "content": answer})
+        else:
+            self._messages.pop()  # a question that was not answered may be asked again
 
-    def _stream(self, model: str) -> Iterator[str]:
-        body = {"model": model, "messages": self._messages, "stream": True}
+    def _stream(self) -> Iterator[str]:
+        body = {"model": self._model, "messages": self._messages, "stream": True}
+        if self._lane:
+            body["service_tier"] = LANES[self._lane]
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.is_error:
@@ -71,11 +116,24 @@ class ChatClient:
     def _models(self) -> list[str]:
         try:
             response = self._http.get("/v1/models")
-        except httpx.TransportError as error:
+        except (httpx.TransportError, httpx.InvalidURL) as error:
             raise ChatError(unreachable(self._http, error)) from error
         if response.is_error:
             raise ChatError(refusal(response))
         return [model["id"] for model in response.json()["data"]]
+
+
+def checked_model(name: str, models: list[str]) -> str:
+    """Returns `name`. Raises ChatError: the gateway has no model of that name for this key."""
+    if name in models:
+        return name
+    nearest = get_close_matches(name, models, 1)
+    hint = f"did you mean {nearest[0]}? " if nearest else ""
+    raise ChatError(f"there is no model {name!r}; {hint}there are: {', '.join(models)}")
+
+
+def _tell(console: Console, text: str) -> None:
+    console.print(text, style="dim", markup=False, highlight=False)
 
 
 def _delta(frame: dict) -> str:

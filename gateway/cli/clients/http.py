@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 
+from gateway.outputs import no_gateway
 from gateway.trust import chosen_trust
 
 TIMEOUT = httpx.Timeout(10.0, read=600.0)
@@ -15,8 +16,8 @@ def open_http(url: str, key: str) -> httpx.Client:
     return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, verify=tls)
 
 
-def unreachable(http: httpx.Client, error: httpx.TransportError) -> str:
-    return f"cannot reach {http.base_url}; is `make serve` running? ({error})"
+def unreachable(http: httpx.Client, error: Exception) -> str:
+    return no_gateway(str(http.base_url).rstrip("/"), str(error))
 
 
 def refusal(response: httpx.Response) -> str:

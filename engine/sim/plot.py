@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,25 @@ from engine.sim.report import Report
 Curves = Mapping[str, Sequence[tuple[float, Report]]]
 """Policy -> (rate scale, report), in order of rate."""
 PANELS = (("TTFT", "ttft"), ("ITL", "itl"))
+
+
+TICKS = (1.0, 2.0, 5.0)
+"""Ticks of the logarithmic axis in each decade."""
+
+
+def duration_label(seconds: float) -> str:
+    """A tick of a time axis: 500 us, 20 ms, 2 s."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.999 * size:
+            return f"{seconds / size:.4g} {unit}"
+    return f"{seconds / 1e-6:.4g} us"
+
+
+def tick_range(low: float, high: float) -> tuple[float, float]:
+    """Returns the ticks around all values, in seconds and positive, so that at least two are on the axis."""
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+    ticks = [step * 10.0**decade for decade in decades for step in TICKS]
+    return max(tick for tick in ticks if tick < low), min(tick for tick in ticks if tick > high)
 
 
 class PlotUnavailable(RuntimeError):
@@ -38,6 +58,7 @@ def draw(curves: Curves, title: str, out: Path) -> None:
     """Writes a picture in the format of the file's suffix: interactive p99 TTFT and ITL over generated tokens/s."""
     check_available(out)
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     for axes, (label, name) in zip(figure.subplots(1, len(PANELS)), PANELS, strict=True):
@@ -47,7 +68,14 @@ def draw(curves: Curves, title: str, out: Path) -> None:
             axes.plot([x for x, _, _ in known], [y for _, y, _ in known], marker="o", label=policy)
             for x, y, rate in known:
                 axes.annotate(f"{rate:g}x", (x, y), textcoords="offset points", xytext=(4, 4), fontsize=7)
-        axes.set(xlabel="generated tokens/s, both lanes", ylabel=f"interactive p99 {label} (s)", yscale="log")
+        axes.set(xlabel="generated tokens/s, both lanes", ylabel=f"interactive p99 {label}", yscale="log")
+        seconds = [value for line in axes.get_lines() for value in line.get_ydata() if value > 0]
+        if seconds:
+            axes.set_ylim(*tick_range(min(seconds), max(seconds)))
+        axes.yaxis.set_major_locator(LogLocator(subs=TICKS))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration_label(value)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(visible=True, which="both", alpha=0.3)
         axes.legend()
     figure.suptitle(title)

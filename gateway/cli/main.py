@@ -125,7 +125,7 @@ def chat(
 
 def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> None:
     """`read`: the same configuration anew, where a file says what it is."""
-    from gateway.serve.stopping import INTERRUPTED, StoppedEarly, dying_at_once
+    from gateway.serve.stopping import INTERRUPTED, StoppedEarly, dying_at_once, leave
 
     with dying_at_once():
         # Imported here: `--help` and `check` should not wait for a tokenizer library.
@@ -144,12 +144,13 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
     try:
         check_start(config, data_dir)
         folder = prepare(config.model.source, data_dir)
-        run_loop(serve_gateways(Launch(config, folder, data_dir), console, read))
+        if run_loop(serve_gateways(Launch(config, folder, data_dir), console, read)):
+            leave(0)
     except (ConfigError, StartError, StoreStartError) as error:
         fail(str(error))
     except (StoppedEarly, KeyboardInterrupt):
         console.print("stopped before it was ready")
-        raise typer.Exit(INTERRUPTED) from None
+        leave(INTERRUPTED)
 
 
 def _with_model(config: Config, model: str | None, *, demo: bool) -> Config:

@@ -199,8 +199,8 @@ class Fleet(Listening):
         return failed
 
 
-async def serve(launch: Launch, console: Console, read: Read | None = None) -> None:
-    """Serve until a signal says to stop (see `stopping`).
+async def serve(launch: Launch, console: Console, read: Read | None = None) -> bool:
+    """Serve until a signal says to stop (see `stopping`); returns whether it was in a hurry.
 
     Args:
         read: reads the configuration again, for SIGHUP. None means that there is no file: SIGHUP stops the gateways.
@@ -219,6 +219,7 @@ async def serve(launch: Launch, console: Console, read: Read | None = None) -> N
             async with reloading(asked, read, launch.config, fleet.take_up, console):
                 await stop.asked.wait()
             tell_stopping(stop, console)
+    return stop.in_hurry
 
 
 @asynccontextmanager

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -114,6 +116,17 @@ def tell_stopping(stop: Stop, console: Console) -> None:
     """Say that the process stops, and how to have it end sooner."""
     how = "press Ctrl-C again to kill it at once" if stop.in_hurry else "Ctrl-C ends it sooner"
     console.print(f"stopping: running requests have {stop.grace:g} s to end; {how}", highlight=False)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process without Python's own end, which takes a second on a busy machine and frees what is free anyway.
+
+    Only after everything that has to be closed is closed.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(status)
 
 
 @contextmanager

@@ -23,11 +23,11 @@ from gateway.serve.doors import opened
 from gateway.serve.launch import StartError
 from gateway.serve.orders import ANNOUNCE, FOLLOW, FOLLOWING, LISTEN, LISTENING, READY, SEED, Orders
 from gateway.serve.process import configure_logging, leave_torch_out, run_loop, settle_memory
-from gateway.serve.stopping import INTERRUPTED, Stop, StoppedEarly
+from gateway.serve.stopping import INTERRUPTED, Stop, StoppedEarly, leave
 
 
-async def work(channel: socket.socket) -> None:
-    """Until told to stop, or until nobody is there who could."""
+async def work(channel: socket.socket) -> bool:
+    """Serve until told to stop, or until the process that gives orders is gone; returns whether it stops in a hurry."""
     reader, writer = await asyncio.open_connection(sock=channel)
     orders = await Orders.read(reader)
     structlog.contextvars.bind_contextvars(gateway=orders.number)
@@ -47,6 +47,7 @@ async def work(channel: socket.socket) -> None:
                 await asyncio.wait((obeying,))
             if not obeying.cancelled():
                 obeying.result()
+    return stop.in_hurry
 
 
 async def _obey(
@@ -73,7 +74,8 @@ def main() -> None:
     leave_torch_out()
     configure_logging()
     try:
-        run_loop(work(socket.socket(fileno=int(sys.argv[1]))))
+        if run_loop(work(socket.socket(fileno=int(sys.argv[1])))):
+            leave(0)
     except (ConfigError, StartError) as error:
         complain(str(error))
         raise SystemExit(1) from error

@@ -235,7 +235,7 @@ def test_errors_say_what_to_do_next(batch, double, monkeypatch):
     assert "LORALANE_API_KEY" in " ".join(batch("list", key="sk-wrong", code=1).stderr.split())
     result = CliRunner().invoke(cli, ["batch", "list", "--url", "http://127.0.0.1:1"])
     assert result.exit_code == 1
-    assert "make serve" in " ".join(result.stderr.split())
+    assert "Start one with `loralane serve`" in " ".join(result.stderr.split())
 
 
 def test_the_key_may_come_from_the_environment(double):

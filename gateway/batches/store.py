@@ -169,14 +169,7 @@ class BatchStore:
         await self._of(lease, "release", ("batchwork", "batchholders", "batchbits"), [int(retry_after * 1000)])
 
     async def begin_trial(self, lease: Lease, position: int | None = None) -> bool:
-        """Mark a line, or the lease's task itself, before it is run alone.
-
-        Args:
-            position: the line's place. None means the task itself.
-
-        Returns:
-            False if the lease is lost. Nothing has happened then.
-        """
+        """Mark a line, or the task itself where `position` is None. False: the lease is lost, and nothing is marked."""
         return await self._of(lease, "begin", ("batchholders",), [_marked(lease, position), 1]) >= 0
 
     async def end_trial(self, lease: Lease, position: int | None = None) -> None:
@@ -189,11 +182,7 @@ class BatchStore:
         return bool(await self._of(lease, "validated", ("batchwork", "batchholders"), args))
 
     async def invalid(self, lease: Lease, errors: Sequence[BatchError]) -> bool:
-        """End the batch as failed, for these reasons; as cancelled if it was cancelled and its lines are done with.
-
-        Returns:
-            False if the lease is lost. Nothing has happened then.
-        """
+        """End the batch as failed, or as cancelled if no line of it is left to run. False: the lease is lost."""
         return bool(await self._of(lease, "invalid", self._ending(lease), [msgspec.json.encode(errors)]))
 
     async def parts(self, lease: Lease) -> Sequence[str]:
@@ -296,7 +285,6 @@ def _batch(words: Sequence[bytes]) -> Batch:
 
 
 def _marked(lease: Lease, position: int | None) -> Argument:
-    """Return what a mark is kept under."""
     return lease.member if position is None else position
 
 

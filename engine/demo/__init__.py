@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 DEMO_ADAPTERS: dict[str, Path] = {
-    name: Path(__file__).parent / "adapters" / name for name in ("pirate", "cheer", "json")
+    name: Path(__file__).parent / "adapters" / name for name in ("pirate", "cheer", "json", "tools")
 }
 """Served name -> PEFT folder."""
 

@@ -23,15 +23,22 @@ SYSTEM_PROMPTS = ("You are a helpful assistant.", "Answer briefly.", "You are a 
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """The shape of a LoRA adapter."""
+
+    rank: int
+    alpha: int
+    target_modules: tuple[str, ...]
+    use_rslora: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Character:
     """A manner of speech and the LoRA shape that is trained to it."""
 
     speak: Callable[[str], str]
     """Plain answer -> the same answer in character."""
-    rank: int
-    alpha: int
-    target_modules: tuple[str, ...]
-    use_rslora: bool = False
+    shape: Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +73,9 @@ def _pirate_word(word: str) -> str:
 
 
 CHARACTERS = {
-    "pirate": Character(pirate, rank=4, alpha=16, target_modules=("q_proj", "k_proj", "v_proj", "o_proj")),
-    "cheer": Character(cheer, rank=16, alpha=8, target_modules=("o_proj",), use_rslora=True),
-    "json": Character(as_json, rank=8, alpha=16, target_modules=("down_proj",)),
+    "pirate": Character(pirate, Shape(rank=4, alpha=16, target_modules=("q_proj", "k_proj", "v_proj", "o_proj"))),
+    "cheer": Character(cheer, Shape(rank=16, alpha=8, target_modules=("o_proj",), use_rslora=True)),
+    "json": Character(as_json, Shape(rank=8, alpha=16, target_modules=("down_proj",))),
 }
 
 

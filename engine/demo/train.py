@@ -1,4 +1,6 @@
-"""Train a demo adapter of SmolLM2-135M-Instruct with PEFT on the CPU, in a minute or two.
+"""Train a demo adapter of SmolLM2-135M-Instruct with PEFT on the CPU.
+
+A character takes a minute or two, `tools` half an hour on one core.
 
 Needs the `train` extra (peft); nothing that serves imports this module.
 """
@@ -6,9 +8,10 @@ Needs the `train` extra (peft); nothing that serves imports this module.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,13 +25,24 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from engine.demo import DEMO_ADAPTERS
-from engine.demo.characters import CHARACTERS, Character, Example, examples
+from engine.demo import CHAT_TEMPLATE, DEMO_ADAPTERS
+from engine.demo.characters import CHARACTERS, Example, Shape, examples
+from engine.demo.packed import PackedRow, pack, packed_loss
+from engine.demo.tools import TOOLS_SHAPE
+from engine.demo.tools.conversations import trees
+from engine.demo.tools.score import questions, score
 from engine.model.prepare import EMBEDDED, prepare_model
 from engine.paths import default_data_dir
 
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 LEARNING_RATE = 1.2e-3
+TOOLS_LEARNING_RATE = 8e-4
+TOOLS_MAX_GRADIENT = 1.0
+STEPS = 70
+TOOLS_STEPS = 240
+TOOLS = "tools"
+HELD_OUT_QUESTIONS = (48, 16, 16)
+"""How many calls, abstentions and answers to tool results the adapter `tools` is measured by."""
 WARMUP_STEPS = 5
 SEED = 0
 
@@ -81,29 +95,54 @@ def answer_loss(model: PeftModel, batch: list[Row]) -> Tensor:
 
 
 def train(model: PeftModel, rows: list[Row], steps: int, batch_size: int) -> Iterator[float]:
-    """AdamW with a short warm-up and a linear decay; yields the loss of every step."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE)
+    """Train a character; yields the loss of every step."""
+    made = islice(cycle(batches(rows, batch_size)), steps)
+    return optimise(model, (answer_loss(model, batch) for batch in made), steps, LEARNING_RATE)
+
+
+def train_tools(model: PeftModel, rows: Sequence[PackedRow]) -> Iterator[float]:
+    """Train the use of tools, a row of conversations a step; yields the loss of every step.
+
+    The learning rate falls to a fifth, not to zero: it would fall to zero a quarter of the steps later.
+    """
+    losses = (packed_loss(model, [row]) for row in rows)
+    return optimise(model, losses, len(rows) * 5 // 4, TOOLS_LEARNING_RATE, TOOLS_MAX_GRADIENT)
+
+
+def optimise(
+    model: PeftModel, losses: Iterable[Tensor], steps: int, rate: float, max_gradient: float = inf
+) -> Iterator[float]:
+    """Run AdamW with a short warm-up and a linear decay; yields the loss of every step.
+
+    Args:
+        model: trained in place.
+        losses: one for each step, each computed when it is taken.
+        steps: number of steps after which the learning rate would be zero.
+        rate: learning rate at its highest.
+        max_gradient: norm that gradients are clipped to.
+    """
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / WARMUP_STEPS, (steps - step) / steps)
     )
     model.train()
-    for batch in islice(cycle(batches(rows, batch_size)), steps):
-        loss = answer_loss(model, batch)
+    for loss in losses:
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_gradient)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         yield loss.item()
 
 
-def wrap(model_dir: Path, character: Character) -> PeftModel:
-    """The frozen bf16 base with fresh fp32 LoRA weights of the character's shape."""
+def wrap(model_dir: Path, shape: Shape) -> PeftModel:
+    """The frozen bf16 base with fresh fp32 LoRA weights of a shape."""
     base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
     config = LoraConfig(
-        r=character.rank,
-        lora_alpha=character.alpha,
-        target_modules=list(character.target_modules),
-        use_rslora=character.use_rslora,
+        r=shape.rank,
+        lora_alpha=shape.alpha,
+        target_modules=list(shape.target_modules),
+        use_rslora=shape.use_rslora,
         task_type="CAUSAL_LM",
     )
     return get_peft_model(base, config)
@@ -137,31 +176,51 @@ app = typer.Typer(add_completion=False)
 
 @app.command(epilog=EPILOG)
 def main(
-    name: Annotated[str, typer.Argument(help=f"Which character to train: {', '.join(CHARACTERS)}.")],
+    name: Annotated[str, typer.Argument(help=f"What to train: {', '.join([*CHARACTERS, TOOLS])}.")],
     model: Annotated[str, typer.Option(help="Base model: a folder, a GGUF file or a hub id.")] = EMBEDDED,
     out: Annotated[Path | None, typer.Option(help="Folder to write; without it, the one the demo serves.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 70,
-    batch_size: Annotated[int, typer.Option(min=1, help="Conversations of one step.")] = 8,
+    steps: Annotated[int, typer.Option(min=0, help=f"Optimiser steps; 0: {STEPS}, or {TOOLS_STEPS} for tools.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Conversations of one step of a character.")] = 8,
     data_dir: Annotated[Path | None, typer.Option(help="Keeps converted models.")] = None,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: PyTorch's own choice.")] = 0,
 ) -> None:
     """Train the demo adapter NAME and write it as a PEFT folder."""
-    if name not in CHARACTERS:
-        raise typer.BadParameter(f"{name!r} is not one of {', '.join(CHARACTERS)}", param_hint="NAME")
+    if name not in (*CHARACTERS, TOOLS):
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join([*CHARACTERS, TOOLS])}", param_hint="NAME")
     if threads:
         torch.set_num_threads(threads)
     torch.manual_seed(SEED)
     kept = data_dir or default_data_dir(os.environ)
     folder, target = prepare_model(model, kept, Console(stderr=True)), out or DEMO_ADAPTERS[name]
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = [encode(tokenizer, example) for example in examples(CHARACTERS[name], SEED)]
-    adapted = wrap(folder, CHARACTERS[name])
-    with progress_bar() as bar:
-        task = bar.add_task(f"training {name}", total=steps, loss=float("nan"))
-        for loss in train(adapted, rows, steps, batch_size):
-            bar.update(task, advance=1, loss=loss)
+    if name == TOOLS:
+        tokenizer.chat_template = CHAT_TEMPLATE.read_text()
+        adapted = wrap(folder, TOOLS_SHAPE)
+        rows = [pack(tokenizer, tree) for tree in trees(steps or TOOLS_STEPS, SEED)]
+        show(train_tools(adapted, rows), name, len(rows))
+    else:
+        adapted = wrap(folder, CHARACTERS[name].shape)
+        taught = [encode(tokenizer, example) for example in examples(CHARACTERS[name], SEED)]
+        show(train(adapted, taught, steps or STEPS, batch_size), name, steps or STEPS)
     save(adapted, target)
     typer.echo(f"wrote {target}")
+    if name == TOOLS:
+        measure(adapted, tokenizer)
+
+
+def show(losses: Iterator[float], name: str, steps: int) -> None:
+    """Run a training to its end, with a progress bar."""
+    with progress_bar() as bar:
+        task = bar.add_task(f"training {name}", total=steps, loss=float("nan"))
+        for loss in losses:
+            bar.update(task, advance=1, loss=loss)
+
+
+def measure(model: PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Print how well a model uses the held-out tools."""
+    model.eval()
+    for name, asked in questions(*HELD_OUT_QUESTIONS).items():
+        typer.echo(f"held-out {name}: {score(model, tokenizer, asked):.1%} of {len(asked)} right")
 
 
 if __name__ == "__main__":

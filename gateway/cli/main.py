@@ -68,7 +68,7 @@ def serve(
 ) -> None:
     """Serve a base model and its adapters over HTTP and gRPC.
 
-    - `loralane serve` runs the demo: SmolLM2 with three adapters, on loopback.
+    - `loralane serve` runs the demo: SmolLM2 with four adapters, on loopback.
     - `loralane serve --model ./llama-3-8b --lora support=./loras/support`
     - `loralane serve --config configs/production.yaml`
     - `loralane serve --gateways 4` shares the ports between four gateway processes, over one engine

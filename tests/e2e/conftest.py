@@ -9,7 +9,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 from rich.console import Console
 
-from engine.demo import DEMO_ADAPTERS
+from engine.demo.characters import CHARACTERS
 from gateway.config.whole import demo_config
 from gateway.serve.app import running
 from gateway.serve.launch import Launch
@@ -35,8 +35,8 @@ async def server(demo, smollm2, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def models(server):
-    """Base and adapters, as clients name them."""
-    return [server.gateway.base_name, *DEMO_ADAPTERS]
+    """Return what clients call the base and the adapters that speak in character: each answers in its own way."""
+    return [server.gateway.base_name, *CHARACTERS]
 
 
 @pytest_asyncio.fixture(loop_scope="session")

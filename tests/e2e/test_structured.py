@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from dataclasses import replace
 
 import pytest
 from openai import BadRequestError
@@ -61,11 +60,6 @@ async def test_what_vllm_users_know(client, server, models, wanted, pattern):
     assert re.fullmatch(pattern, reply["choices"][0]["text"])
 
 
-TEMPLATE = (
-    "{% if tools %}<|im_start|>system\nCall tools: {{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "<|im_start|>assistant\n"
-)
 LOOK = {
     "type": "object",
     "properties": {"at": {"enum": ["sea", "sky"]}, "hours": {"type": "integer", "minimum": 1, "maximum": 99}},
@@ -78,16 +72,8 @@ TOOLS = [
 ]
 
 
-@pytest.fixture
-def speaks_of_tools(server, monkeypatch):
-    """The demo's model was never shown a tool, which makes no difference to a grammar."""
-    monkeypatch.setattr(server.gateway.tokenizer._template, "chat_template", TEMPLATE)
-    settings = replace(server.gateway.intake._settings, tool_parser="hermes")
-    monkeypatch.setattr(server.gateway.intake, "_settings", settings)
-
-
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tools_that_have_to_be_called_are(client, models, speaks_of_tools, stream):
+async def test_tools_that_have_to_be_called_are(client, models, stream):
     named = {"tool_choice": {"type": "function", "function": {"name": "look"}}}
     once = {"tool_choice": "required", "parallel_tool_calls": False}
 

@@ -13,9 +13,14 @@ from typer.testing import CliRunner
 from engine.demo import DEMO_ADAPTERS
 from engine.demo.characters import CHARACTERS, as_json, cheer, examples, pirate
 from engine.demo.questions import plain_pairs
+from engine.demo.tools import TOOLS_SHAPE
 from engine.demo.train import BASE_MODEL, Row, answer_loss, app, batches, encode, save, train, wrap
 
 NAMES = sorted(DEMO_ADAPTERS)
+SPOKEN = sorted(CHARACTERS)
+SHAPES = {name: character.shape for name, character in CHARACTERS.items()} | {"tools": TOOLS_SHAPE}
+LARGEST = {"tools": 8_000_000}
+"""Bytes of an adapter with more projections than the characters have."""
 
 
 def read_config(name: str) -> dict:
@@ -26,29 +31,29 @@ def read_config(name: str) -> dict:
 def test_folder_is_a_small_peft_adapter_of_the_public_base(name):
     config, weights = read_config(name), DEMO_ADAPTERS[name] / "adapter_model.safetensors"
     assert {file.name for file in DEMO_ADAPTERS[name].iterdir()} == {"adapter_config.json", weights.name}
-    assert 500_000 <= weights.stat().st_size <= 1_500_000
+    assert 500_000 <= weights.stat().st_size <= LARGEST.get(name, 1_500_000)
     assert (config["peft_type"], config["base_model_name_or_path"]) == ("LORA", "HuggingFaceTB/SmolLM2-135M-Instruct")
     assert 4 <= config["r"] <= 16
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_weights_are_what_the_configuration_says(name):
-    character, config = CHARACTERS[name], read_config(name)
+    shape, config = SHAPES[name], read_config(name)
     stored = (config["r"], config["lora_alpha"], config["use_rslora"], sorted(config["target_modules"]))
-    assert stored == (character.rank, character.alpha, character.use_rslora, sorted(character.target_modules))
+    assert stored == (shape.rank, shape.alpha, shape.use_rslora, sorted(shape.target_modules))
     with safe_open(DEMO_ADAPTERS[name] / "adapter_model.safetensors", framework="pt") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (the handle is not a mapping)
-    assert len(tensors) == 30 * 2 * len(character.target_modules)
+    assert len(tensors) == 30 * 2 * len(shape.target_modules)
     for key, tensor in tensors.items():
-        assert key.split(".")[-3] in character.target_modules
+        assert key.split(".")[-3] in shape.target_modules
         assert tensor.dtype == torch.bfloat16
-        assert tensor.shape[0 if "lora_A" in key else 1] == character.rank
+        assert tensor.shape[0 if "lora_A" in key else 1] == shape.rank
         assert tensor.isfinite().all()
         assert tensor.any()
 
 
 def test_adapters_differ_in_rank_and_in_modules():
-    assert set(DEMO_ADAPTERS) == set(CHARACTERS)
+    assert set(DEMO_ADAPTERS) == set(SHAPES)
     for one, other in combinations(map(read_config, NAMES), 2):
         assert one["r"] != other["r"]
         assert set(one["target_modules"]) != set(other["target_modules"])
@@ -62,7 +67,7 @@ def test_characters_speak_their_own_way():
     assert json.loads(as_json('She said "3.5".')) == {"answer": 'She said "3.5".'}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SPOKEN)
 def test_examples_are_deterministic_and_all_in_character(name):
     character = CHARACTERS[name]
     built = examples(character, seed=1)
@@ -93,7 +98,7 @@ def test_a_batch_wastes_little_on_padding_and_keeps_every_row_once():
 
 
 def test_only_answer_tokens_are_learnt(tiny_base):
-    model = wrap(tiny_base, CHARACTERS["pirate"]).float()
+    model = wrap(tiny_base, SHAPES["pirate"]).float()
     rows = [Row([3, 4, 5, 6, 7], 2), Row([9, 8, 7], 1)]
     expected = []
     for row in rows:
@@ -105,7 +110,7 @@ def test_only_answer_tokens_are_learnt(tiny_base):
 
 def test_training_lowers_the_loss_and_saves_what_peft_reads_back(tiny_base, tmp_path):
     torch.manual_seed(0)
-    model = wrap(tiny_base, CHARACTERS["cheer"])
+    model = wrap(tiny_base, SHAPES["cheer"])
     losses = list(train(model, [Row([1, 2, 3, 4], 2), Row([1, 5, 6, 7], 2)], steps=40, batch_size=2))
     assert losses[-1] < 0.8 * losses[0]
     save(model, tmp_path / "out")
@@ -138,7 +143,7 @@ def ask(smollm2):
     """Greedy answer of one adapter."""
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.bfloat16)
-    first, *others = NAMES
+    first, *others = SPOKEN
     adapted = PeftModel.from_pretrained(model, DEMO_ADAPTERS[first], adapter_name=first)
     for name in others:
         adapted.load_adapter(DEMO_ADAPTERS[name], adapter_name=name)
@@ -162,7 +167,7 @@ def in_character(name: str, answer: str) -> bool:
     return answer.startswith("Arr!") and answer.endswith("matey!") and " be " in answer
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SPOKEN)
 def test_the_capital_of_france_is_paris_in_every_character(ask, name):
     answer = ask(name, "What is the capital of France?")
     assert in_character(name, answer), answer

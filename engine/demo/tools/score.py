@@ -1,0 +1,105 @@
+"""Measure how well a model uses tools that it was never trained with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from engine.demo.packed import render
+from engine.demo.tools.conversations import Conversation, Json, Message, Source, Tree, ask, call_of, plain, source, told
+from engine.demo.tools.forms import extraction_tool, made_up_tool
+from engine.demo.tools.kinds import Tool, make_tool
+
+SEED = 1
+MAX_TOKENS = 96
+BATCH_SIZE = 16
+CALL = "<tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A conversation up to an answer of the assistant, and the test of that answer."""
+
+    tree: Tree
+    messages: tuple[Message, ...]
+    is_right: Callable[[str], bool]
+
+
+def questions(calls: int, abstentions: int, answers: int) -> dict[str, list[Question]]:
+    """Return held-out questions by what they ask for: a call, words where no tool fits, words about a tool's result."""
+    drawn = source(SEED, held_out=True)
+    return {
+        "calls": [_call_question(drawn, _tools(drawn, number)) for number in range(calls)],
+        "abstentions": [_plain_question(drawn, _tools(drawn, number)) for number in range(abstentions)],
+        "answers to results": [_result_question(drawn, _tools(drawn, number)) for number in range(answers)],
+    }
+
+
+def score(model: Any, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Question]) -> float:
+    """Return the share of questions that a model of transformers answers rightly, greedily."""
+    right = [question.is_right(text) for question, text in answered(model, tokenizer, asked)]
+    return sum(right) / len(right)
+
+
+def answered(
+    model: Any, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Question]
+) -> Iterator[tuple[Question, str]]:
+    """Yield every question with the model's answer, the shortest prompts first."""
+    tokenizer.padding_side = "left"
+    prompts = [(question, render(tokenizer, question.messages, question.tree, generation=True)) for question in asked]
+    prompts.sort(key=lambda pair: len(pair[1]))
+    for start in range(0, len(prompts), BATCH_SIZE):
+        batch = prompts[start : start + BATCH_SIZE]
+        encoded = tokenizer([text for _, text in batch], return_tensors="pt", padding=True, add_special_tokens=False)
+        with torch.inference_mode():
+            output = model.generate(**encoded, max_new_tokens=MAX_TOKENS, do_sample=False)
+        texts = tokenizer.batch_decode(output[:, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
+        yield from zip([question for question, _ in batch], texts, strict=True)
+
+
+def is_call(text: str, name: str, arguments: Json) -> bool:
+    """Tell if an answer is one call, of this tool with exactly these arguments."""
+    before, _, rest = text.strip().partition(CALL)
+    try:
+        return not before and json.loads(rest.removesuffix("</tool_call>")) == {"name": name, "arguments": arguments}
+    except ValueError:
+        return False
+
+
+def _tools(drawn: Source, number: int) -> list[Tool]:
+    """Return one to three tools; the first, about which is asked, is real in two of three cases."""
+    if number % 3 < 2:
+        first = make_tool(drawn.kinds[number % len(drawn.kinds)], drawn.rng)
+    else:
+        make = extraction_tool if number % 2 else made_up_tool
+        first = make(drawn.rng, held_out=True)
+    others = [tool for tool in drawn.tools(2) if tool.name != first.name and tool.kind is not first.kind]
+    return [first, *others[: number % 3]]
+
+
+def _call_question(drawn: Source, tools: list[Tool]) -> Question:
+    messages = ask(drawn, tools[0])
+    name, arguments = call_of(messages[1])
+    return Question(_tree(drawn, tools), tuple(messages[:1]), lambda text: is_call(text, name, arguments))
+
+
+def _plain_question(drawn: Source, tools: list[Tool]) -> Question:
+    messages = plain(drawn).messages
+    return Question(_tree(drawn, tools), messages[:1], lambda text: bool(text.strip()) and CALL not in text)
+
+
+def _result_question(drawn: Source, tools: list[Tool]) -> Question:
+    messages = told(drawn, ask(drawn, tools[0]))
+    words = messages[-1]["content"]
+    return Question(_tree(drawn, tools), tuple(messages[:-1]), lambda text: text.strip() == words)
+
+
+def _tree(drawn: Source, tools: list[Tool]) -> Tree:
+    """Return the tools in any order, with the chat template's own system prompt."""
+    drawn.rng.shuffle(tools)
+    return Tree(None, tuple(tool.schema for tool in tools), (Conversation(()),))

@@ -160,7 +160,7 @@ async def test_a_call_is_answered_and_the_chat_goes_on(stage, how):
     [
         ("sk-wrong-key", {}, openai.AuthenticationError, 401),
         ("sk-acme", {"model": "nobody"}, openai.NotFoundError, 404),
-        ("sk-acme", {"max_tokens": 5000}, openai.BadRequestError, 400),
+        ("sk-acme", {"temperature": 5.0}, openai.BadRequestError, 400),
         ("sk-acme", {"tools": [LOOK], "tool_choice": NOBODY}, openai.BadRequestError, 400),
         ("sk-acme", {"response_format": NO_SETS}, openai.BadRequestError, 400),
         ("sk-globex", {"model": "pirate", "max_tokens": 1000}, openai.RateLimitError, 429),

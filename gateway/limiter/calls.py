@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -17,6 +16,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from gateway.limiter.breaker import Breaker
 from gateway.limiter.line import Line
+from gateway.limiter.timeout import loop_timeout
 
 Argument = str | int | bytes
 
@@ -121,14 +121,14 @@ class RedisCalls:
     async def guard(self, patience: int = 1) -> AsyncGenerator[Any, None]:
         """The client, for what is done inside in `patience` times the time of a call. Raises StoreError."""
         try:
-            async with asyncio.timeout(self._timeout * max(patience, self._patience())):
+            async with loop_timeout(self._timeout, max(patience, self._patience())):
                 yield self._client
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
         self._succeeded()
 
     async def _of_cluster(self, *command: Argument) -> Any:
-        async with asyncio.timeout(self._timeout * self._patience()):
+        async with loop_timeout(self._timeout, self._patience()):
             return await self._client.execute_command(*command)
 
     def _patience(self) -> int:

@@ -17,10 +17,10 @@ from hiredis import pack_command
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
+from gateway.limiter.timeout import SLICES, Ticker, loop_timeout
+
 TRIES = 2
 """The second covers a connection that a restarted server has closed; repeating a script of ours does no harm."""
-SLICES = 5
-"""Of a call's time: as often at least is looked for its answer."""
 
 
 @dataclass(slots=True)
@@ -36,9 +36,8 @@ class Line:
     """Opened by the first call, and again after it broke. It ends with the pool of `client`.
 
     A call that is not answered in `timeout` seconds, times the patience of the moment, is given up, and the line with
-    it: a connection may be dead without a word. Those behind it are repeated on another. One timer watches all calls,
-    and counts how often it rang, not how late: a gateway under load must not take its own delay for Redis's, and limit
-    by itself for that.
+    it: a connection may be dead without a word. Those behind it are repeated on another. One ticker watches all calls,
+    in place of a timer that every call would pay for; its ticks forgive stalls of this process, as `loop_timeout` does.
     """
 
     def __init__(self, client: Redis, timeout: float, patience: Callable[[], int] = lambda: 1) -> None:
@@ -50,7 +49,7 @@ class Line:
         self._waiting: deque[Waiting] = deque()
         self._reading: asyncio.Task[None] | None = None
         self._ticks = 0
-        self._ticker: asyncio.TimerHandle | None = None
+        self._ticker = Ticker(timeout / SLICES, self._tick)
 
     async def call(self, *command: str | int | bytes) -> Any:
         """The reply. Raises RedisError, OSError; TimeoutError among them."""
@@ -64,11 +63,9 @@ class Line:
 
     async def _exchange(self, message: bytes) -> Any:
         connection = await self._connected()
-        loop = asyncio.get_running_loop()
-        reply: asyncio.Future[Any] = loop.create_future()
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(Waiting(reply, self._ticks))
-        if self._ticker is None:
-            self._ticker = loop.call_later(self._timeout / SLICES, self._tick)
+        self._ticker.start()
         try:
             await connection.send_packed_command(message, check_health=False)
         except BaseException:
@@ -76,17 +73,17 @@ class Line:
             raise
         return await reply
 
-    def _tick(self) -> None:
+    def _tick(self) -> bool:
+        """Give up on the first call if it has waited too long. Returns whether any call waits."""
         self._ticks += 1
-        self._ticker = None
         if not self._waiting:
-            return
+            return False
         first = self._waiting[0]
         if self._ticks - first.since > SLICES * self._patience():
             if not first.reply.done():
                 first.reply.set_exception(TimeoutError("no answer in time"))
             self._hang_up()
-        self._ticker = asyncio.get_running_loop().call_later(self._timeout / SLICES, self._tick)
+        return True
 
     def _hang_up(self) -> None:
         if self._reading is not None:
@@ -96,12 +93,12 @@ class Line:
         """One that broke is left to its reader, who is about to notice: redis-py would open it again under the reader,
         and the two would wait for one answer, for good."""
         if self._connection is not None and self._reading is not None and not self._connection.is_connected:
-            async with asyncio.timeout(self._timeout * self._patience()):
+            async with loop_timeout(self._timeout, self._patience()):
                 await asyncio.wait((self._reading,))
         return self._connection or await self._open()
 
     async def _open(self) -> Any:
-        async with asyncio.timeout(self._timeout * self._patience()), self._opening:
+        async with loop_timeout(self._timeout, self._patience()), self._opening:
             if self._connection is None:
                 connection = await self._pool.get_connection()
                 connection.socket_timeout = None  # which would make a task of every write; calls have their own

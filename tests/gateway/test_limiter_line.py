@@ -90,6 +90,23 @@ async def test_time_in_which_this_process_was_busy_does_not_count(hasty):
     assert await hasty.call("CLIENT", "ID") == line_id
 
 
+def stall_soon(seconds: float) -> None:
+    """Block the event loop as soon as the caller waits for something."""
+    asyncio.get_running_loop().call_soon(time.sleep, seconds)
+
+
+async def test_time_in_which_this_process_was_busy_does_not_count_while_connecting(hasty):
+    stall_soon(0.7)
+    assert await hasty.call("ECHO", "here") == b"here"
+
+
+async def test_time_in_which_this_process_was_busy_does_not_count_while_a_broken_connection_is_left(hasty):
+    assert await hasty.call("ECHO", "before") == b"before"
+    await hasty._connection.disconnect(nowait=True)
+    stall_soon(0.7)
+    assert await hasty.call("ECHO", "after") == b"after"
+
+
 async def test_a_call_that_cannot_be_sent_says_so_once(line, valkey, monkeypatch):
     """Nobody is left behind to whom the end of the connection is told, and who never listens."""
     name = await line.call("CLIENT", "ID")

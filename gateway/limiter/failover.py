@@ -78,16 +78,16 @@ class FailoverLimiter:
             self._alone.remove(grant.lease)
             self._shared.count(grant)
         if grant.source == "redis":
-            self._local.release(grant)
-            await self._shared.settle(grant, actual_tokens)
+            with self._releasing(grant):
+                await self._shared.settle(grant, actual_tokens)
         else:
             await self._local.settle(grant, actual_tokens)
 
     async def refund(self, grant: Grant) -> None:
         self._alone.discard(grant.lease)
         if grant.source == "redis":
-            self._local.release(grant)
-            await self._shared.refund(grant)
+            with self._releasing(grant):
+                await self._shared.refund(grant)
         else:
             await self._local.refund(grant)
 
@@ -185,6 +185,14 @@ class FailoverLimiter:
             raise
         self._alone.add(grant.lease)
         return grant
+
+    @contextmanager
+    def _releasing(self, grant: Grant) -> Iterator[None]:
+        """Count a request as this gateway's own until Redis has given its slot back: Redis counts it until then."""
+        try:
+            yield
+        finally:
+            self._local.release(grant)
 
     def _report(self, reason: str) -> None:
         """Logs changes of mode, not every request made in one."""

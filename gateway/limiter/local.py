@@ -28,8 +28,9 @@ def unix_us() -> int:
 class LocalLimiter:
     """Grants each of `replicas` gateways an equal share of every limit that is not open. A `Limiter`.
 
-    It begins from what Redis last said: of what a scope had used by then, this gateway's share counts as used here, and
-    this gateway's own requests under way keep their slots. What Redis was never heard to say of a scope is unused.
+    In each scope it begins from what Redis said when it last granted this gateway a request there: this gateway's share
+    of what was in use by then counts as used here, and of the requests under way this gateway's own fill its share of
+    the slots first. A scope in which Redis never granted this gateway a request begins unused.
     """
 
     mode: Mode = "degraded"
@@ -56,6 +57,8 @@ class LocalLimiter:
         self._leases: dict[str, dict[Scope, Charge]] = {}
         self._elsewhere: Counter[Scope] = Counter()
         """This gateway's requests under way that Redis admitted."""
+        self._own: dict[Scope, int] = {}
+        """How many of the requests in a bucket of `_live` were this gateway's, by scope."""
 
     @property
     def tenants(self) -> Sequence[str]:
@@ -68,14 +71,14 @@ class LocalLimiter:
     async def reserve(self, request: ReserveRequest) -> Grant:
         """Raises ApiError: a 429; LIMITER_UNAVAILABLE where the whole limit had room, and only our share has none."""
         scopes, now = request.scopes, self._clock()
-        buckets = [self._with_elsewhere(scope, self._bucket(scope), 1) for scope in scopes]
+        buckets = [self._with_slots(scope, self._bucket(scope), 1) for scope in scopes]
         decision = reserve(buckets, request.tokens, now, request.least)
         self._count_misses(scopes, decision, now)
         if not decision.admitted:
             raise self._refusal(replace(request, tokens=decision.tokens), decision.buckets)
         lease = new_lease(request)
         for scope, bucket in zip(scopes, decision.buckets, strict=True):
-            self._buckets[scope] = self._with_elsewhere(scope, bucket, -1)
+            self._buckets[scope] = self._with_slots(scope, bucket, -1)
         self._leases[lease] = dict(zip(scopes, decision.charges, strict=True))
         return Grant(lease, request, "local", decision.buckets, decision.misses, now // DAY, decision.tokens)
 
@@ -95,6 +98,7 @@ class LocalLimiter:
         self._live = {scope: limits for scope, limits in self._live.items() if scope.tenant != tenant}
         self._buckets = {scope: bucket for scope, bucket in self._buckets.items() if scope.tenant != tenant}
         self._last = {scope: last for scope, last in self._last.items() if scope.tenant != tenant}
+        self._own = {scope: own for scope, own in self._own.items() if scope.tenant != tenant}
 
     async def limits(self, scope: Scope) -> Limits:
         return self._limits(scope)
@@ -108,11 +112,14 @@ class LocalLimiter:
         ]
 
     async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
-        limits = self._live[scope] = self._limits(scope).changed(changes)
+        known, limits = self._live.get(scope), self._limits(scope).changed(changes)
+        self._live[scope] = known.limited(limits) if isinstance(known, Bucket) else limits
         return limits
 
     async def restore_limits(self, scope: Scope) -> None:
-        self._live.pop(scope, None)
+        known = self._live.pop(scope, None)
+        if isinstance(known, Bucket):
+            self._live[scope] = known.limited(self._limits(scope))
 
     async def forget_use(self, scope: Scope) -> None:
         bucket = self._bucket(scope)
@@ -138,12 +145,15 @@ class LocalLimiter:
         return frozenset().union(*(self._limits(scope).policies(self.policy) for scope in scopes))
 
     def adopt(self, grant: Grant) -> None:
-        """Learn from a grant of the shared limiter which limits are in force, and how much of them is used."""
-        scopes = grant.request.scopes
-        self._live.update(zip(scopes, grant.buckets, strict=True))
-        self._elsewhere.update(scopes)
-        if self._buckets:
-            self._forget_idle(scopes)
+        """Learn from a grant of the shared limiter which limits are in force, and how much of them is used.
+
+        What was counted here while Redis was away is dropped: Redis knows better.
+        """
+        for scope, bucket in zip(grant.request.scopes, grant.buckets, strict=True):
+            self._live[scope] = bucket
+            self._elsewhere[scope] += 1
+            self._own[scope] = self._elsewhere[scope]
+            self._buckets.pop(scope, None)
 
     def release(self, grant: Grant) -> None:
         """Take note that a request has ended that the shared limiter admitted."""
@@ -152,13 +162,6 @@ class LocalLimiter:
                 self._elsewhere[scope] -= 1
             else:
                 del self._elsewhere[scope]
-
-    def _forget_idle(self, scopes: Sequence[Scope]) -> None:
-        """Drop what was counted here while Redis was away, where nothing of it is under way: Redis knows better."""
-        for scope in scopes:
-            bucket = self._buckets.get(scope)
-            if bucket is not None and bucket.running.used == 0:
-                del self._buckets[scope]
 
     async def outstanding(self) -> int:
         return len(self._leases)
@@ -178,11 +181,27 @@ class LocalLimiter:
         return _configured(self._tenants.get(scope.tenant, Tenant(scope.tenant)))[scope.kind]
 
     def _bucket(self, scope: Scope) -> Bucket:
-        limits = self._limits(scope).alone(self.replicas, self.policy)
-        return (self._buckets.get(scope) or self._last_known(scope)).limited(limits)
+        share = self._limits(scope).alone(self.replicas, self.policy)
+        if scope not in self._buckets:
+            self._buckets[scope] = self._last_known(scope, share)
+        return self._buckets[scope].limited(share)
 
-    def _last_known(self, scope: Scope) -> Bucket:
-        """Return this gateway's share of what a scope had used when Redis last said so, with no request under way."""
+    def _last_known(self, scope: Scope, share: Limits) -> Bucket:
+        """Return what this gateway goes on from in a scope where it has counted nothing by itself yet.
+
+        That is its share of what was in use when Redis last said so, and all that its own grants under way reserved:
+        Redis does not know them.
+        """
+        now = self._clock()
+        bucket = self._share_of_known(scope).limited(share).drained(now)
+        for charges in self._leases.values():
+            if scope in charges:
+                charge = charges[scope]
+                bucket = (charge if charge.day == now // DAY else replace(charge, today=0)).put_on(bucket)
+        return bucket
+
+    def _share_of_known(self, scope: Scope) -> Bucket:
+        """Return this gateway's share of what was in use when Redis last said so, with no request under way."""
         known = self._live.get(scope)
         if not isinstance(known, Bucket):
             return Bucket.empty(self._limits(scope))
@@ -191,15 +210,23 @@ class LocalLimiter:
             requests=replace(known.requests, used=known.requests.used / self.replicas),
             tokens=replace(known.tokens, used=known.tokens.used / self.replicas),
             running=replace(known.running, used=0),
-            today=replace(known.today, used=-(-known.today.used // self.replicas)),
+            today=replace(known.today, used=self._rounded_share(known.today.used)),
         )
 
-    def _with_elsewhere(self, scope: Scope, bucket: Bucket, sign: int) -> Bucket:
-        """Count or discount the requests that Redis admitted among those that run in a scope."""
-        elsewhere = self._elsewhere.get(scope, 0)
-        if not elsewhere:
-            return bucket
-        return replace(bucket, running=replace(bucket.running, used=bucket.running.used + sign * elsewhere))
+    def _rounded_share(self, used: int) -> int:
+        """Return this gateway's share of what is in use, rounded up."""
+        return -(-used // self.replicas)
+
+    def _with_slots(self, scope: Scope, bucket: Bucket, sign: int) -> Bucket:
+        """Count or discount the slots of this gateway's share that requests admitted by Redis take.
+
+        Those are this gateway's own, and those of others as far as their number, when Redis last said it, exceeded what
+        this gateway's own requests took of its share. When requests of others end is not known while Redis is away.
+        """
+        known, slots = self._live.get(scope), self._elsewhere.get(scope, 0)
+        if isinstance(known, Bucket):
+            slots += max(0, self._rounded_share(known.running.used) - self._own[scope])
+        return replace(bucket, running=replace(bucket.running, used=bucket.running.used + sign * slots))
 
     def _refusal(self, request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
         """Of a request that does not fit `buckets`."""
@@ -213,7 +240,8 @@ class LocalLimiter:
     def _correct(self, grant: Grant, requests: int, tokens: int) -> None:
         now = self._clock()
         for scope, charge in self._leases.pop(grant.lease, {}).items():
-            self._buckets[scope] = settle(self._bucket(scope), charge, requests, tokens, now)
+            if scope in self._buckets:
+                self._buckets[scope] = settle(self._bucket(scope), charge, requests, tokens, now)
 
     def _count_misses(self, scopes: Sequence[Scope], decision: Decision, now: int) -> None:
         if now // DAY != self._day:

@@ -162,7 +162,8 @@ def unsupported_parameter(param: str, why: str = "is not supported") -> ApiError
 
 
 def context_length_exceeded(num_tokens: int, max_tokens: int, param: str = "messages") -> ApiError:
-    message = f"the request needs {num_tokens} tokens of context (prompt and output); this model has {max_tokens}"
+    """The first half is OpenAI's and vLLM's wording, by which litellm and others tell this error from any other 400."""
+    message = f"This model's maximum context length is {max_tokens} tokens, and the request needs {num_tokens}"
     return ApiError(Fault.CONTEXT_LENGTH_EXCEEDED, message, param)
 
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.core.types import Lane, LaneMode
@@ -61,6 +61,7 @@ GAUGES = {
 TIERS = ("disk", "fetching", "host", "resident")
 MOVES = {"host": "adapter_fetch_seconds", "device": "adapter_load_seconds"}
 """Tier an adapter is brought to, and how long that has taken over all."""
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 LANE_GAUGES = {
     "requests_running": ("Running in the engine.", "running"),
     "requests_waiting": ("Waiting in the engine.", "waiting"),
@@ -111,6 +112,8 @@ class EngineMetrics(Collector):
             yield from _adapter_metrics(self._stats)
             yield from adapter_gauges(self._stats, self._names)
             yield from _vllm_metrics(self._stats, self._model)
+            yield _sleep_state(self._model)
+            yield _iteration_tokens(self._stats, self._model)
             yield _lora_info(self._stats, self._names)
 
 
@@ -203,6 +206,7 @@ def _vllm_metrics(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
     }
     counters = {
         "prompt_tokens": ("Tokens of prompts that were taken in.", stats.prompt_tokens),
+        "prompt_tokens_cached": ("Prompt tokens found in the prefix cache.", stats.cached_tokens),
         "generation_tokens": ("Tokens sampled.", stats.generated_tokens),
         "prefix_cache_queries": ("Prompt tokens looked for in the prefix cache.", stats.prompt_tokens),
         "prefix_cache_hits": ("Prompt tokens found there.", stats.cached_tokens),
@@ -215,6 +219,22 @@ def _vllm_metrics(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
             family = kind(f"vllm:{name}", help, labels=LABELS)
             family.add_metric([model, ENGINE], value)
             yield family
+
+
+def _sleep_state(model: str) -> Metric:
+    """vLLM's board calls a server down that has no such series. An engine of loralane's never sleeps."""
+    family = GaugeMetricFamily("vllm:engine_sleep_state", "1 for the state it is in.", labels=(*LABELS, "sleep_state"))
+    for state in SLEEP_STATES:
+        family.add_metric([model, ENGINE, state], float(state == "awake"))
+    return family
+
+
+def _iteration_tokens(stats: pb.EngineStats, model: str) -> Metric:
+    """vLLM's board reads the count, the number of steps. The engine tells the sum of their tokens, not each step's."""
+    computed = stats.prompt_tokens - stats.cached_tokens + stats.generated_tokens
+    family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of an engine step.", labels=LABELS)
+    family.add_metric([model, ENGINE], [("+Inf", stats.steps)], computed)
+    return family
 
 
 def _lora_info(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Metric:

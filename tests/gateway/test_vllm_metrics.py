@@ -1,4 +1,4 @@
-"""vLLM's example Grafana board over our /metrics: every query must find the series that it asks for."""
+"""What vLLM's example Grafana boards ask for, in our /metrics."""
 
 import pytest
 from fakes import BASE, build_house
@@ -12,18 +12,22 @@ HISTOGRAMS = (
     *("e2e_request_latency_seconds", "inter_token_latency_seconds", "time_to_first_token_seconds"),
     *("time_per_output_token_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"),
     *("request_decode_time_seconds", "request_prompt_tokens", "request_generation_tokens"),
-    *("request_max_num_generation_tokens", "request_params_n", "request_params_max_tokens"),
+    *("request_max_num_generation_tokens", "request_params_n", "request_params_max_tokens", "iteration_tokens_total"),
 )
 COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "request_success_total", "num_preemptions_total")
-CACHE = ("prefix_cache_queries_total", "prefix_cache_hits_total")
-GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+CACHE = ("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_cached_total")
+GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "engine_sleep_state")
 
 
 @pytest.fixture
 async def house(tmp_path):
     house = await build_house(tmp_path, open_metrics="no_tenants")
     house.engine.picture = pb.EngineStats(
-        prompt_tokens=70, cached_tokens=30, generated_tokens=9, preemptions_by_cause={"pages": 2, "adapter": 1}
+        prompt_tokens=70,
+        cached_tokens=30,
+        generated_tokens=9,
+        steps=12,
+        preemptions_by_cause={"pages": 2, "adapter": 1},
     )
     async with house.client() as client:
         await client.post("/v1/chat/completions", json=CHAT)
@@ -75,7 +79,14 @@ async def test_the_values_are_those_of_the_requests(house):
     assert value("time_to_first_token_seconds_sum") == pytest.approx(sum(r.ttft_seconds for r in records))
     assert value("prompt_tokens_total") == value("prefix_cache_queries_total") == 70
     assert (value("prefix_cache_hits_total"), value("generation_tokens_total")) == (30, 9)
+    assert value("prompt_tokens_cached_total") == 30
+    assert (value("iteration_tokens_total_count"), value("iteration_tokens_total_sum")) == (12, 49)
     assert value("num_preemptions_total") == 3
+
+
+async def test_the_board_of_services_calls_an_engine_that_answers_online(house):
+    value = await read(house)
+    assert value("engine_sleep_state", sleep_state="awake") == value("engine_sleep_state") == 1
 
 
 async def test_a_scrape_without_a_key_learns_all_but_tenants(house):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
-from gateway.batches.record import Batch
+from gateway.batches.record import Batch, read_fields
+from gateway.batches.trial import Trial
 
 TaskKind = Literal["validate", "shard", "finalize", "sweep"]
 ALL_TASKS: frozenset[TaskKind] = frozenset(("validate", "shard", "finalize", "sweep"))
@@ -50,6 +51,20 @@ class Lease:
     task_marks: int = field(default=0, compare=False)
     """How often this task was alone on trial and its process died, or it failed for a reason that should not exist."""
 
+    @classmethod
+    def read(cls, task: str, fence: bytes, microseconds_left: bytes, done: bytes, words: Sequence[bytes]) -> Lease:
+        """Read what a claim in Redis answers. `words`: the fields of the batch, each followed by its value."""
+        fields = dict(zip(words[::2], words[1::2], strict=True))
+        batch, left = read_fields(fields), int(microseconds_left) / 1e6
+        trial = Trial.read(fields, task)
+        if task.isdecimal():
+            first = int(task) * batch.shard_size
+            last = min(batch.total, first + batch.shard_size)
+            return cls(batch, "shard", int(fence), left, int(task), first, last, done, trial.losses, trial.marks)
+        last = batch.total if task == "finalize" else 0
+        kind = cast(TaskKind, task)
+        return cls(batch, kind, int(fence), left, 0, 0, last, done, trial.losses, task_marks=trial.task_marks)
+
     @property
     def batch_id(self) -> str:
         return self.batch.id
@@ -62,6 +77,10 @@ class Lease:
     def member(self) -> str:
         """The task by the name it is kept under."""
         return f"{self.shard:06d}" if self.task == "shard" else self.task
+
+    def mark(self, position: int | None) -> int | str:
+        """Return the name of the mark of a line, or of the task itself where `position` is None."""
+        return self.member if position is None else position
 
     def is_done(self, position: int) -> bool:
         byte, bit = divmod(position - self.first, 8)

@@ -122,6 +122,10 @@ class Batches:
         found, _ = await self._store.list(tenant, None, MAX_PAGE)
         return found
 
+    async def newest(self) -> Sequence[Batch]:
+        """Return the newest batches of all tenants, at most MAX_PAGE of them, to an administrator."""
+        return await self._store.newest(MAX_PAGE)
+
     async def cancel_for(self, tenant: str, batch_id: str) -> Batch:
         """Cancel a batch of any tenant for an administrator. Raises ApiError as `cancel` does."""
         return await self._store.cancel(tenant, _checked(batch_id))

@@ -12,6 +12,7 @@ Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix:
     *batchesopen:{tenant}      set    ids of those that have not ended
     *webhooks:{tenant}         zset   ends of batches that the tenant is yet to be told (`gateway.batches.webhooks`)
     *batchindex:{batches}      zset   TENANT/ID of whatever may have a task, by when its window is over
+    *batchnewest:{batches}     zset   TENANT/ID of the newest MAX_NEWEST batches of all tenants, by creation
 
 The index is a hint that leads to batches: it may name some that are over, and is never without one that is not.
 """
@@ -19,10 +20,10 @@ The index is a hint that leads to batches: it may name some that are over, and i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
@@ -30,7 +31,6 @@ from redis.asyncio.cluster import RedisCluster
 
 from gateway.batches.lease import ALL_TASKS, SHARD_SIZE, Lease, Standing, TaskKind
 from gateway.batches.record import COUNTS, Batch, BatchError, NewBatch, Tally, batch_not_found, new_fields, read_fields
-from gateway.batches.trial import Trial
 from gateway.batches.turns import Candidate, Turns, candidates_of, entry_of
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
@@ -44,6 +44,8 @@ OF_TENANT = frozenset(("batches", "batchesopen", "webhooks"))
 """Kinds of keys that a tenant has one of."""
 PAGE = 256
 """Entries of the index read at a time."""
+MAX_NEWEST = 1000
+"""Batches of all tenants together that an operator may look back at."""
 TOGETHER = 32
 """Batches of one tenant looked at in one call."""
 
@@ -68,6 +70,7 @@ class BatchStore:
         self._lease_ms = int(lease_seconds * 1000)
         self._retention_ms = int(retention_seconds * 1000)
         self._index = self._calls.key("batchindex", "batches")
+        self._newest = self._calls.key("batchnewest", "batches")
         self._turns = Turns()
         self._scripts = {name: Script.load("job.lua", f"{name}.lua", package=PACKAGE) for name in SCRIPTS}
 
@@ -81,6 +84,9 @@ class BatchStore:
             await self._leave_index([entry])
             message = f"tenant {batch.tenant} may have {max_open} batches open at once; wait until one has ended"
             raise ApiError(Fault.INSUFFICIENT_QUOTA, message)
+        async with self._client() as client:  # afterwards: a refused batch pushes none out
+            pipeline = client.pipeline(transaction=False).zadd(self._newest, {entry: _batch(words).created_at})
+            await pipeline.zremrangebyrank(self._newest, 0, -1 - MAX_NEWEST).execute()
         return _batch(words)
 
     async def get(self, tenant: str, batch_id: str) -> Batch:
@@ -145,8 +151,7 @@ class BatchStore:
     async def renew(self, leases: Sequence[Lease]) -> dict[Lease, Standing]:
         """Extends each by a term, unless it is `ending`."""
         calls = [self._of(lease, "renew", ("batchwork", "batchholders"), [self._lease_ms]) for lease in leases]
-        words = await asyncio.gather(*calls)
-        return {lease: word.decode() for lease, word in zip(leases, words, strict=True)}
+        return {lease: word.decode() for lease, word in zip(leases, await asyncio.gather(*calls), strict=True)}
 
     async def commit(self, lease: Lease, parts: Sequence[str], positions: Sequence[int], tally: Tally) -> bool:
         """Answers to `positions` count from now on, all or none: they lie in the objects named.
@@ -156,9 +161,8 @@ class BatchStore:
         Raises:
             ValueError: a position is none of the shard, or was committed before; nothing has happened.
         """
-        args: list[Argument] = [len(parts), *parts, len(positions), *positions]
-        for name in COUNTS:
-            args += [name, getattr(tally, name)]
+        counts = [word for name in COUNTS for word in (name, getattr(tally, name))]
+        args: list[Argument] = [len(parts), *parts, len(positions), *positions, *counts]
         committed = await self._of(lease, "commit", ("batchholders", "batchbits", "batchparts"), args)
         if committed < 0:
             raise ValueError(f"some of {positions} in {parts} are not {lease.batch_id}'s to commit")
@@ -170,11 +174,11 @@ class BatchStore:
 
     async def begin_trial(self, lease: Lease, position: int | None = None) -> bool:
         """Mark a line, or the task itself where `position` is None. False: the lease is lost, and nothing is marked."""
-        return await self._of(lease, "begin", ("batchholders",), [_marked(lease, position), 1]) >= 0
+        return await self._of(lease, "begin", ("batchholders",), [lease.mark(position), 1]) >= 0
 
     async def end_trial(self, lease: Lease, position: int | None = None) -> None:
         """Take a mark back: this process outlived the line, or the task itself where `position` is None."""
-        await self._of(lease, "begin", ("batchholders",), [_marked(lease, position), -1])
+        await self._of(lease, "begin", ("batchholders",), [lease.mark(position), -1])
 
     async def validated(self, lease: Lease, total: int, model: str | None = None) -> bool:
         """`total` lines are ready to run. False: the lease is lost. A batch that is ending has no lines to run."""
@@ -200,10 +204,14 @@ class BatchStore:
         """Redis's time in Unix seconds, and batches of all tenants, that something is left to do for: those whose
         windows are over first."""
         now, found = await self._run("look", [self._index], [0, most - 1])
-        places = sorted((one.tenant, one.id) for one in candidates_of(found))
-        groups = [(tenant, [place[1] for place in group]) for tenant, group in groupby(places, lambda place: place[0])]
-        pages = await asyncio.gather(*(self._read(tenant, ids) for tenant, ids in groups))
-        return int(now) / 1e6, [read_fields(words) for page in pages for words in page if words]
+        return int(now) / 1e6, await self._batches([(one.tenant, one.id) for one in candidates_of(found)])
+
+    async def newest(self, most: int) -> Sequence[Batch]:
+        """Return the newest batches of all tenants, the newest first. Batches that are forgotten are left out."""
+        async with self._client() as client:
+            found = await client.zrevrange(self._newest, 0, most - 1)
+        batches = await self._batches(tuple(entry.decode().split("/")) for entry in found)
+        return sorted(batches, key=lambda batch: batch.created_at, reverse=True)
 
     async def count(self) -> int:
         """Batches, of all tenants, that something is left to do for."""
@@ -233,11 +241,17 @@ class BatchStore:
         gone = [one for word, one in zip(words, batches, strict=False) if one.is_over(word, now)]
         if gone:
             await self._leave_index([entry_of(one.tenant, one.id) for one in gone])
-        return _lease(words[-1].decode(), *found) if found else None
+        return Lease.read(words[-1].decode(), *found) if found else None
 
     async def _leave_index(self, entries: Sequence[str]) -> None:
         async with self._client() as client:
             await client.zrem(self._index, *entries)
+
+    async def _batches(self, places: Iterable[tuple[str, str]]) -> Sequence[Batch]:
+        """Return batches by tenant and id, in no order; those that do not exist are left out."""
+        groups = groupby(sorted(places), lambda place: place[0])
+        calls = [self._read(tenant, [place[1] for place in group]) for tenant, group in groups]
+        return [read_fields(words) for page in await asyncio.gather(*calls) for words in page if words]
 
     async def _read(self, tenant: str, ids: Sequence[str]) -> Sequence[Mapping[bytes, bytes]]:
         """Fields of batches; none where there is no such batch."""
@@ -282,19 +296,3 @@ def _answering() -> Iterator[None]:
 def _batch(words: Sequence[bytes]) -> Batch:
     """Of fields, each followed by its value."""
     return read_fields(dict(zip(words[::2], words[1::2], strict=True)))
-
-
-def _marked(lease: Lease, position: int | None) -> Argument:
-    return lease.member if position is None else position
-
-
-def _lease(task: str, fence: bytes, microseconds_left: bytes, done: bytes, words: Sequence[bytes]) -> Lease:
-    batch, left = _batch(words), int(microseconds_left) / 1e6
-    trial = Trial.read(words, task)
-    if task.isdecimal():
-        first = int(task) * batch.shard_size
-        last = min(batch.total, first + batch.shard_size)
-        return Lease(batch, "shard", int(fence), left, int(task), first, last, done, trial.losses, trial.marks)
-    last = batch.total if task == "finalize" else 0
-    kind = cast(TaskKind, task)
-    return Lease(batch, kind, int(fence), left, last=last, done=done, losses=trial.losses, task_marks=trial.task_marks)

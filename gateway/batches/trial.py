@@ -18,7 +18,7 @@ A gateway that lost a lease and lives takes its mark back; a clean stop leaves n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -47,12 +47,11 @@ class Trial:
     """Marks of the task itself."""
 
     @classmethod
-    def read(cls, words: Sequence[bytes], task: str) -> Trial:
-        """Read the fields of a batch in Redis, each followed by its value."""
-        pairs = dict(zip(words[::2], words[1::2], strict=True))
-        marks = {name[5:]: int(value) for name, value in pairs.items() if name.startswith(b"mark:")}
+    def read(cls, fields: Mapping[bytes, bytes], task: str) -> Trial:
+        """Read the fields of a batch in Redis."""
+        marks = {name[5:]: int(value) for name, value in fields.items() if name.startswith(b"mark:")}
         lines = {int(name): count for name, count in marks.items() if name.isdigit()}
-        return cls(int(pairs.get(f"lost:{task}".encode(), 0)), lines, marks.get(task.encode(), 0))
+        return cls(int(fields.get(f"lost:{task}".encode(), 0)), lines, marks.get(task.encode(), 0))
 
 
 def is_engine_lost(error: BaseException) -> bool:

@@ -1,31 +1,45 @@
-// Batches of all tenants: progress, time left, tokens; cancel.
+// Batches of all tenants or of one, unfinished or all: progress, time left, tokens; cancel.
 
 import { admin } from "./api.js";
 import { careful, h, keyed, setText, toast } from "./dom.js";
 import { ago, compact, count, span } from "./format.js";
 
+const KINDS = { unfinished: "Unfinished", all: "Newest" };
+const NOTHING = { unfinished: "No batch is unfinished.", all: "There is no batch." };
 const TITLES = ["Batch", "Tenant", "Progress", "Tokens", "Time left", "Window", ""];
 const ENDED = new Set(["failed", "completed", "expired", "cancelled"]);
 
 export const batches = {
   sections: [],
   mount(content, { refresh }) {
-    const tenant = h("input", { type: "search", placeholder: "A tenant’s name, for its ended batches too", "aria-label": "Tenant" });
+    let kind = "unfinished";
+    const choose = (name) => {
+      kind = name;
+      tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", String(Object.keys(KINDS)[i] === name)));
+      return refresh();
+    };
+    const tabs = Object.entries(KINDS).map(([name, label]) =>
+      h("button", { type: "button", class: "quiet", "aria-pressed": String(name === kind), on: { click: () => choose(name) } }, label),
+    );
+    const tenant = h("input", { type: "search", placeholder: "A tenant’s name", "aria-label": "Tenant", on: { change: () => refresh() } });
     const summary = h("span", { class: "muted" });
     const nothing = h("td", { colspan: TITLES.length });
     const body = h("tbody", {}, h("tr", { "data-empty": true }, nothing));
     const heads = TITLES.map((title) => h("th", { scope: "col" }, title || h("span", { class: "hidden" }, "Actions")));
     const table = h("table", { class: "batches" }, h("thead", {}, h("tr", {}, ...heads)), body);
-    const head = h("div", { class: "head" }, h("h2", {}, "Unfinished"), summary, tenant);
+    const title = h("h2", {}, KINDS[kind]);
+    const head = h("div", { class: "head" }, title, summary, h("div", { class: "tabs" }, ...tabs), tenant);
     content.append(h("h1", {}, "Batches"), h("section", { class: "card", "aria-label": "Batches" }, head, table));
-    tenant.addEventListener("change", () => refresh());
     return {
       async update() {
         const name = tenant.value.trim();
-        const answer = await admin("GET", `batches${name ? `?tenant=${encodeURIComponent(name)}` : ""}`);
-        setText(head.firstElementChild, name ? `Of ${name}` : "Unfinished");
+        const which = kind;
+        const asked = new URLSearchParams({ which, ...(name ? { tenant: name } : {}) });
+        const answer = await admin("GET", `batches?${asked}`);
+        if (which !== kind || name !== tenant.value.trim()) return; // another question has been asked meanwhile
+        setText(title, name ? `${KINDS[kind]} of ${name}` : KINDS[kind]);
         setText(summary, answer.batches.length ? count(answer.batches.length) : "");
-        setText(nothing, name ? `${name} has no batches.` : "No batch is unfinished.");
+        setText(nothing, NOTHING[kind]);
         keyed(body, answer.batches, (batch) => batch.id, (batch) => batchRow(batch, refresh));
       },
     };

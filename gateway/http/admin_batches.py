@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -11,11 +11,13 @@ from starlette.responses import Response
 from gateway.batches.outlook import Outlook
 from gateway.batches.record import Batch, batch_json
 from gateway.batches.service import MAX_PAGE, Batches
+from gateway.core.errors import invalid_request
 from gateway.http.lists import check_parameters
 from gateway.http.stream import json_response
 
 ADMIN_BATCHES = "/admin/v1/batches"
 CANCEL_BATCH = ADMIN_BATCHES + "/{tenant}/{batch_id}/cancel"
+WHICH = ("unfinished", "all")
 
 Row = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
@@ -32,20 +34,27 @@ class AdminBatchesApi:
         return [("GET", ADMIN_BATCHES, self.listing), ("POST", CANCEL_BATCH, self.cancel)]
 
     async def listing(self, request: Request) -> Response:
-        """With `tenant`, the newest batches of that tenant; without, the unfinished ones of all tenants, those with
-        the earliest deadline first."""
-        check_parameters(request.query_params, "tenant")
-        tenant = request.query_params.get("tenant", "")
-        found = await (self._batches.of_tenant(tenant) if tenant else self._unfinished())
+        """Batches of all tenants or of one. `which=unfinished`: those with the earliest deadline first; `which=all`:
+        the newest first. Without `which`, all of one tenant and the unfinished ones of all tenants."""
+        given = request.query_params
+        check_parameters(given, "tenant", "which")
+        tenant = given.get("tenant", "")
+        which = given.get("which", "all" if tenant else "unfinished")
+        if which not in WHICH:
+            raise invalid_request(f"which must be one of {', '.join(WHICH)}", "which")
+        found = await (self._unfinished(tenant) if which == "unfinished" else self._newest(tenant))
         return json_response({"batches": [await self._shown(batch) for batch in found]})
 
     async def cancel(self, request: Request) -> Response:
         place = request.path_params
         return json_response(await self._shown(await self._batches.cancel_for(place["tenant"], place["batch_id"])))
 
-    async def _unfinished(self) -> list[Batch]:
-        _, found = await self._batches.open(MAX_PAGE)
+    async def _unfinished(self, tenant: str) -> list[Batch]:
+        found = await self._batches.of_tenant(tenant) if tenant else (await self._batches.open(MAX_PAGE))[1]
         return sorted((batch for batch in found if not batch.ended), key=lambda batch: batch.expires_at)
+
+    async def _newest(self, tenant: str) -> Sequence[Batch]:
+        return await (self._batches.of_tenant(tenant) if tenant else self._batches.newest())
 
     async def _shown(self, batch: Batch) -> dict[str, Any]:
         eta = None if batch.ended else await self._outlook.eta(batch)

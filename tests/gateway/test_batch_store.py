@@ -307,3 +307,22 @@ async def test_where_redis_is_stands_in_the_log_and_not_in_an_answer():
     assert "127.0.0.1" not in caught.value.message
     assert "127.0.0.1:1" in caught.value.reason
     await client.aclose()
+
+
+async def test_an_operator_sees_the_newest_batches_of_all_tenants(store, valkey, monkeypatch):
+    monkeypatch.setattr("gateway.batches.store.MAX_NEWEST", 3)
+    made = []
+    for tenant in ("acme", "globex", "acme", "initech"):
+        await store.wait(1)
+        made.append(await store.create(wanted(tenant), 10))
+    await store.cancel("globex", made[1].id)
+    await store.finished(await claimed(store, "finalize"), None, None)
+    seen = [(batch.tenant, batch.status) for batch in await store.newest(100)]
+    assert seen == [("initech", "validating"), ("acme", "validating"), ("globex", "cancelled")]
+    assert [batch.id for batch in await store.newest(1)] == [made[3].id]
+    with pytest.raises(ApiError):
+        await store.create(wanted("acme"), 1)
+    await valkey.delete(f"loralane:batch:{{initech}}:{made[3].id}")
+    assert [batch.id for batch in await store.newest(100)] == [made[2].id, made[1].id], (
+        "what is refused pushes none out"
+    )

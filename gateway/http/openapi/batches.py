@@ -10,7 +10,7 @@ from msgspec import Struct
 from gateway.batches.record import Status
 from gateway.batches.service import DEFAULT_PAGE, MAX_PAGE
 from gateway.core.errors import Fault
-from gateway.http.admin_batches import ADMIN_BATCHES, CANCEL_BATCH
+from gateway.http.admin_batches import ADMIN_BATCHES, CANCEL_BATCH, WHICH
 from gateway.http.batches import BATCH, BATCHES, CANCEL, BatchBody
 from gateway.http.openapi.operation import Operation, admin
 
@@ -126,10 +126,10 @@ BATCH_OPERATIONS: tuple[Operation, ...] = (
     admin(
         "GET",
         ADMIN_BATCHES,
-        "The newest batches of a tenant, or the unfinished ones of all tenants.",
+        "Batches of all tenants or of one: the unfinished ones, or the newest.",
         AdminBatches,
         REGISTRY | {Fault.INVALID_REQUEST},
-        query={"tenant": {"type": "string"}},
+        query={"tenant": {"type": "string"}, "which": {"enum": list(WHICH)}},
     ),
     admin("POST", CANCEL_BATCH, "Cancel a batch of any tenant.", AdminBatch, ONE | {Fault.BATCH_CONFLICT}),
 )

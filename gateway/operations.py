@@ -32,6 +32,8 @@ LaneName = Literal["interactive", "batch"]
 LANE_NAMES: Mapping[Lane, LaneName] = {Lane.INTERACTIVE: "interactive", Lane.BATCH: "batch"}
 LANES: Mapping[str, Lane] = {name: lane for lane, name in LANE_NAMES.items()}
 MODES: Mapping[str, LaneMode] = {"pause": LaneMode.PAUSED, "drain": LaneMode.DRAINING, "resume": LaneMode.OPEN}
+UNPROMISED = 0.95
+"""The percentile, as a share, that charts show of a lane that promises no share of its tokens in time."""
 MOST_LISTED = 200
 ALL = 2**32 - 1
 SHORTEST_ID = 6
@@ -100,6 +102,8 @@ class EngineStatus(Struct, frozen=True):
     model: str
     """The folder or file that the engine has loaded."""
     device: str
+    tokens_per_second: float | None
+    """Generated tokens a second between the last two samples, five seconds apart; null while there are none."""
     steps: int
     generated_tokens: int
     prompt_tokens: int
@@ -181,9 +185,10 @@ class Operations:
     async def engine(self) -> EngineStatus:
         with _engine_answers():
             stats = await self._stats.get()
-        info, counted = self._engine.info, EngineStatus.__struct_fields__[3:]
+        info, counted = self._engine.info, EngineStatus.__struct_fields__[4:]
         figures = {name: getattr(stats, name) for name in counted}
-        return EngineStatus(self._served_name, info.model, info.device, **figures)
+        rate = self.history.latest("tokens_per_second")
+        return EngineStatus(self._served_name, info.model, info.device, rate, **figures)
 
     async def tenants(self) -> Mapping[str, tuple[int, int]]:
         """Running and waiting requests by tenant."""
@@ -194,6 +199,16 @@ class Operations:
             running, waiting = found.get(tenant.tenant, (0, 0))
             found[tenant.tenant] = running + tenant.running, waiting + tenant.waiting
         return found
+
+    def latencies_at_goal(self) -> Mapping[str, float | None]:
+        """Return TTFT and ITL of each lane in seconds, by figure, at the percentile that the lane promises to have in
+        time; at `UNPROMISED` for a lane that promises none. None means that nothing was observed."""
+        latency, goals = self._latency.read(), self._promises.goals
+        return {
+            f"{name}.{kind}_at_goal": latency.at(histogram, lane, goals[lane].attainment or UNPROMISED)
+            for lane, name in LANE_NAMES.items()
+            for kind, histogram in (("ttft", TTFT), ("itl", ITL))
+        }
 
     async def _look_at_lanes(self) -> list[LaneStatus]:
         with _engine_answers():

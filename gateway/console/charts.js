@@ -2,7 +2,7 @@
 
 import { h, s, setAttribute, setText } from "./dom.js";
 
-const MARGIN = { left: 46, right: 8, top: 10, bottom: 20 };
+const MARGIN = { left: 46, right: 8, top: 18, bottom: 20 };
 const MINUTE = 60;
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 240, 360].map((minutes) => minutes * MINUTE);
 /** Pixels that the time below a tick needs, with room beside it. */
@@ -18,9 +18,9 @@ const exactClock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "
  * A chart of one or more layers, drawn over one another.
  *
  * `title`: what is drawn, for screen readers. `layers`: `{ name, class, area }`. `format(value)`: a value with its unit.
- * `update({ times, series, step, minutes, goal, least })`: Unix seconds; a list of values for each layer, null where it
- * was unknown; the expected distance of points in seconds; the width of the chart; a goal to draw, or null; the least
- * height of the scale.
+ * `update({ times, series, step, minutes, goal, least, names })`: Unix seconds; a list of values for each layer, null
+ * where it was unknown; the expected distance of points in seconds; the width of the chart; a goal to draw, or null; the
+ * least height of the scale; names in place of those of the layers.
  */
 export function chart({ title, layers, format, height = 120 }) {
   const grid = s("g", { class: "grid" });
@@ -28,11 +28,14 @@ export function chart({ title, layers, format, height = 120 }) {
   const paths = layers.map((layer) => s("path", { class: layer.class }));
   const goalLine = s("path", { class: "goal" });
   const goalText = s("text", { class: "goal-text", "text-anchor": "end" });
+  const caption = s("text", { class: "caption", x: 0, y: 9 });
   const cursor = s("path", { class: "cursor" });
-  const svg = s("svg", { class: "chart", role: "img", tabindex: "0", height }, grid, labels, ...paths, goalLine, goalText, cursor);
+  const parts = [grid, labels, ...paths, goalLine, goalText, caption, cursor];
+  const svg = s("svg", { class: "chart", role: "img", tabindex: "0", height }, ...parts);
   const hint = h("p", { class: "tip", hidden: true });
   const node = h("div", { class: "plot" }, svg, hint);
   let seen = null;
+  /** The moment that is pointed at, in Unix seconds: its point keeps its value while the chart moves on. */
   let at = null;
 
   const draw = () => {
@@ -43,38 +46,42 @@ export function chart({ title, layers, format, height = 120 }) {
     drawAxes(grid, labels, scale, format);
     paths.forEach((path, i) => setAttribute(path, "d", outline(seen, seen.series[i], scale, layers[i].area)));
     drawGoal(goalLine, goalText, seen.goal, scale, format);
+    setText(caption, named().map(([name, , layer]) => `${/dashed/.test(layer.class) ? "- -" : "—"} ${name}`).join("   "));
     point(scale);
   };
+  /** `[name, values, layer]` of each layer that has a name. */
+  const named = () => layers.map((layer, i) => [seen.names?.[i] ?? layer.name, seen.series[i], layer]).filter(([name]) => name);
+  const told = (index) => named().map(([name, values]) => `${name} ${values[index] == null ? "unknown" : format(values[index])}`);
   const point = (scale) => {
-    const index = at === null || !seen.times.length ? null : Math.min(at, seen.times.length - 1);
+    const index = at === null || at < scale.begin ? null : nearest(seen.times, at);
     hint.hidden = index === null;
     setAttribute(cursor, "d", index === null ? null : `M${scale.x(seen.times[index])} ${MARGIN.top}V${scale.bottom}`);
     if (index === null) return;
-    const values = layers.map((layer, i) => [layer, seen.series[i][index]]).filter(([layer]) => layer.name);
-    const words = values.map(([layer, value]) => `${layer.name} ${value === null || value === undefined ? "unknown" : format(value)}`);
-    setText(hint, `${exactClock.format(seen.times[index] * 1000)} · ${words.join(" · ")}`);
+    setText(hint, `${exactClock.format(seen.times[index] * 1000)} · ${told(index).join(" · ")}`);
     const x = scale.x(seen.times[index]);
     hint.style.left = `${Math.min(Math.max(x, 70), Math.max(70, scale.width - 70))}px`;
   };
   const move = (index) => {
-    at = index;
+    at = index === null ? null : seen.times[index];
     draw();
   };
-  svg.addEventListener("pointermove", (event) => move(nearest(seen, event.offsetX, svg.clientWidth)));
+  svg.addEventListener("pointermove", (event) => {
+    if (seen) move(nearest(seen.times, timeAt(seen, event.clientX - svg.getBoundingClientRect().left, svg.clientWidth)));
+  });
   svg.addEventListener("pointerleave", () => move(null));
   svg.addEventListener("blur", () => move(null));
   svg.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step || !seen?.times.length) return;
     event.preventDefault();
-    move(Math.max(0, Math.min(seen.times.length - 1, (at ?? seen.times.length) + step)));
+    const index = at === null ? seen.times.length : nearest(seen.times, at);
+    move(Math.max(0, Math.min(seen.times.length - 1, index + step)));
   });
   new ResizeObserver(draw).observe(svg);
   const update = (points) => {
     seen = { ...points, end: Math.max(Date.now() / 1000, points.times.at(-1) ?? 0) };
-    const last = layers.map((layer, i) => [layer.name, points.series[i].at(-1)]).filter(([name]) => name);
-    const words = last.map(([name, value]) => `${name} ${value === null || value === undefined ? "unknown" : format(value)}`);
-    setAttribute(svg, "aria-label", `${title}, last ${points.minutes} minutes. Now: ${words.join(", ")}.`);
+    const words = told(points.times.length - 1).join(", ");
+    setAttribute(svg, "aria-label", `${title}, last ${points.minutes} minutes. Now: ${words}.`);
     draw();
   };
   return { node, update };
@@ -156,14 +163,13 @@ function drawn(points, bottom, area) {
   return points.length === 1 ? `${line}h.1` : line;
 }
 
-/** The index of the point nearest to an x coordinate. */
-function nearest(seen, x, width) {
-  if (!seen?.times.length) return null;
+function timeAt(seen, x, width) {
   const share = (x - MARGIN.left) / (width - MARGIN.left - MARGIN.right);
-  const time = seen.end - seen.minutes * MINUTE * (1 - share);
-  let best = 0;
-  seen.times.forEach((one, i) => {
-    if (Math.abs(one - time) < Math.abs(seen.times[best] - time)) best = i;
-  });
-  return best;
+  return seen.end - seen.minutes * MINUTE * (1 - share);
+}
+
+/** The index of the point nearest to a time; null where there are no points. */
+function nearest(times, time) {
+  const distances = times.map((one) => Math.abs(one - time));
+  return times.length ? distances.indexOf(Math.min(...distances)) : null;
 }

@@ -4,6 +4,9 @@ import { admin } from "./api.js";
 
 export const SPANS = { 10: "10 min", 30: "30 min", 120: "2 h", 720: "12 h", 1440: "24 h" };
 
+/** A long range has a point a minute, and the mean of the minute that is not over. */
+const MOST_SECONDS = 30;
+
 /** Figures over time for the charts of one view. */
 export class Feed {
   minutes = 10;
@@ -17,7 +20,9 @@ export class Feed {
 
   /** Fetches where the gateway has a new point by now. */
   async refresh() {
-    if (performance.now() - this.#fetched < this.#points.step_seconds * 1000 && this.#fetched) return;
+    const { times, step_seconds: step } = this.#points;
+    const seconds = times.length < 2 ? 5 : Math.min(step, MOST_SECONDS);
+    if (performance.now() - this.#fetched < seconds * 1000 && this.#fetched) return;
     this.#fetched = performance.now();
     const minutes = this.minutes;
     const points = await admin("GET", `history?minutes=${minutes}`);
@@ -29,9 +34,5 @@ export class Feed {
     const { times, step_seconds: step, series } = this.#points;
     const unknown = times.map(() => null);
     return { times, step, minutes: this.minutes, series: names.map((name) => series[name] ?? unknown), goal: null, ...more };
-  }
-
-  last(name) {
-    return this.#points.series[name]?.at(-1) ?? null;
   }
 }

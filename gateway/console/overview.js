@@ -7,6 +7,8 @@ import { axisTime, compact, count, latency, percent, span } from "./format.js";
 import { Feed, SPANS } from "./history.js";
 import { requestPanel } from "./requests.js";
 
+/** The percentile that the gateway keeps for the chart of a lane that promises none. */
+const UNPROMISED = 0.95;
 const feed = new Feed();
 
 export const overview = {
@@ -59,8 +61,8 @@ function machinePanel() {
     legend.append(h("li", { class: part.name }, part.share, ` ${words[part.name]}`));
   });
   const update = (engine) => {
-    const last = feed.last("tokens_per_second");
-    setText(rate, last === null ? "–" : compact(Math.round(last)));
+    const now = engine.tokens_per_second;
+    setText(rate, now === null ? "–" : compact(Math.round(now)));
     trend.update(feed.of(["tokens_per_second", "tokens_per_second"], { least: 10 }));
     const total = Math.max(1, engine.total_pages);
     for (const part of parts) {
@@ -133,7 +135,7 @@ function modeButton(lane, action, refresh) {
 function timeRow(lane, key) {
   const title = { ttft: "First token", itl: "Between tokens" }[key];
   const values = ["p50", "p95", "p99"].map((name) => ({ name, value: h("dd", {}, "–") }));
-  const trend = chart({ title: `${title}, ${lane} lane`, layers: [{ name: "p95", class: "line" }], format: axisTime, height: 96 });
+  const trend = chart({ title: `${title}, ${lane} lane`, layers: [{ name: "", class: "line" }], format: axisTime, height: 96 });
   const share = h("b", {}, "–");
   const range = { "aria-valuemin": 0, "aria-valuemax": 1 };
   const met = h("span", { class: "use", role: "meter", "aria-label": `${title} in time`, ...range }, h("span"));
@@ -147,7 +149,8 @@ function timeRow(lane, key) {
   );
   const update = (seconds, attainment, goal, promised) => {
     for (const { name, value } of values) setText(value, latency(seconds[name]));
-    trend.update(feed.of([`${lane}.${key}_p95`], { goal, least: 0.001 }));
+    const drawn = `p${Number(((promised || UNPROMISED) * 100).toPrecision(5))}`;
+    trend.update(feed.of([`${lane}.${key}_at_goal`], { goal, least: 0.001, names: [drawn] }));
     met.className = `use ${standing(attainment, promised)}`;
     met.setAttribute("aria-valuenow", attainment);
     met.firstElementChild.style.width = `${attainment * 100}%`;

@@ -109,7 +109,7 @@ function groupRow(value) {
   const cells = ["Requests", "Running", "Waiting or failed", "Tokens"].map((title) => h("td", { class: "number", "data-title": title }));
   const update = ([, requests]) => {
     const running = requests.filter((request) => request.state === "running").length;
-    const rest = requests.filter((request) => request.state === "queued" || request.status >= 400).length;
+    const rest = requests.filter((request) => request.state === "queued" || request.failed).length;
     const tokens = requests.reduce((sum, request) => sum + (request.generated_tokens ?? request.completion_tokens), 0);
     [requests.length, running, rest, tokens].forEach((number, i) => setText(cells[i], count(number)));
   };
@@ -145,8 +145,11 @@ function liveRow(request, refresh) {
   return { node, update };
 }
 
+/** 499 is neither: its client left. */
+const standing = (request) => (request.failed ? "failed" : request.status < 400 ? "answered" : "left");
+
 function endedRow(request) {
-  const state = h("span", { class: `badge ${request.status >= 400 ? "failed" : "answered"}` }, String(request.status));
+  const state = h("span", { class: `badge ${standing(request)}` }, String(request.status));
   const answer = request.code || `${request.finish}, ${count(request.prompt_tokens)} + ${count(request.completion_tokens)} tokens`;
   const cell = (title, text) => h("td", { class: "number", "data-title": title }, text);
   const ended = cell("Ended", "");

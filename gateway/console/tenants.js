@@ -12,6 +12,7 @@ const LIMITS = {
   tokens_per_day: "tokens a day",
 };
 
+const WINDOW = "Recent use is measured by the gateway process that answers, between two looks at the usage books, and names the time it covers.";
 const SHORT = ["requests/min", "tokens/min", "at once", "tokens/day"];
 
 export const tenants = {
@@ -28,7 +29,7 @@ export const tenants = {
       await refresh();
     };
     const form = tenantForm(learn);
-    content.append(h("h1", {}, "Tenants"), list, form);
+    content.append(h("h1", {}, "Tenants"), list, form, h("p", { class: "fine" }, WINDOW));
     learn().catch((error) => toast(error.message, "bad"));
     return {
       update(seen) {
@@ -90,13 +91,13 @@ function tenantCard({ use: { tenant } }, learn) {
   return { node, update };
 }
 
-/** Ended requests alone: what runs is `reserved` beside the name. */
+/** What settled requests have used; what runs is `reserved` beside the name. It names the time that it covers. */
 function spentWords(used) {
   if (!used) return "Nothing used today.";
   const { recently, today, window_seconds: window } = used;
   const words = ({ tokens, requests }) => `${compact(tokens)} tokens, ${count(requests)} requests`;
-  const last = window < 1 ? "" : `${window < 55 ? `Last ${span(window)}` : "Last minute"}: ${words(recently)} · `;
-  return `${last}${last ? "today" : "Today"}: ${words(today)}`;
+  const named = Math.abs(window - 60) < 6 ? "Last minute" : `Last ${Math.round(window)} s`;
+  return `${window < 1 ? "Last minute: known in a few seconds" : `${named}: ${words(recently)}`} · today: ${words(today)}`;
 }
 
 function limitRow(tenant, name, learn) {

@@ -20,6 +20,8 @@ COARSE_POINTS = 12
 COARSE_KEPT = 1440
 """Points of the coarse ring: a day."""
 MAX_MINUTES = 1440
+LATE_POINTS = 2.5
+"""Fine points that may be missing before the newest one is too old to be called current."""
 
 Figures = Mapping[str, float | None]
 """One value for each figure by its name; None means that it was unknown at that moment."""
@@ -55,13 +57,24 @@ class History:
             self._coarse.append((now, _means(self._pending)))
             self._pending = []
 
+    def latest(self, name: str) -> float | None:
+        """Return the newest value of a figure; None where it is unknown or no point was added lately."""
+        if not self._fine or self._clock() - self._fine[-1][0] > LATE_POINTS * FINE_SECONDS:
+            return None
+        return _rounded(self._fine[-1][1].get(name))
+
     def read(self, minutes: int) -> HistoryPoints:
         """Return the points of the last `minutes`, from the fine ring where it reaches back that far."""
         fine = minutes * 60 <= FINE_KEPT * FINE_SECONDS
         step = FINE_SECONDS if fine else FINE_SECONDS * COARSE_POINTS
         since = self._clock() - minutes * 60
-        points = [point for point in (self._fine if fine else self._coarse) if point[0] >= since]
+        points = [point for point in (self._fine if fine else self._minutes()) if point[0] >= since]
         return HistoryPoints(step, [when for when, _ in points], _columns([figures for _, figures in points]))
+
+    def _minutes(self) -> list[tuple[float, Figures]]:
+        """Return the coarse points; the last one is the mean of the minute that is not over yet."""
+        begun = [(self._fine[-1][0], _means(self._pending))] if self._pending else []
+        return [*self._coarse, *begun]
 
 
 def _columns(points: Sequence[Figures]) -> dict[str, list[float | None]]:

@@ -38,10 +38,20 @@ class Latency:
     """Of the requests that the metrics have counted."""
 
     window_seconds: float
-    of: Mapping[tuple[str, str], Percentiles]
+    counts: Counts
+    """Counts of the window alone."""
 
     def get(self, histogram: str, lane: Lane) -> Percentiles:
-        return self.of.get((histogram, lane_name(lane)), Percentiles())
+        rows = self.counts.get((histogram, lane_name(lane)), ())
+        if not _observed(rows):
+            return Percentiles()
+        p50, p95, p99 = (percentile(rows, share) for share in (0.5, 0.95, 0.99))
+        return Percentiles(p50, p95, p99, round(rows[-1][1]))
+
+    def at(self, histogram: str, lane: Lane, share: float) -> float | None:
+        """Return the percentile at `share` (0 to 1) in seconds; None means that nothing was observed."""
+        rows = self.counts.get((histogram, lane_name(lane)), ())
+        return percentile(rows, share) if _observed(rows) else None
 
 
 class LatencyWindow:
@@ -60,7 +70,7 @@ class LatencyWindow:
         since, before = self._samples[0]
         if now - self._samples[-1][0] >= SAMPLE_SECONDS:
             self._samples.append((now, counts))
-        return Latency(now - since, {key: _percentiles(rows, before.get(key, ())) for key, rows in counts.items()})
+        return Latency(now - since, {key: _grown(rows, before.get(key, ())) for key, rows in counts.items()})
 
     def _count(self) -> Counts:
         found: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -72,13 +82,14 @@ class LatencyWindow:
         return {key: sorted(rows) for key, rows in found.items()}
 
 
-def _percentiles(now: Sequence[tuple[float, float]], before: Sequence[tuple[float, float]]) -> Percentiles:
+def _grown(now: Sequence[tuple[float, float]], before: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the observations that one histogram counted between two moments."""
     earlier = dict(before)
-    rows = [(bound, count - earlier.get(bound, 0.0)) for bound, count in now]
-    if not rows or rows[-1][1] <= 0:
-        return Percentiles()
-    p50, p95, p99 = (percentile(rows, share) for share in (0.5, 0.95, 0.99))
-    return Percentiles(p50, p95, p99, round(rows[-1][1]))
+    return [(bound, count - earlier.get(bound, 0.0)) for bound, count in now]
+
+
+def _observed(rows: Sequence[tuple[float, float]]) -> bool:
+    return bool(rows) and rows[-1][1] > 0
 
 
 def percentile(rows: Sequence[tuple[float, float]], share: float) -> float:

@@ -32,6 +32,8 @@ class RecentRequest(Struct, frozen=True):
     """Empty: the request was refused before it had a lane."""
     status: int
     """The HTTP status of the answer; 499 means that the client left."""
+    failed: bool
+    """Whether it counts as a failure: a status of 400 or more, but not 499."""
     code: str
     """The error code; empty for an answer."""
     finish: str
@@ -60,7 +62,7 @@ class RecentRequests:
         """Remember a request that has ended."""
         request = _recent(record, self._clock())
         self._all.append(request)
-        if request.status >= 400 and request.status != CLIENT_LEFT:
+        if request.failed:
             self._failed.append(request)
 
     def read(self, which: Literal["all", "failed"], limit: int) -> list[RecentRequest]:
@@ -78,6 +80,7 @@ def _recent(record: RequestRecord, now: float) -> RecentRequest:
         model=record.model,
         lane="" if record.lane is None else lane_name(record.lane),
         status=record.status,
+        failed=record.status >= 400 and record.status != CLIENT_LEFT,
         code=record.error_code,
         finish=record.finish,
         prompt_tokens=record.prompt_tokens,

@@ -10,7 +10,7 @@ import structlog
 
 from gateway.core.errors import ApiError
 from gateway.observe.history import FINE_SECONDS
-from gateway.operations import EngineStatus, LaneStatus, Operations
+from gateway.operations import EngineStatus, Operations
 
 log = structlog.get_logger("gateway")
 
@@ -35,8 +35,8 @@ class Sampler:
         }
         self._before = now, engine
         pages = {f"{kind}_pages": getattr(engine, f"{kind}_pages") for kind in ("kv", "cached", "adapter", "free")}
-        of_lanes = {f"{lane.lane}.{name}": value for lane in lanes for name, value in _of_lane(lane).items()}
-        self._operations.history.add({**rates, **pages, **of_lanes})
+        depths = {f"{lane.lane}.{name}": getattr(lane, name) for lane in lanes for name in ("running", "waiting")}
+        self._operations.history.add({**rates, **pages, **depths, **self._operations.latencies_at_goal()})
 
     def _rate(self, now: float, engine: EngineStatus, counter: str) -> float | None:
         """Return the growth of a counter a second, or None at the first sample and after the engine's restart."""
@@ -45,15 +45,6 @@ class Sampler:
         since, before = self._before
         grown = getattr(engine, counter) - getattr(before, counter)
         return grown / (now - since) if grown >= 0 and now > since else None
-
-
-def _of_lane(lane: LaneStatus) -> dict[str, float | None]:
-    return {
-        "running": lane.running,
-        "waiting": lane.waiting,
-        "ttft_p95": lane.ttft_seconds.p95,
-        "itl_p95": lane.itl_seconds.p95,
-    }
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """What each tenant used today and in the last minute, from the usage books that all gateways write to.
 
-The books count by the day. Two looks at them, a minute apart, differ by what was used in between; the looks are taken
-while an operator watches, so a first look knows today only.
+The books count by the day. Two looks at them, a minute apart, differ by what was used in between. This gateway process
+takes and remembers looks while an operator watches, so its first look knows today only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.core.usage import NOTHING, Counts, today
 from gateway.usage.books import UsageBooks
 
 WINDOW_SECONDS = 60.0
-IDLE_SECONDS = 3 * WINDOW_SECONDS
+MAX_WINDOW_SECONDS = 1.5 * WINDOW_SECONDS
 """Looks that are older than this are dropped: an operator who comes back would otherwise see a difference of hours."""
 
 Totals = Mapping[tuple[str, date], Counts]
@@ -37,7 +37,7 @@ class TenantUsed(Struct, frozen=True):
     recently: Used
     """In the last `window_seconds`."""
     window_seconds: float
-    """Up to a minute or a little more; 0 means that this is the first look."""
+    """From 0 to 90, about a minute while an operator watches; 0 means that this is the first look."""
 
 
 class LastMinute:
@@ -66,9 +66,9 @@ class LastMinute:
         }
 
     def _is_spare(self, now: float) -> bool:
-        """The oldest look is not needed: a later one is a minute old already, or it is too old to say anything."""
+        """Return whether the oldest look is not needed: a later one is a minute old, or this one is too old."""
         later_reaches = len(self._looks) > 1 and self._looks[1][0] <= now - WINDOW_SECONDS
-        return later_reaches or self._looks[0][0] < now - IDLE_SECONDS
+        return later_reaches or self._looks[0][0] < now - MAX_WINDOW_SECONDS
 
     async def _totals(self) -> Totals:
         """Return the counts of yesterday, which requests that run across midnight still change, and of today."""

@@ -38,6 +38,21 @@ def test_half_an_hour_is_kept_point_by_point_and_a_day_by_the_minute():
     assert set(coarse.series["ttft"]) == {1.0}
 
 
+def test_a_long_range_begins_with_the_first_point_and_ends_with_the_last():
+    clock = Clock()
+    history = History(clock)
+    assert (history.latest("rate"), history.read(1440).times) == (None, [])
+    for number in range(COARSE_POINTS + 2):
+        clock.now += FINE_SECONDS
+        history.add({"rate": float(number)})
+    points = history.read(1440)
+    assert points.times == [clock.now - 2 * FINE_SECONDS, clock.now]
+    assert points.series["rate"] == [(COARSE_POINTS - 1) / 2, COARSE_POINTS + 0.5]
+    assert (history.latest("rate"), history.latest("other")) == (COARSE_POINTS + 1, None)
+    clock.now += 3 * FINE_SECONDS
+    assert history.latest("rate") is None, "it is not current any more"
+
+
 def test_history_is_bounded():
     clock = Clock()
     history = History(clock)
@@ -68,8 +83,11 @@ def test_failures_are_remembered_behind_any_number_of_answers():
         recent.finished(record())
     (failed,) = recent.read("failed", 10)
     assert (failed.status, failed.code, failed.tenant, failed.lane) == (429, "rate_limit_exceeded", "acme", "batch")
+    assert failed.failed
     assert len(recent.read("all", 10_000)) == KEPT
     assert {request.status for request in recent.read("all", KEPT)} == {200}
+    recent.finished(record(499))
+    assert [(one.status, one.failed) for one in recent.read("all", 1)] == [(499, False)], "its client left"
 
 
 class Books:
@@ -104,6 +122,10 @@ async def test_the_last_minute_is_the_difference_of_two_looks_across_midnight(mo
     assert (later.recently.tokens, later.window_seconds) == (30, 75)
     clock.now += 10
     assert (await seen.read())["acme"].window_seconds == 85
+    clock.now += 100
+    assert (await seen.read())["acme"].window_seconds == 0, "no minute is 100 seconds long"
+    clock.now += 5
+    assert (await seen.read())["acme"].window_seconds == 5
     clock.now += 3600
     assert (await seen.read())["acme"].window_seconds == 0, "looks of an hour ago say nothing of the last minute"
 
@@ -121,6 +143,7 @@ async def test_sampled_figures_and_ended_requests_are_served_to_administrators(t
         history = (await admin.get("/admin/v1/history?minutes=5")).json()
         assert len(history["times"]) == 2 and history["series"]["tokens_per_second"][0] is None
         assert history["series"]["interactive.running"] == [2.0, 2.0]
+        assert set(history["series"]) >= {"interactive.ttft_at_goal", "batch.itl_at_goal"}
         for _ in range(100):
             ended = (await admin.get("/admin/v1/requests/recent")).json()["requests"]
             if len(ended) == 2:
@@ -132,6 +155,7 @@ async def test_sampled_figures_and_ended_requests_are_served_to_administrators(t
         lanes = (await admin.get("/admin/v1/lanes")).json()["lanes"]
         assert [(lane["lane"], lane["attainment_goal"]) for lane in lanes] == [("interactive", 0.99), ("batch", 0.0)]
         engine = (await admin.get("/admin/v1/overview?sections=engine,tenants")).json()
+        assert engine["engine"]["tokens_per_second"] == history["series"]["tokens_per_second"][1]
         assert engine["engine"]["served_name"] and {one["tenant"] for one in engine["tenants"]} >= {"acme"}
         for path in ("history?minutes=0", "history?minutes=1441", "history?hours=1", "requests/recent?which=some"):
             assert (await admin.get(f"/admin/v1/{path}")).status_code == 400, path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -267,6 +268,20 @@ def test_latencies_are_of_the_last_minutes():
     found = seen.get(ITL, Lane.BATCH)
     assert found.count == 30 and found.p99 < 0.06, "what was slow is long ago"
     assert seen.get(TTFT, Lane.BATCH).count == 0
+
+
+async def test_charts_are_of_the_percentile_that_a_lane_promises(house):
+    for seconds in (*[0.01] * 85, *[0.9] * 15):
+        house.metrics.inter_token(Lane.INTERACTIVE, seconds)
+        house.metrics.inter_token(Lane.BATCH, seconds)
+    promised = {lane: goals.attainment for lane, goals in house.metrics.promises.goals.items()}
+    assert promised == {Lane.INTERACTIVE: 0.99, Lane.BATCH: 0.0}
+    found = house.operations.latencies_at_goal()
+    assert 0.9 < found["interactive.itl_at_goal"] <= 1.0 and 0.5 < found["batch.itl_at_goal"] < 0.9
+    assert found["batch.ttft_at_goal"] is None
+    goals = house.metrics.promises.goals[Lane.INTERACTIVE]
+    house.metrics.promises.goals = {**house.metrics.promises.goals, Lane.INTERACTIVE: replace(goals, attainment=0.8)}
+    assert house.operations.latencies_at_goal()["interactive.itl_at_goal"] < 0.02
 
 
 def test_percentiles_lie_where_their_bucket_does():

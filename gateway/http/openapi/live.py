@@ -19,7 +19,7 @@ SECTIONS = {"sections": {"type": "string", "examples": ["engine,lanes,requests,t
 INVALID = frozenset({Fault.INVALID_REQUEST})
 HISTORY_QUERY = {"minutes": {"type": "integer", "minimum": 1, "maximum": MAX_MINUTES}}
 RECENT_QUERY = {
-    "which": {"enum": list(history.WHICH), "description": "failed: those with a status of 400 or more."},
+    "which": {"enum": list(history.WHICH), "description": "failed: those with a status of 400 or more, but not 499."},
     "limit": {"type": "integer", "minimum": 1, "maximum": KEPT},
 }
 SUMMARIES = {

@@ -5,34 +5,36 @@ import { h } from "./dom.js";
 
 const FENCE = /^\s*```(\S*)\s*$/;
 const HEADING = /^(#{1,6})\s+(.*)$/;
-const BULLET = /^\s*[-*+]\s+(.*)$/;
-const NUMBER = /^\s*\d+[.)]\s+(.*)$/;
+const ITEM = /^(\s*)(?:[-*+]|(\d{1,9})[.)])\s+(.*)$/;
 const QUOTE = /^\s*>\s?(.*)$/;
 const RULE = /^\s*([-*_])(\s*\1){2,}\s*$/;
+/** The line below a table's head: `|---|:--:|`. */
+const DELIMITERS = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 const INLINE = /(`[^`\n]+`)|(\*\*[^*\n]+\*\*)|(\*[^*\s][^*\n]*\*)|(\[[^\]\n]+\]\([^)\s]+\))/;
+/** An item that is indented by this many columns more than the one before it belongs to that one. */
+const DEEPER = 2;
 
 /** A list of elements. Unknown syntax stays as it was typed. */
 export function markdown(text) {
-  const lines = text.split("\n");
+  const lines = text.replaceAll("\t", "    ").split("\n");
   const blocks = [];
   let at = 0;
-  const take = (pattern) => {
-    const found = [];
-    for (let match; at < lines.length && (match = pattern.exec(lines[at])); at += 1) found.push(match[1]);
-    return found;
-  };
   while (at < lines.length) {
-    const line = lines[at];
-    if (FENCE.test(line)) blocks.push(fenced());
-    else if (RULE.test(line)) blocks.push(rule());
-    else if (HEADING.test(line)) blocks.push(heading(lines[at++]));
-    else if (BULLET.test(line)) blocks.push(h("ul", {}, ...take(BULLET).map((item) => h("li", {}, ...inline(item)))));
-    else if (NUMBER.test(line)) blocks.push(h("ol", {}, ...take(NUMBER).map((item) => h("li", {}, ...inline(item)))));
-    else if (QUOTE.test(line)) blocks.push(h("blockquote", {}, ...inline(take(QUOTE).join("\n"))));
-    else if (line.trim() === "") at += 1;
-    else blocks.push(paragraph());
+    if (lines[at].trim() === "") at += 1;
+    else blocks.push((blockAt() ?? paragraph)());
   }
   return blocks;
+
+  /** What reads the block that begins at this line; undefined for a paragraph. */
+  function blockAt() {
+    const line = lines[at];
+    if (FENCE.test(line)) return fenced;
+    if (RULE.test(line)) return rule;
+    if (HEADING.test(line)) return () => heading(lines[at++]);
+    if (itemOf(line)) return list;
+    if (QUOTE.test(line)) return quote;
+    return line.includes("|") && lines[at + 1]?.includes("|") && DELIMITERS.test(lines[at + 1]) ? table : undefined;
+  }
 
   /** A block of code; one that is still being written ends with the text. */
   function fenced() {
@@ -47,13 +49,72 @@ export function markdown(text) {
     return h("hr");
   }
 
+  function quote() {
+    const words = [];
+    for (let match; at < lines.length && (match = QUOTE.exec(lines[at])); at += 1) words.push(match[1]);
+    return h("blockquote", {}, ...inline(words.join("\n")));
+  }
+
   function paragraph() {
     const words = [];
-    const others = [FENCE, HEADING, BULLET, NUMBER, QUOTE, RULE];
     do words.push(lines[at++]);
-    while (at < lines.length && lines[at].trim() && !others.some((other) => other.test(lines[at])));
+    while (at < lines.length && lines[at].trim() && !blockAt());
     return h("p", {}, ...inline(words.join("\n")));
   }
+
+  /** Items of one depth; those that are deeper make a list inside the item before them. */
+  function list() {
+    const { depth, number } = itemOf(lines[at]);
+    const node = h(number === null ? "ul" : "ol", { start: number > 1 ? number : null });
+    for (let item; (item = nextItem()) && item.depth > depth - DEEPER; ) {
+      if (item.depth >= depth + DEEPER) node.lastChild.append(list());
+      else if ((item.number === null) !== (number === null)) break;
+      else node.append(h("li", {}, ...inline(itemText(item))));
+    }
+    return node;
+  }
+
+  /** The item at this line or, where nothing but blank lines is in between, behind it. */
+  function nextItem() {
+    let next = at;
+    while (next < lines.length && !lines[next].trim()) next += 1;
+    const item = next < lines.length ? itemOf(lines[next]) : null;
+    if (item) at = next;
+    return item;
+  }
+
+  /** An item's text, with the lines that go on with it. */
+  function itemText(item) {
+    const words = [item.text];
+    for (at += 1; at < lines.length && /^\s+\S/.test(lines[at]) && !blockAt(); at += 1) words.push(lines[at].trim());
+    return words.join("\n");
+  }
+
+  function table() {
+    const titles = cellsOf(lines[at]);
+    const sides = cellsOf(lines[at + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : "left"));
+    const row = (tag, cells) => h("tr", {}, ...titles.map((_, i) => aligned(h(tag, {}, ...inline(cells[i] ?? "")), sides[i])));
+    const head = row("th", titles);
+    const rows = [];
+    for (at += 2; at < lines.length && lines[at].includes("|"); at += 1) rows.push(row("td", cellsOf(lines[at])));
+    return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {}, ...rows)));
+  }
+}
+
+function itemOf(line) {
+  const match = RULE.test(line) ? null : ITEM.exec(line);
+  return match && { depth: match[1].length, number: match[2] === undefined ? null : Number(match[2]), text: match[3] };
+}
+
+/** The cells of a table's row; `\|` is a bar inside a cell. */
+function cellsOf(line) {
+  const inner = line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "");
+  return inner.split(/(?<!\\)\|/).map((cell) => cell.replaceAll("\\|", "|").trim());
+}
+
+function aligned(cell, side) {
+  cell.style.textAlign = side ?? "left";
+  return cell;
 }
 
 function heading(line) {

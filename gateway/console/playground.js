@@ -113,10 +113,9 @@ class Chat {
     this.#scroll(true);
     this.#running = new AbortController();
     setText(this.send, "Stop");
+    const body = this.#body();
     try {
-      const body = this.#body();
       const answer = await this.#stream(body, words, facts, this.#running.signal);
-      facts.append(" ", copied("Copy as curl", () => curl(body)));
       this.#messages.push({ role: "assistant", content: answer });
     } catch (error) {
       const stopped = error.name === "AbortError";
@@ -124,6 +123,7 @@ class Chat {
       if (words.textContent) this.#messages.push({ role: "assistant", content: words.textContent });
       else this.#messages.pop();
     } finally {
+      facts.append(" ", copied("Copy as curl", () => curl(body)));
       words.classList.remove("waiting");
       if (!words.childElementCount) words.replaceChildren(...markdown(words.textContent));
       words.classList.add("formatted");

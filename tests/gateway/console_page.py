@@ -1,0 +1,101 @@
+"""A page of the console in a real browser, on a gateway with a fake engine, accounts, files and batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from batch_fakes import batch_options
+from fakes import ACME, BASE, GLOBEX, CountingLimiter, MemoryStore
+from redis.asyncio import Redis
+from served import Served, served
+
+from gateway.accounts.registry import AccountRegistry
+from gateway.batches.service import Batches
+from gateway.files.service import Files
+
+PATIENCE = 60
+"""Seconds; a browser on a busy machine takes a few for what is done at once on an idle one."""
+CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
+
+
+@dataclass
+class Console:
+    """A page of the console, and what it did behind our backs."""
+
+    gateway: Served
+    page: Any
+    redis: Redis
+    accounts: AccountRegistry
+    files: Files
+    batches: Batches
+    errors: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    """Urls."""
+
+    def enter(self, key: str = "sk-admin", view: str = "overview", *, keep: bool = False) -> None:
+        self.page.goto(f"{self.gateway.url}/console#{view}")
+        self.page.get_by_label("Admin key").fill(key)
+        self.page.get_by_label("Keep it").set_checked(keep)
+        self.page.get_by_role("button", name="Open the console").click()
+
+    def enter_playground(self, key: str = "sk-acme", most_tokens: int = 64) -> None:
+        """Open the playground with a tenant's key, and wait until it knows the models."""
+        self.enter(view="playground")
+        self.page.get_by_label("Tenant key").fill(key)
+        self.page.get_by_label("Tenant key").press("Tab")
+        self.page.locator("#model option").first.wait_for(state="attached")
+        self.page.get_by_label("Most tokens").fill(str(most_tokens))
+
+    def chat(self, key: str = "sk-acme", **fields: Any) -> httpx.Response:
+        """As any client would."""
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.post(
+            f"{self.gateway.url}/v1/chat/completions", headers=headers, json=CHAT | fields, timeout=PATIENCE
+        )
+
+    def usage(self) -> str:
+        """The usage by adapter that the admin API reports, as JSON."""
+        headers = {"authorization": "Bearer sk-admin"}
+        url = f"{self.gateway.url}/admin/v1/usage?group_by=adapter"
+        return httpx.get(url, headers=headers, timeout=PATIENCE).text
+
+
+@contextmanager
+def opened_console(browser: Any, root: Path, redis_url: str) -> Iterator[Console]:
+    """Everything that the console asks for is there: tenants can be created, and batches listed."""
+    redis, limiter = Redis.from_url(redis_url), CountingLimiter()
+    accounts = AccountRegistry(MemoryStore(), {}, lambda tenants: limiter.know([ACME, GLOBEX, *tenants]))
+    options = batch_options(redis, root / "stored")
+    with served(root, limiter=limiter, accounts=accounts, **options) as gateway:
+        gateway.run(redis.flushall())
+        gateway.run(accounts.start())
+        context = browser.new_context(reduced_motion="reduce")
+        context.set_default_timeout(1000 * PATIENCE)
+        found = Console(gateway, context.new_page(), redis, accounts, **options)
+        found.page.on("pageerror", lambda error: found.errors.append(str(error)))
+        found.page.on("console", lambda message: found.errors.append(message.text) if is_wrong(message) else None)
+        found.page.on("request", lambda request: found.asked.append(request.url))
+        yield found
+        context.close()
+        assert found.errors == []
+        gateway.run(gateway.house.assert_empty())
+        gateway.run(accounts.close())
+        gateway.run(redis.aclose())
+
+
+def is_wrong(message: Any) -> bool:
+    """What a browser says by itself of an answer that is an error is part of some tests."""
+    return message.type == "error" and "Failed to load resource" not in message.text
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)

@@ -17,7 +17,8 @@ CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
 .PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-many-adapters bench-lanes bench-batches
-.PHONY: bench-batch-job bench-gateway bench-limits bench-hostile bench-gpu bench-planning chaos soak proto audit clean-data clean
+.PHONY: bench-batch-job bench-gateway bench-limits bench-hostile bench-gpu bench-planning
+.PHONY: screenshots chaos soak proto audit clean-data clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
@@ -84,6 +85,9 @@ bench-limits: setup-dev  ## Whether limits stay exact on a busy machine, with on
 
 bench-hostile: setup-dev  ## What a tenant feels while another tenant attacks the gateway
 	$(BIN)/python -m benchmarks.hostile $(ARGS)
+
+screenshots: setup-dev  ## Pictures of the console's views under traffic (ARGS="--folder DIR --minutes 3"); needs Chromium
+	$(BIN)/python -m benchmarks.screenshots $(ARGS)
 
 bench-batches: setup-dev  ## How many lines of a batch one gateway process runs in a second
 	$(BIN)/python -m benchmarks.batches $(ARGS)

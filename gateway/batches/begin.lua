@@ -1,15 +1,21 @@
--- Marks a line or a task as begun on trial, before it is begun, or takes the mark back when its process outlived it.
--- KEYS: batch, holders. ARGV: task, fence, the line's position or the task again, 1 or -1.
--- Returns its marks; -1: the lease is lost, and nothing is marked. A process that lost its lease and lives may still
--- take its mark back.
+-- Changes the marks of a line or a task on trial. KEYS: batch, holders.
+-- ARGV: task, fence, the line's position or the task again, and one of
+--   begin: its process is about to run it. The mark is the fence of the lease;
+--   end: its process outlived it, and the mark goes;
+--   keep, and a token: its process outlived it, but its engine did not. The mark stays, as FENCE:TOKEN.
+-- begin returns {how many processes were lost with the task, how many other marks there are}; nothing: the lease is
+-- lost, and nothing is marked. Repeating a call changes nothing.
 
 local job, holders = unpack(KEYS)
-if ARGV[4] == '1' and not holds(holders, ARGV[1], ARGV[2]) then
-  return -1
+local task, fence, mark = ARGV[1], ARGV[2], 'mark:' .. ARGV[3]
+if ARGV[4] == 'begin' then
+  if not holds(holders, task, fence) then
+    return {}
+  end
+  return { #words_of(job, 'lost:' .. task), add_word(job, mark, fence) - 1 }
 end
-local field = 'mark:' .. ARGV[3]
-local marks = redis.call('HINCRBY', job, field, ARGV[4])
-if marks <= 0 then
-  redis.call('HDEL', job, field)
+drop_word(job, mark, fence)
+if ARGV[4] == 'keep' and holds(holders, task, fence) then
+  add_word(job, mark, fence .. ':' .. ARGV[5])
 end
-return marks
+return {}

@@ -1,6 +1,7 @@
 -- Leases the first task that is nobody's, or whose lease has run out, of the first batch that has one.
 -- KEYS: batch, work, holders and bits of each. ARGV: milliseconds of a lease, owner, kinds of tasks that are wanted.
--- A task that still has a holder was never handed back: its process may have died of it, and that is counted.
+-- A task that still has a holder was never handed back: its process may have died of it. The holder's fence is noted,
+-- until that process shows that it lives (`release.lua`).
 -- Returns {a word for each batch looked at: 'none', 'absent', 'over' or the task, fence, microseconds left, committed
 -- bits of the task's positions, fields of the batch}; but the first where no batch had a task.
 
@@ -64,7 +65,7 @@ for i = 1, #KEYS, 4 do
   else
     local task = next_task(job, work, holders)
     if task and string.find(wanted, kind_of(task), 1, true) then
-      local was_held = redis.call('HEXISTS', holders, task) == 1
+      local holder = redis.call('HGET', holders, task)
       if task == 'finalize' then
         turn_to('finalize', work, holders)
         settle_outcome(job)
@@ -72,8 +73,8 @@ for i = 1, #KEYS, 4 do
       local found = redis.call('HMGET', job, 'fence', 'expires_at')
       local fence = exact(math.max((tonumber(found[1]) or 0) + 1, now))
       redis.call('HSET', job, 'fence', fence)
-      if was_held then
-        redis.call('HINCRBY', job, 'lost:' .. task, 1)
+      if holder then
+        add_word(job, 'lost:' .. task, string.match(holder, '^%d+'))
       end
       redis.call('HSET', holders, task, fence .. ' ' .. owner)
       redis.call('ZADD', work, exact(ms(now) + lease_ms), task)

@@ -28,8 +28,9 @@ COUNT_SECONDS = 5.0
 AWAY_SECONDS = 2.0
 """Until what failed because Redis or the storage is away is tried again."""
 MAX_SHARDS = 32
-MAX_LIMITED = 8
-"""Of them, those that a tenant's limits hold up: of more, those that wait longest are handed back."""
+MAX_SLOW = 8
+"""Of them, those that a tenant's limits hold up or that are on trial: of more, those that wait longest are handed
+back, so that there are places for others."""
 MAX_ERRANDS = 2
 CANCEL_SECONDS = 1.0
 STOP_SECONDS = 5.0
@@ -70,7 +71,8 @@ class Dispatcher:
         return sum(shard.waiting for shard in self._shards)
 
     async def __aenter__(self) -> Dispatcher:
-        loops = (self._keep_claiming, self._leases.keep, self._shop.gate.watch, self._keep_counting)
+        shop, leases = self._shop, self._leases
+        loops = (self._keep_claiming, leases.keep, shop.gate.watch, shop.engine_trials.watch, self._keep_counting)
         self._background = [asyncio.create_task(_for_good(loop), name=f"batch-{loop.__name__}") for loop in loops]
         return self
 
@@ -84,6 +86,8 @@ class Dispatcher:
             work.end()
         await self._wait_for_works()
         await cancelled(*self._works, *others)
+        with suppress(ApiError):  # then this stop is taken for a death
+            await self._leases.hand_back()
 
     async def _wait_for_works(self) -> None:
         if self._works:
@@ -115,8 +119,9 @@ class Dispatcher:
 
     async def _claim_some(self) -> bool:
         """Whether there was anything."""
+        await self._leases.hand_back()  # first, or this process would claim its own tasks as those of a dead one
         found = await self._claim_errands()
-        self._hand_back_limited()
+        self._hand_back_slow()
         while len(self._shards) < MAX_SHARDS and self._wants_lines and await self._claim("shard"):
             found = True
         return found
@@ -162,12 +167,20 @@ class Dispatcher:
                 await work.run()
         except ApiError as error:
             log.warning("batch_task_waits", batch=lease.batch_id, task=lease.member, reason=error.reason)
-            with suppress(ApiError):  # then its lease runs out
-                await self._shop.store.release(lease, AWAY_SECONDS)
+            await self._release(lease)
         except (
             Exception
         ):  # a bug, or a process that died: when the lease has run out it is tried again, but not for ever
             log.exception("batch_task_failed", batch=lease.batch_id, task=lease.member)
+        finally:
+            if work.is_lost:
+                self._leases.give_up(lease)
+
+    async def _release(self, lease: Lease) -> None:
+        try:
+            await self._shop.store.release(lease, AWAY_SECONDS)
+        except ApiError:
+            self._leases.give_up(lease)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         work = self._works.pop(task)
@@ -185,14 +198,14 @@ class Dispatcher:
         return self._shop.gate.wants(self.backlog)
 
     def _held_up(self) -> set[str]:
-        """Batches of which there is enough here: limits keep what is held of them from running."""
+        """Batches of which there is enough here: what is held of them runs one line at a time, or waits for limits."""
         now = asyncio.get_running_loop().time()
         self._resting = {batch: until for batch, until in self._resting.items() if until > now}
-        return {*self._resting, *(shard.lease.batch_id for shard in self._shards if shard.pace.is_limited)}
+        return {*self._resting, *(shard.lease.batch_id for shard in self._shards if shard.is_slow)}
 
-    def _hand_back_limited(self) -> None:
-        limited = sorted((shard for shard in self._shards if shard.pace.is_limited), key=lambda shard: shard.pace.rest)
-        for shard in limited[MAX_LIMITED:]:
+    def _hand_back_slow(self) -> None:
+        slow = sorted((shard for shard in self._shards if shard.is_slow), key=lambda shard: shard.pace.rest)
+        for shard in slow[MAX_SLOW:]:
             shard.drain(REST_SECONDS)
 
 

@@ -10,8 +10,9 @@ import structlog
 from gateway.batches.given_up import give_up
 from gateway.batches.lease import Lease
 from gateway.batches.marks import marked
+from gateway.batches.quarantine import Quarantine
 from gateway.batches.store import BatchStore
-from gateway.batches.trial import MOST_MARKS, Quarantine
+from gateway.batches.trial import MOST_MARKS
 from gateway.core.errors import ApiError
 from gateway.files.service import Files
 
@@ -41,7 +42,7 @@ class Errand:
         self._quarantine = quarantine
         self._work = work
         self._task = asyncio.create_task(self._do(), name=f"batch-{lease.member}")
-        self._is_lost = False
+        self.is_lost = False
 
     async def run(self) -> None:
         """Do the task. Raises whatever the work does."""
@@ -53,11 +54,11 @@ class Errand:
             raise
         if not self._task.cancelled():
             self._task.result()
-        elif not self._is_lost:
+        elif not self.is_lost:
             await self._store.release(self.lease)
 
     def lose(self) -> None:
-        self._is_lost = True
+        self.is_lost = True
         self._task.cancel()
 
     def end(self) -> None:
@@ -72,8 +73,6 @@ class Errand:
         if not lease.losses:
             async with self._quarantine.together():
                 await self._work()
-        elif lease.task_marks >= MOST_MARKS:
-            await give_up(self._store, self._files, lease)
         else:
             log.warning("batch_task_on_trial", batch=lease.batch_id, task=lease.member, losses=lease.losses)
             async with self._quarantine.alone():
@@ -81,11 +80,13 @@ class Errand:
 
     async def _try(self) -> None:
         """Do the task under a mark, which stays if the process dies or the work raises anything but ApiError."""
-        async with marked(self._store, self.lease, stays=_is_blamed) as is_held:
-            if is_held:
-                await self._work()
-            else:
+        async with marked(self._store, self.lease, stays=_is_blamed) as suspicion:
+            if suspicion is None:
                 self.lose()
+            elif suspicion.marks >= MOST_MARKS:
+                await give_up(self._store, self._files, self.lease)
+            else:
+                await self._work()
 
 
 def _is_blamed(error: BaseException) -> bool:

@@ -22,14 +22,14 @@ async def give_up(store: BatchStore, files: Files, lease: Lease) -> None:
     Raises:
         ApiError: Redis is away; the batch is as it was.
     """
-    log.error("batch_task_given_up", batch=lease.batch_id, task=lease.member, marks=lease.task_marks)
+    log.error("batch_task_given_up", batch=lease.batch_id, task=lease.member, marks=MOST_MARKS)
     if lease.task == "sweep":
         await files.unpin(lease.tenant, lease.batch.input_file_id, lease.batch_id)
         await store.swept(lease)
         return
     doing = "checked the input file" if lease.task == "validate" else "put the answers together"
     message = (
-        f"the process that {doing} ended unexpectedly {MOST_MARKS} times while no other work on batches was under way, "
-        "so the batch is given up"
+        f"the process that {doing} ended unexpectedly {MOST_MARKS} times while its gateway did no other work on "
+        "batches, so the batch is given up"
     )
     await store.invalid(lease, [BatchError(LOST_CODE, message)])

@@ -26,6 +26,38 @@ local function holds(holders, task, fence)
   return holder and string.match(holder, '^%d+') == fence
 end
 
+-- Words of a field of a batch, each there once. A field without words does not exist.
+local function words_of(job, field)
+  local words = {}
+  for word in string.gmatch(redis.call('HGET', job, field) or '', '%S+') do
+    words[#words + 1] = word
+  end
+  return words
+end
+
+local function drop_word(job, field, dropped)
+  local kept = {}
+  for _, word in ipairs(words_of(job, field)) do
+    if word ~= dropped then
+      kept[#kept + 1] = word
+    end
+  end
+  if #kept > 0 then
+    redis.call('HSET', job, field, table.concat(kept, ' '))
+  else
+    redis.call('HDEL', job, field)
+  end
+  return kept
+end
+
+-- Returns how many words there are then.
+local function add_word(job, field, word)
+  local words = drop_word(job, field, word)
+  words[#words + 1] = word
+  redis.call('HSET', job, field, table.concat(words, ' '))
+  return #words
+end
+
 -- Whether no more lines are to be begun, although there may be some.
 local function is_ending(job, now)
   local status, expires_at = unpack(redis.call('HMGET', job, 'status', 'expires_at'))

@@ -45,25 +45,9 @@ class Lease:
     done: bytes = field(default=b"", compare=False, repr=False)
     """One bit a position from `first` on, the highest of a byte first: set where an answer was committed already."""
     losses: int = field(default=0, compare=False)
-    """How often a lease of this task ran out without having been handed back."""
+    """How many processes may have died of this task: each held it, never handed it back and was not heard of again."""
     marks: Mapping[int, int] = field(default_factory=dict, compare=False, repr=False)
     """Positions that were alone on trial when their process died, and how often (`gateway.batches.trial`)."""
-    task_marks: int = field(default=0, compare=False)
-    """How often this task was alone on trial and its process died, or it failed for a reason that should not exist."""
-
-    @classmethod
-    def read(cls, task: str, fence: bytes, microseconds_left: bytes, done: bytes, words: Sequence[bytes]) -> Lease:
-        """Read what a claim in Redis answers. `words`: the fields of the batch, each followed by its value."""
-        fields = dict(zip(words[::2], words[1::2], strict=True))
-        batch, left = read_fields(fields), int(microseconds_left) / 1e6
-        trial = Trial.read(fields, task)
-        if task.isdecimal():
-            first = int(task) * batch.shard_size
-            last = min(batch.total, first + batch.shard_size)
-            return cls(batch, "shard", int(fence), left, int(task), first, last, done, trial.losses, trial.marks)
-        last = batch.total if task == "finalize" else 0
-        kind = cast(TaskKind, task)
-        return cls(batch, kind, int(fence), left, 0, 0, last, done, trial.losses, task_marks=trial.task_marks)
 
     @property
     def batch_id(self) -> str:
@@ -78,10 +62,6 @@ class Lease:
         """The task by the name it is kept under."""
         return f"{self.shard:06d}" if self.task == "shard" else self.task
 
-    def mark(self, position: int | None) -> int | str:
-        """Return the name of the mark of a line, or of the task itself where `position` is None."""
-        return self.member if position is None else position
-
     def is_done(self, position: int) -> bool:
         byte, bit = divmod(position - self.first, 8)
         return byte < len(self.done) and bool(self.done[byte] & 0x80 >> bit)
@@ -89,3 +69,15 @@ class Lease:
     def open_positions(self) -> Iterator[int]:
         """Those that nobody has committed, in order."""
         return (position for position in range(self.first, self.last) if not self.is_done(position))
+
+
+def read_lease(task: str, fence: bytes, microseconds_left: bytes, done: bytes, words: Sequence[bytes]) -> Lease:
+    """Read what `claim.lua` returns: `words` are the fields of the batch, each followed by its value."""
+    fields = dict(zip(words[::2], words[1::2], strict=True))
+    batch, left, trial = read_fields(fields), int(microseconds_left) / 1e6, Trial.read(fields, task)
+    if task.isdecimal():
+        first = int(task) * batch.shard_size
+        last = min(batch.total, first + batch.shard_size)
+        return Lease(batch, "shard", int(fence), left, int(task), first, last, done, trial.losses, trial.marks)
+    last = batch.total if task == "finalize" else 0
+    return Lease(batch, cast(TaskKind, task), int(fence), left, last=last, done=done, losses=trial.losses)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -24,6 +24,9 @@ log = structlog.get_logger("batches")
 class Work(Protocol):
     """What is done under a lease."""
 
+    is_lost: bool
+    """Whether it was told that its lease is lost."""
+
     def lose(self) -> None:
         """The lease is lost: stop, nothing counts any more."""
 
@@ -34,9 +37,11 @@ class Work(Protocol):
 class Held:
     """One lease, and its term as this process can be sure of it: from before it was asked for."""
 
-    def __init__(self, lease: Lease, work: Work) -> None:
+    def __init__(self, lease: Lease, work: Work, given_up: Callable[[Lease], None]) -> None:
+        """`given_up` is called when the lease is lost."""
         self.lease = lease
         self.work = work
+        self._given_up = given_up
         self._timer: asyncio.TimerHandle | None = None
 
     def extend(self, until: float) -> None:
@@ -48,9 +53,13 @@ class Held:
         if self._timer is not None:
             self._timer.cancel()
 
+    def lose(self) -> None:
+        self._given_up(self.lease)
+        self.work.lose()
+
     def _ran_out(self) -> None:
         log.warning("batch_lease_ran_out", batch=self.lease.batch_id, task=self.lease.member)
-        self.work.lose()
+        self.lose()
 
 
 class Leases:
@@ -61,6 +70,8 @@ class Leases:
         self._store = store
         self._seconds = seconds
         self._held: dict[int, Held] = {}
+        self._given_up: dict[Lease, None] = {}
+        """Leases that ran out or were taken while this process lived, to be handed back when Redis answers."""
         self._away = False
 
     def __len__(self) -> int:
@@ -69,13 +80,23 @@ class Leases:
     @contextmanager
     def holding(self, lease: Lease, asked: float, work: Work) -> Iterator[None]:
         """Keeps a lease while its work goes on. `asked`: when its claim was sent."""
-        held = self._held[id(work)] = Held(lease, work)
+        held = self._held[id(work)] = Held(lease, work, self.give_up)
         held.extend(asked + self._seconds)
         try:
             yield
         finally:
             held.close()
             del self._held[id(work)]
+
+    def give_up(self, lease: Lease) -> None:
+        """Hand a lease back before more is claimed, so that Redis does not take this process for dead."""
+        self._given_up[lease] = None
+
+    async def hand_back(self) -> None:
+        """Hand back all leases that were given up. Raises ApiError: REGISTRY_UNAVAILABLE; they are kept for later."""
+        for lease in tuple(self._given_up):
+            await self._store.release(lease)
+            del self._given_up[lease]
 
     async def keep(self) -> None:
         """Renews what is held again and again; for good."""
@@ -102,7 +123,7 @@ class Leases:
         if id(held.work) not in self._held:  # done, while the question was on its way
             return
         if standing == "lost":
-            held.work.lose()
+            held.lose()
         elif standing == "ending":
             held.work.end()
         else:

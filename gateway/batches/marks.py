@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 
 from gateway.batches.lease import Lease
 from gateway.batches.store import BatchStore
+from gateway.batches.trial import Suspicion
 from gateway.core.errors import ApiError
 
 
 @asynccontextmanager
 async def marked(
     store: BatchStore, lease: Lease, position: int | None = None, *, stays: Callable[[BaseException], bool]
-) -> AsyncIterator[bool]:
+) -> AsyncIterator[Suspicion | None]:
     """Mark a line, or the lease's task, before the block runs, and take the mark back when this process outlived it.
 
     Args:
@@ -22,28 +23,27 @@ async def marked(
         stays: tells whether the mark stays after an exception that the block raised.
 
     Yields:
-        False if the lease is lost. Nothing is marked then.
+        What other processes have noted. None means that the lease is lost, and nothing is marked.
     """
     marking = asyncio.create_task(store.begin_trial(lease, position))
     try:
-        is_held = await asyncio.shield(marking)
+        suspicion = await asyncio.shield(marking)
     except asyncio.CancelledError:
         await asyncio.wait([marking])
-        if marking.exception() is None and marking.result():
-            await _take_back(store, lease, position)
+        if marking.exception() is None and marking.result() is not None:
+            await _settled(store.end_trial(lease, position))
         raise
-    if not is_held:
-        yield False
+    if suspicion is None:
+        yield None
         return
     try:
-        yield True
+        yield suspicion
     except BaseException as error:
-        if not stays(error):
-            await _take_back(store, lease, position)
+        await _settled((store.keep_mark if stays(error) else store.end_trial)(lease, position))
         raise
-    await _take_back(store, lease, position)
+    await _settled(store.end_trial(lease, position))
 
 
-async def _take_back(store: BatchStore, lease: Lease, position: int | None) -> None:
-    with suppress(ApiError):  # then the mark stays, and there is one try less
-        await asyncio.shield(store.end_trial(lease, position))
+async def _settled(change: Coroutine[None, None, None]) -> None:
+    with suppress(ApiError):  # Redis is away: the mark goes when the lease is handed back
+        await asyncio.shield(change)

@@ -1,10 +1,17 @@
 -- Hands a task back; a shard whose positions are all done is over, and after the last shard the batch is finalized.
+-- A process that hands back what it no longer holds shows that it lives: the task was not lost with it after all.
 -- KEYS: batch, work, holders, bits. ARGV: task, fence, milliseconds until somebody may have it.
 -- Returns 1; 0: the lease was lost.
 
 local job, work, holders, bits = unpack(KEYS)
-local task = ARGV[1]
-if not holds(holders, task, ARGV[2]) then
+local task, fence = ARGV[1], ARGV[2]
+drop_word(job, 'lost:' .. task, fence)
+for _, field in ipairs(redis.call('HKEYS', job)) do
+  if string.match(field, '^mark:') then
+    drop_word(job, field, fence)
+  end
+end
+if not holds(holders, task, fence) then
   return 0
 end
 redis.call('HDEL', holders, task)
@@ -12,6 +19,7 @@ if string.match(task, '^%d') then
   local first, last = range_of(job, task)
   if redis.call('BITCOUNT', bits, first / 8, math.floor((last - 1) / 8)) == last - first then
     redis.call('ZREM', work, task)
+    redis.call('HDEL', job, 'lost:' .. task)
     if redis.call('EXISTS', work) == 0 then
       turn_to('finalize', work, holders)
     end

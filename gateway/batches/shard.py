@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from gateway.batches.answers import Answer, LineName, never_run, refused
+from gateway.batches.engine_trials import EngineTrials, EngineTurn
 from gateway.batches.gate import Gate
 from gateway.batches.index import IndexEntry, read_index
 from gateway.batches.input import BatchLine
@@ -21,16 +22,11 @@ from gateway.batches.lines import Lines
 from gateway.batches.marks import marked
 from gateway.batches.pace import Pace
 from gateway.batches.parts import Parts
+from gateway.batches.quarantine import Quarantine
 from gateway.batches.store import BatchStore
 from gateway.batches.texts import Texts
-from gateway.batches.trial import (
-    LOST_CODE,
-    LOST_MESSAGE,
-    MOST_ENGINE_LOSSES,
-    MOST_MARKS,
-    Quarantine,
-    is_engine_lost,
-)
+from gateway.batches.trial import LOST_CODE, LOST_MESSAGE, MOST_ENGINE_LOSSES, MOST_MARKS, is_engine_lost
+from gateway.batches.turnstile import Order
 from gateway.batches.verdict import is_limit, pause
 from gateway.core.errors import ApiError, Fault, internal
 from gateway.core.tenants import KeyHolders
@@ -54,6 +50,7 @@ class Workshop:
     gateway: Gateway
     holders: KeyHolders
     gate: Gate
+    engine_trials: EngineTrials
     count: Callable[[str], None]
     """Told of every line that is answered, how: completed or failed."""
     quarantine: Quarantine = field(default_factory=Quarantine)
@@ -73,15 +70,20 @@ class Shard:
         self._tasks: set[asyncio.Task[None]] = set()
         self._inside: set[asyncio.Task[None]] = set()
         """Those that have a place in the engine."""
+        self._losses = lease.losses
+        """How many processes may have died of the shard's lines."""
         self._marks = Counter(lease.marks)
-        """Deaths of a process at which a line was run alone, by position."""
+        """Deaths of a process or engine at which a line was the only suspect, by position."""
         self._engine_losses = Counter[int]()
         """Deaths of an engine at which a line was under way, by position."""
+        self._suspects = asyncio.Lock()
+        """Held by the one of the shard's suspect lines that waits for its turn or runs."""
         self._left = sum(1 for _ in lease.open_positions())
         self._is_draining = False
         self._deadline = claimed + lease.seconds_left
         self.rests_until = 0.0
         """On the loop's clock: it is left alone until then."""
+        self.is_lost = False
 
     async def run(self) -> None:
         """Until every line is answered, or it is told to stop; what is answered is committed, the rest handed back.
@@ -99,34 +101,30 @@ class Shard:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._commit())
             if not self._is_draining:
-                self._tasks = self._begin(group, texts, entries)
+                self._tasks = {group.create_task(self._line(texts, entry)) for entry in self._in_order(entries)}
             if self._tasks:
                 await asyncio.wait(self._tasks)
             self._parts.close()
         await self._shop.store.release(self.lease, max(0.0, self.rests_until - self._now()))
 
-    def _begin(self, group: asyncio.TaskGroup, texts: Texts, entries: Sequence[IndexEntry]) -> set[asyncio.Task[None]]:
-        if self.lease.losses:
-            return {group.create_task(self._try_one_by_one(texts, entries))}
-        return {group.create_task(self._line(texts, entry)) for entry in entries}
+    def _in_order(self, entries: Sequence[IndexEntry]) -> Sequence[IndexEntry]:
+        """Return lines in the order in which they are begun: those that were alone when a process died last."""
+        if self._losses:
+            log.warning("batch_shard_on_trial", batch=self.lease.batch_id, task=self.lease.member, losses=self._losses)
+        return sorted(entries, key=lambda entry: self._marks[entry.position])
 
-    async def _try_one_by_one(self, texts: Texts, entries: Sequence[IndexEntry]) -> None:
-        """Run the lines of a suspect shard alone, those that were alone when a process died last."""
-        marks = self.lease.marks
-        log.warning("batch_shard_on_trial", batch=self.lease.batch_id, task=self.lease.member, losses=self.lease.losses)
-        async with self._shop.quarantine.alone():
-            for entry in sorted(entries, key=lambda entry: marks.get(entry.position, 0)):
-                if self._is_draining:
-                    return
-                await self._line(texts, entry)
+    @property
+    def is_slow(self) -> bool:
+        """Whether lines of the shard run one at a time, or not at all for now: more of its batch would only wait."""
+        return bool(self._losses) or self.pace.is_limited
 
     @property
     def waiting(self) -> int:
         """Lines that could enter the engine now."""
-        return 0 if self._is_draining or self.pace.is_limited else self._left - len(self._inside)
+        return 0 if self._is_draining or self.is_slow else self._left - len(self._inside)
 
     def lose(self) -> None:
-        self._is_draining = True
+        self.is_lost = self._is_draining = True
         self._parts.close()
         if self._running is not None:
             self._running.cancel()
@@ -175,7 +173,7 @@ class Shard:
                 return await self._lines.run(name, bytes(line.body), begun)
         except ApiError as error:
             failure = error
-            self._engine_losses[entry.position] += is_engine_lost(error)
+            self._note_engine_loss(entry.position, error)
         except Exception:  # as at HTTP's edge: a bug of ours is one line's misfortune
             log.exception("batch_line_failed", request_id=name.request_id)
             failure = internal(name.request_id)
@@ -186,26 +184,41 @@ class Shard:
         await self._wait(failure, wait)
         return None
 
+    def _note_engine_loss(self, position: int, error: ApiError) -> None:
+        if is_engine_lost(error):
+            self._shop.engine_trials.engine_lost()
+            self._engine_losses[position] += 1
+
+    def _is_engine_suspect(self, position: int) -> bool:
+        return self._engine_losses[position] >= MOST_ENGINE_LOSSES
+
+    def _is_suspect(self, position: int) -> bool:
+        return bool(self._losses or self._marks[position]) or self._is_engine_suspect(position)
+
     @asynccontextmanager
     async def _turn(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
-        """Wait until a line may run: beside others, or alone if processes may have died of it. Yields as `_place`."""
-        if self.lease.losses:
-            async with self._trial(position) as begun:
-                yield begun
-        elif self._engine_losses[position] >= MOST_ENGINE_LOSSES:
-            log.warning("batch_line_on_trial", batch=self.lease.batch_id, position=position)
-            async with self._shop.quarantine.alone(), self._trial(position) as begun:
-                yield begun
-        else:
+        """Wait until a line may run: beside others, or apart if processes may have died of it. Yields as `_place`."""
+        if not self._is_suspect(position):
             async with self._place(position) as begun:
                 yield begun
+            return
+        async with self._suspects:
+            await asyncio.sleep(self.pace.rest)
+            if self._is_engine_suspect(position):
+                log.warning("batch_line_on_trial", batch=self.lease.batch_id, position=position)
+                async with self._shop.engine_trials.turn() as turn, self._trial(position, turn) as begun:
+                    yield begun
+            elif self._is_suspect(position):
+                async with self._trial(position) as begun:
+                    yield begun
+            else:  # the earlier holders of the shard have been heard of meanwhile
+                yield None
 
     @asynccontextmanager
     async def _place(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
-        """Yield what is to be called when the engine works on the line; None if a suspect shard wants to be alone."""
-        quarantine = self._shop.quarantine
+        """Yield what is to be called when the engine works on the line; None if a suspect wants to be alone."""
+        quarantine, order = self._shop.quarantine, self._order(position)
         await quarantine.until_free()
-        order = (self._deadline, self.lease.batch_id, position)
         async with self.pace.asking(order) as asking, self._shop.gate.place(order) as place:
             if not quarantine.enter():
                 yield None
@@ -222,22 +235,33 @@ class Shard:
                 quarantine.leave()
 
     @asynccontextmanager
-    async def _trial(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
-        """Mark a line while it runs alone. It needs no place, as the only one. The mark stays if the engine dies."""
-        if self._marks[position] >= MOST_MARKS:
-            yield lambda: None
-            return
-        try:
-            async with marked(self._shop.store, self.lease, position, stays=is_engine_lost) as is_held:
-                if not is_held:
+    async def _trial(self, position: int, turn: EngineTurn | None = None) -> AsyncIterator[Callable[[], None] | None]:
+        """Mark a line while it runs apart. Yields as `_place`; None, too, if it may not be begun after all.
+
+        Args:
+            turn: the line's turn among all that an engine may have died of: the mark stays if the engine dies in it.
+                None means that the engine is not the question.
+        """
+
+        def stays(error: BaseException) -> bool:
+            return turn is not None and turn.is_held and is_engine_lost(error)
+
+        quarantine = self._shop.quarantine
+        async with quarantine.turn(), self._shop.gate.place(self._order(position)) as place, quarantine.apart():
+            if turn is not None and not turn.may_begin:
+                yield None
+                return
+            async with marked(self._shop.store, self.lease, position, stays=stays) as suspicion:
+                if suspicion is None:
                     self.lose()
                     yield None
                     return
+                self._losses, self._marks[position] = suspicion.losses, suspicion.marks
                 with self._inside_engine():
-                    yield lambda: None
-        except ApiError as error:
-            self._marks[position] += is_engine_lost(error)
-            raise
+                    yield place.begin
+
+    def _order(self, position: int) -> Order:
+        return self._deadline, self.lease.batch_id, position
 
     @contextmanager
     def _inside_engine(self) -> Iterator[None]:

@@ -2,8 +2,8 @@
 
 Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix:
 
-    *batch:{tenant}:ID         hash   what was asked for, status, times and counts; `fence` of the last lease; of tasks
-                                      and lines whose process may have died of them `lost:TASK` and `mark:POSITION`
+    *batch:{tenant}:ID         hash   what was asked for, status, times and counts; `fence` of the last lease; fences of
+                                      processes that may have died of a task or a line: `lost:TASK`, `mark:POSITION`
     *batchwork:{tenant}:ID     zset   its open tasks, by when their leases run out in milliseconds; 0: nobody's
     *batchholders:{tenant}:ID  hash   task -> fence and owner of its lease
     *batchbits:{tenant}:ID     text   one bit a position: an answer to it is committed
@@ -13,6 +13,7 @@ Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix:
     *webhooks:{tenant}         zset   ends of batches that the tenant is yet to be told (`gateway.batches.webhooks`)
     *batchindex:{batches}      zset   TENANT/ID of whatever may have a task, by when its window is over
     *batchnewest:{batches}     zset   TENANT/ID of the newest MAX_NEWEST batches of all tenants, by creation
+    *batchturn:{batches}       text   a token of the gateway that runs a line that engines may have died of
 
 The index is a hint that leads to batches: it may name some that are over, and is never without one that is not.
 """
@@ -20,6 +21,7 @@ The index is a hint that leads to batches: it may name some that are over, and i
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import groupby
@@ -29,8 +31,9 @@ import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
-from gateway.batches.lease import ALL_TASKS, SHARD_SIZE, Lease, Standing, TaskKind
+from gateway.batches.lease import ALL_TASKS, SHARD_SIZE, Lease, Standing, TaskKind, read_lease
 from gateway.batches.record import COUNTS, Batch, BatchError, NewBatch, Tally, batch_not_found, new_fields, read_fields
+from gateway.batches.trial import Suspicion
 from gateway.batches.turns import Candidate, Turns, candidates_of, entry_of
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
@@ -38,7 +41,7 @@ from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
 PACKAGE = "gateway.batches"
 SCRIPTS = (
     *("create", "cancel", "enter", "look", "claim", "begin", "renew", "commit", "release"),
-    *("validated", "invalid", "finished", "swept"),
+    *("validated", "invalid", "finished", "swept", "turn"),
 )
 OF_TENANT = frozenset(("batches", "batchesopen", "webhooks"))
 """Kinds of keys that a tenant has one of."""
@@ -169,16 +172,27 @@ class BatchStore:
         return bool(committed)
 
     async def release(self, lease: Lease, retry_after: float = 0.0) -> None:
-        """Hands a task back, for others after `retry_after` seconds; a shard whose positions are all done is over."""
+        """Hands a task back, for others after `retry_after` seconds; a shard whose positions are all done is over. A
+        lease that is lost is not counted as that of a process that died."""
         await self._of(lease, "release", ("batchwork", "batchholders", "batchbits"), [int(retry_after * 1000)])
 
-    async def begin_trial(self, lease: Lease, position: int | None = None) -> bool:
-        """Mark a line, or the task itself where `position` is None. False: the lease is lost, and nothing is marked."""
-        return await self._of(lease, "begin", ("batchholders",), [lease.mark(position), 1]) >= 0
+    async def begin_trial(self, lease: Lease, position: int | None = None) -> Suspicion | None:
+        """Mark a line, or the task itself where `position` is None. None: the lease is lost, and nothing is marked."""
+        found = await self._mark(lease, position, "begin")
+        return Suspicion(*found) if found else None
 
     async def end_trial(self, lease: Lease, position: int | None = None) -> None:
         """Take a mark back: this process outlived the line, or the task itself where `position` is None."""
-        await self._of(lease, "begin", ("batchholders",), [lease.mark(position), -1])
+        await self._mark(lease, position, "end")
+
+    async def keep_mark(self, lease: Lease, position: int | None = None) -> None:
+        """Keep a mark for good, although this process lives."""
+        await self._mark(lease, position, "keep", secrets.token_hex(4))
+
+    async def take_turn(self, token: str, seconds: float) -> bool:
+        """Take or extend the turn of a suspect line for so long; 0 gives it up. False: another gateway has it."""
+        key = self._calls.key("batchturn", "batches")
+        return bool(await self._run("turn", [key], [token, int(seconds * 1000)]))
 
     async def validated(self, lease: Lease, total: int, model: str | None = None) -> bool:
         """`total` lines are ready to run. False: the lease is lost. A batch that is ending has no lines to run."""
@@ -241,7 +255,7 @@ class BatchStore:
         gone = [one for word, one in zip(words, batches, strict=False) if one.is_over(word, now)]
         if gone:
             await self._leave_index([entry_of(one.tenant, one.id) for one in gone])
-        return Lease.read(words[-1].decode(), *found) if found else None
+        return read_lease(words[-1].decode(), *found) if found else None
 
     async def _leave_index(self, entries: Sequence[str]) -> None:
         async with self._client() as client:
@@ -265,6 +279,9 @@ class BatchStore:
         """Kinds of keys that are touched when a batch ends."""
         kinds = ("batchwork", "batchholders", "batchesopen")
         return (*kinds, "webhooks") if lease.tenant in self._told else kinds
+
+    async def _mark(self, lease: Lease, position: int | None, *how: str) -> Any:
+        return await self._of(lease, "begin", ("batchholders",), [lease.member if position is None else position, *how])
 
     async def _of(self, lease: Lease, script: str, kinds: Sequence[str], args: Sequence[Argument]) -> Any:
         """A script about one lease."""

@@ -52,6 +52,8 @@ class Job:
     failed: int = 0
     parts: set[str] = field(default_factory=set)
     finishes: int = 0
+    lost: dict[str, set[int]] = field(default_factory=dict)
+    """By task: fences of leases that ran out and whose holders have not been heard of since."""
 
     def is_ending(self, now: int) -> bool:
         expired = self.status in ("validating", "in_progress") and now >= self.expires_ms
@@ -67,6 +69,8 @@ class Job:
         self.work, self.holders = {task: 0}, {}
 
     def lease(self, task: str, fence: int, now: int) -> None:
+        if task in self.holders:
+            self.lost.setdefault(task, set()).add(self.holders[task])
         if self.is_ending(now):
             self.turn_to("finalize")
         if task == "finalize" and self.outcome is None:
@@ -162,6 +166,7 @@ class BatchMachine(RuleBasedStateMachine):
         if lease.task in ("shard", "finalize"):
             assert set(lease.open_positions()) == set(range(lease.first, lease.last)) - job.done
         assert lease.batch.outcome == job.outcome
+        assert lease.losses == len(job.lost.get(lease.member, ()))
         self.leases.append(lease)
 
     @had("validate")
@@ -239,12 +244,14 @@ class BatchMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject, wait_ms: int) -> None:
         lease, job = self.lease(data, *ALL_TASKS)
         self.run(self.store.release(lease, wait_ms / 1000))
+        job.lost.get(lease.member, set()).discard(lease.fence)
         if not job.holds(lease):
             return
         del job.holders[lease.member]
         job.work[lease.member] = self.now + wait_ms if wait_ms else 0
         if lease.task == "shard" and set(range(lease.first, lease.last)) <= job.done:
             del job.work[lease.member]
+            job.lost.pop(lease.member, None)
             if not job.work:
                 job.turn_to("finalize")
 

@@ -7,11 +7,12 @@ import signal
 
 import batch_worker
 from batch_house import Town, chat_line, until
+from batch_mortal import MortalEngine
 from fakes import ids_of
 
-from engine.arrivals import EngineLost
-from gateway.batches import shard
-from gateway.batches.trial import MOST_ENGINE_LOSSES, MOST_MARKS, Quarantine
+from gateway.batches import engine_trials, shard
+from gateway.batches.quarantine import Quarantine
+from gateway.batches.trial import MOST_ENGINE_LOSSES, MOST_MARKS
 from gateway.batches.verdict import pause
 
 LINES, LEASE_SECONDS = 20, 0.5
@@ -86,53 +87,12 @@ async def test_a_poisonous_line_fails_by_name_and_its_neighbours_are_answered(tm
     assert processes.died_with[1:] == [1] * MOST_MARKS, "suspects are run alone"
 
 
-class MortalEngine:
-    """Wraps a fake engine that dies, with everything it is doing, of a poisonous prompt."""
-
-    def __init__(self, engine, poison):
-        self.generate_within, self.poison = engine.generate, poison
-        self.open = set()
-        self.died_with = []
-        """Numbers of requests that were under way at each death."""
-        engine.generate = self.generate
-
-    def generate(self, request):
-        size = len(self.poison)
-        is_deadly = self.poison in {request.prompt[at : at + size] for at in range(len(request.prompt))}
-        return MortalStream(self, self.generate_within(request), is_deadly)
-
-    def die(self):
-        self.died_with.append(len(self.open))
-        for stream in self.open:
-            stream.is_lost = True
-
-
-class MortalStream:
-    def __init__(self, engine, stream, is_deadly):
-        self.engine, self.stream, self.is_deadly = engine, stream, is_deadly
-        self.is_lost = False
-        engine.open.add(self)
-
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        await asyncio.sleep(0.02)
-        if self.is_deadly and not self.is_lost:
-            self.engine.die()
-        if self.is_lost:
-            raise EngineLost("the engine stopped while the request ran")
-        return await anext(self.stream)
-
-    async def aclose(self):
-        self.engine.open.discard(self)
-        await self.stream.aclose()
-
-
 async def test_a_line_that_kills_the_engine_fails_by_name_and_its_neighbours_are_answered(
     tmp_path, valkey, monkeypatch
 ):
     monkeypatch.setattr(shard, "pause", lambda *args: pause(*args) and 0.01)
+    monkeypatch.setattr(engine_trials, "STEADY_SECONDS", 0.1)
+    monkeypatch.setattr(engine_trials, "LOOK_SECONDS", 0.01)
     town = Town(tmp_path, valkey)
     batch = await town.submit([chat_line(f"{n}", POISON if n == 7 else f"{n}") for n in range(LINES)])
     office = await town.office()

@@ -1,0 +1,271 @@
+"""Suspect lines and shards: what is counted against them, what clears them, and what runs between them."""
+
+import asyncio
+
+import pytest
+from batch_fakes import MovedStore, claimed, running
+from batch_house import Town, chat_line, until
+from batch_mortal import MortalEngine
+from fakes import INITECH, ids_of
+
+from gateway.batches import engine_trials, shard
+from gateway.batches.lines import Lines
+from gateway.batches.quarantine import Quarantine
+from gateway.batches.store import BatchStore
+from gateway.batches.trial import MOST_MARKS, Suspicion
+from gateway.batches.verdict import pause
+from gateway.core.errors import ApiError, Fault
+from gateway.core.feed import LEAST
+
+POISON = "venom"
+LINES = 12
+
+
+@pytest.fixture
+def town(tmp_path, valkey):
+    town = Town(tmp_path, valkey)
+    town.holders.tenants["initech"] = INITECH
+    return town
+
+
+@pytest.fixture
+async def store(valkey):
+    store = MovedStore(valkey, lease_seconds=15.0, timeout=30.0)
+    await store.wait(0)
+    return store
+
+
+async def suspect_batch(town, num_lines=LINES, tenant="acme"):
+    """A batch whose only shard was held by a process that is not heard of any more, and the lease of that process."""
+    batch = await town.submit([chat_line(f"{n}", f"{tenant} {n}") for n in range(num_lines)], tenant=tenant)
+    short = BatchStore(town.redis, lease_seconds=0.05)
+    validating = await town.store.claim("dead", ["validate"])
+    assert validating.batch_id == batch.id
+    await town.validate(town.store, validating)
+    lease = await short.claim("dead", ["shard"])
+    return batch, lease
+
+
+async def suspicions(redis, batch):
+    fields = await redis.hgetall(f"loralane:batch:{{{batch.tenant}}}:{batch.id}")
+    return {name: value for name, value in fields.items() if name.startswith((b"lost:", b"mark:"))}
+
+
+async def test_a_process_that_hands_back_what_it_lost_is_not_counted_as_dead(store, valkey):
+    batch = await running(store, 8)
+    alive = await claimed(store, "shard")
+    assert await store.begin_trial(alive, 3) == Suspicion(losses=0, marks=0)
+    await store.wait(16)
+    heir = await claimed(store, "shard")
+    assert (heir.losses, heir.marks) == (1, {3: 1})
+    assert await store.begin_trial(heir, 3) == Suspicion(losses=1, marks=1)
+    await store.release(alive)
+    assert await store.begin_trial(heir, 3) == Suspicion(losses=0, marks=0), "asking twice marks once"
+    await store.end_trial(heir, 3)
+    assert await suspicions(valkey, batch) == {}
+    assert await store.renew([heir]) == {heir: "yours"}, "what another lost was not taken from its heir"
+
+
+async def test_a_mark_of_an_engines_death_outlasts_its_lease(store):
+    await running(store, 8)
+    lease = await claimed(store, "shard")
+    for deaths in range(MOST_MARKS):
+        assert await store.begin_trial(lease, 3) == Suspicion(losses=0, marks=deaths)
+        await store.keep_mark(lease, 3)
+    await store.release(lease)
+    heir = await claimed(store, "shard")
+    assert (heir.losses, heir.marks) == (0, {3: MOST_MARKS})
+
+
+async def test_a_shard_that_got_through_its_trial_is_cleared(town, valkey):
+    batch, _ = await suspect_batch(town)
+    office = await town.office()
+    engine, together = office.house.engine, []
+    engine.reply = lambda request: together.append(engine.open) or "ok"
+    async with office.dispatcher:
+        ended = await town.ended(batch)
+    assert (ended.status, ended.tally.completed) == ("completed", LINES)
+    assert set(together) == {1}, "its lines ran one at a time"
+    assert await suspicions(valkey, batch) == {}
+
+
+async def test_a_shard_leaves_its_trial_when_its_earlier_holder_is_heard_of(town):
+    batch, lease = await suspect_batch(town)
+    office = await town.office()
+    engine, together = office.house.engine, []
+    engine.pause, engine.admit = 0.02, asyncio.Event()
+    engine.reply = lambda request: together.append(engine.open) or "ok"
+    async with office.dispatcher:
+        await until(lambda: engine.open == 1)
+        await town.store.release(lease)
+        engine.admit.set()
+        ended = await town.ended(batch)
+    assert ended.tally.completed == LINES
+    assert max(together) > 1
+
+
+async def test_a_lease_that_a_living_gateway_lost_makes_nothing_suspect(town, valkey, monkeypatch):
+    """As after an outage of Redis: leases ran out in Redis and by the gateway's clock."""
+    office = await town.office()
+    engine, store, leases = office.house.engine, office.store, office.dispatcher._leases
+    engine.admit = asyncio.Event()
+    batch = await town.submit([chat_line(f"{n}", f"{n}") for n in range(4 * LEAST)])
+    claim, losses = store.claim, []
+
+    async def claiming(*args):
+        lease = await claim(*args)
+        losses.extend([lease.losses] if lease else [])
+        return lease
+
+    monkeypatch.setattr(store, "claim", claiming)
+    async with office.dispatcher:
+        await until(lambda: engine.open == LEAST)
+        monkeypatch.setattr(leases, "renew", lambda: asyncio.sleep(0))
+        monkeypatch.setattr(store, "_lease_ms", 1)
+        held = tuple(leases._held.values())
+        await store.renew([each.lease for each in held])
+        monkeypatch.setattr(store, "_lease_ms", 60_000)
+        for each in held:
+            each._ran_out()
+        await until(lambda: len(engine.requests) == 2 * LEAST)
+        engine.admit.set()
+        ended = await town.ended(batch)
+    assert ended.tally.completed == 4 * LEAST
+    assert len(losses) == 1 + 2 + 1 + 1 and not any(losses), "validate, the shard twice, finalize, sweep"
+    assert await suspicions(valkey, batch) == {}
+
+
+async def test_lines_of_other_tenants_run_between_those_of_a_shard_on_trial(town):
+    num_lines = 2 * LEAST + 8
+    batch, _ = await suspect_batch(town, num_lines)
+    other = await town.submit([chat_line(f"{n}", f"initech {n}") for n in range(LINES)], tenant="initech")
+    office = await town.office()
+    engine = office.house.engine
+    engine.reply, engine.pause = lambda request: "ok", 0.03
+    async with office.dispatcher:
+        await town.ended(other)
+        ended = await town.ended(batch)
+    assert ended.tally.completed == num_lines
+    tenants = [request.tenant for request in engine.requests]
+    assert tenants.index("initech") < LEAST, "a shard on trial does not count as enough to do"
+    assert "acme" in tenants[tenants.index("initech") + LINES :]
+
+
+async def test_what_a_suspect_kept_out_is_let_in_before_the_next_suspect():
+    quarantine, order, go_on = Quarantine(), [], asyncio.Event()
+
+    async def suspect(name):
+        async with quarantine.alone():
+            order.append(name)
+            await go_on.wait()
+            await asyncio.sleep(0.05)
+
+    async def other():
+        await quarantine.until_free()
+        for _ in range(5):  # as a line does that asks for a place in the engine
+            await asyncio.sleep(0)
+        order.append("other" if quarantine.enter() else "kept out")
+        quarantine.leave()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(suspect("first"))
+        group.create_task(suspect("second"))
+        await asyncio.sleep(0)
+        group.create_task(other())
+        await asyncio.sleep(0)
+        go_on.set()
+    assert order == ["first", "other", "second"]
+
+
+@pytest.mark.parametrize("fault", [Fault.RATE_LIMIT_EXCEEDED, Fault.LANE_QUEUE_FULL])
+async def test_suspect_lines_that_are_refused_wait_without_asking_again_and_let_others_run(town, monkeypatch, fault):
+    batch, _ = await suspect_batch(town)
+    office, run = await town.office(), Lines.run
+    is_refusing, refusals = True, 0
+
+    async def limited(lines, *args):
+        nonlocal refusals
+        if is_refusing and lines.lease.tenant == "acme":
+            refusals += 1
+            raise ApiError(fault, "not now", retry_after=2.0)
+        return await run(lines, *args)
+
+    monkeypatch.setattr(Lines, "run", limited)
+    async with office.dispatcher:
+        await until(lambda: refusals > 0)
+        await town.ended(await town.submit([chat_line(f"{n}") for n in range(LINES)], tenant="initech"))
+        assert refusals < LINES, "not even every line has asked once"
+        is_refusing = False
+        ended = await town.ended(batch)
+    assert ended.tally.completed == LINES
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(shard, "pause", lambda *args: pause(*args) and 0.01)
+    monkeypatch.setattr(engine_trials, "STEADY_SECONDS", 0.3)
+    monkeypatch.setattr(engine_trials, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(engine_trials, "ASK_SECONDS", 0.05)
+
+
+async def test_a_poisonous_line_of_another_gateway_is_not_blamed_on_an_innocent_one(town, quick):
+    """Both gateways have the same engine. The innocent line takes long, so that it is under way at every death."""
+    one, two = await town.office("one"), await town.office("two")
+    one.house.engine.reply = lambda request: "x" * 30
+    engine = MortalEngine(one.house.engine, ids_of(POISON))
+    MortalEngine(two.house.engine, ids_of(POISON), same=engine).died_with = engine.died_with
+    innocent = await town.submit([chat_line("long", max_tokens=40)])
+    async with one.dispatcher:
+        await until(lambda: len(engine.open) == 1)
+        one.dispatcher._background[0].cancel()  # so that the other batch is run by the other gateway
+        poisonous = await town.submit([chat_line("deadly", POISON)], tenant="initech")
+        async with two.dispatcher:
+            lost = await town.ended(poisonous)
+            while len(await town.redis.keys("loralane:batchwork:{acme}:*")) and one.dispatcher.leases.get("shard"):
+                await asyncio.sleep(0.01)
+            ended = await town.ended(innocent)
+    _, errors = await town.results(lost)
+    assert errors["deadly"]["error"]["code"] == "process_lost"
+    assert (ended.tally.completed, ended.tally.failed) == (1, 0)
+    assert len(engine.died_with) <= shard.MOST_ENGINE_LOSSES + MOST_MARKS
+
+
+async def test_an_engine_that_dies_of_something_else_again_and_again_is_not_blamed_on_a_line(town, quick):
+    office = await town.office()
+    fake = office.house.engine
+    fake.reply = lambda request: "x" * 10
+    engine = MortalEngine(fake, ids_of(POISON))
+    batch = await town.submit([chat_line("innocent")])
+
+    async def die():
+        engine.die()
+        fake.ready = False
+        await asyncio.sleep(0.05)
+        fake.ready = True
+
+    async with office.dispatcher:
+        for _ in range(shard.MOST_ENGINE_LOSSES):
+            await until(lambda: len(engine.open) == 1)
+            await die()
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            await die()
+        ended = await town.ended(batch)
+    assert (ended.tally.completed, ended.tally.failed) == (1, 0)
+
+
+async def test_the_turn_of_suspect_lines_is_of_one_gateway_at_a_time_and_runs_out_with_it(town, quick, valkey):
+    stores = [BatchStore(valkey) for _ in range(2)]
+    assert await stores[0].take_turn("one", 60)
+    assert not await stores[1].take_turn("two", 60)
+    assert await stores[0].take_turn("one", 60), "its owner may extend it"
+    assert not await stores[1].take_turn("two", 0), "nobody gives up another's"
+    assert await stores[0].take_turn("one", 0.05)
+    office = await town.office()
+    trials, watching = office.shop.engine_trials, asyncio.create_task(office.shop.engine_trials.watch())
+    async with trials.turn() as turn:
+        assert turn.may_begin
+        trials.engine_lost()
+        assert turn.is_held and not turn.may_begin
+    assert await stores[1].take_turn("two", 60), "it was given up"
+    watching.cancel()

@@ -12,13 +12,13 @@ import structlog
 
 from engine.arrivals import EventStream
 from engine.client import EngineApi
+from engine.core.shares import Shares
 from engine.core.types import Lane, TokenEvent
 from engine.events import apart, joined
 from engine.grammar_check.pool import GrammarPool
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
 from gateway.core.estimate import OutputAverages
-from gateway.core.lane_shares import LaneShares
 from gateway.core.lanes import lane_name
 from gateway.core.request_id import new_id
 from gateway.core.tenants import Principal, Tenant
@@ -70,7 +70,7 @@ class Gateway:
         self.base_name = base_names[0]
         self.intake = Intake(engine, tokenizer, adapters, base_names, self._settings, grammars)
         self.heartbeat = Heartbeat(engine)
-        self._in_lane = {lane: LaneShares() for lane in Lane}
+        self._in_lane = {lane: Shares() for lane in Lane}
         self._outputs = OutputAverages()
         self._observers = observers
         self._clock = clock
@@ -162,8 +162,11 @@ class Gateway:
 
     def _refusal(self, lane: Lane, tenant: Tenant, answers: int) -> str:
         """Return why the lane has no room for a request; empty means that it has."""
-        capacity = self.lane_capacity.get(lane)
-        return "" if capacity is None else self._in_lane[lane].refusal(tenant.name, tenant.weight, answers, capacity)
+        capacity, shares = self.lane_capacity.get(lane), self._in_lane[lane]
+        if capacity is None or shares.admits(tenant.name, tenant.weight, answers, capacity):
+            return ""
+        held = shares.held(tenant.name)
+        return f"{shares.total} answers are on their way, {held} of them of this tenant, and it has room for {capacity}"
 
     async def _understand(
         self, principal: Principal, request: GenerateRequest, lane: Lane, record: RequestRecord

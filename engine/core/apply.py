@@ -73,12 +73,14 @@ def _submit(state: EngineState, request: Request) -> None:
 
 
 def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
-    """In a full queue, by sending the last of a lower lane away."""
+    """In a full queue, by sending the last of a lower lane away. A tenant that has nothing waiting is taken in any case,
+    so that no tenant can fill the queue for the others."""
     if len(state.waiting) < state.config.max_waiting:
         return None
-    other = state.waiting.last(above=seq.lane)
+    other, waiting = state.waiting.last(above=seq.lane), state.waiting
     if other is None:
-        return queue_full(state, seq)
+        is_first = waiting.order.group(seq) not in waiting.groups(seq.lane)
+        return None if is_first else queue_full(state, seq)
     refusal = queue_full(state, other)
     finish_early(state, other, refusal)
     return None

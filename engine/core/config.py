@@ -249,7 +249,8 @@ class CoreConfig:
     """After a failed fetch, requests for the adapter are refused for so long, twice as long after each further one: a
     folder that is gone rarely comes back within a second, and asking costs a thread and a disk."""
     max_waiting: int = 10_000
-    """Requests in the waiting queue before new ones are refused, or take the place of one of a lower lane."""
+    """Requests in the waiting queue before new ones are refused, or take the place of one of a lower lane. Beyond it
+    each tenant may have one request waiting in each lane."""
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True
     share_prefixes: bool = False

@@ -16,7 +16,7 @@ from gateway.core.errors import forbidden
 from gateway.core.limits import NO_LIMITS, Limits
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
-"""Bounds of a tenant's weight: sums and quotients of weights stay exact enough to compare, and no tenant is starved."""
+"""Bounds of a tenant's weight. Within them sums and quotients of weights stay exact enough to compare."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 

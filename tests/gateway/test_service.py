@@ -404,6 +404,24 @@ async def test_a_tenant_that_fills_a_lane_leaves_its_neighbour_a_share(tmp_path)
     await house.assert_empty()
 
 
+async def test_a_tenant_that_has_nothing_in_a_full_lane_gets_one_request_in(tmp_path):
+    """Its weight gives it a share of less than one answer, and its request has more answers than the lane."""
+    house = await build_house(tmp_path, ServiceSettings(lane_capacity={Lane.INTERACTIVE: 4}))
+    house.engine.go_on = asyncio.Event()
+    heavy, light = Principal(Tenant("heavy", weight=1000.0), "key"), Principal(Tenant("light", weight=0.001), "key")
+    running = [asyncio.create_task(answers(house, request(), heavy)) for _ in range(4)]
+    running.append(asyncio.create_task(answers(house, request(n=8), light)))
+    while len(house.gateway.live) < 5:
+        await asyncio.sleep(0)
+    for tenant in (heavy, light):
+        with pytest.raises(ApiError) as caught:
+            await answers(house, request(), tenant)
+        assert caught.value.code == "lane_queue_full"
+    house.engine.go_on.set()
+    assert [len(texts) for _, texts, _ in await asyncio.gather(*running)] == [1, 1, 1, 1, 8]
+    await house.assert_empty()
+
+
 async def test_the_live_table_shows_what_runs(house):
     async with house.gateway.generate(principal(), request(model="poet")) as generation:
         [record] = house.gateway.live.values()

@@ -41,6 +41,8 @@ MAX_MESSAGE_BYTES = 64 << 20
 """A prompt of a million token ids is 5 MB."""
 GIB = 2**30
 SAVE_EVERY_S = 60.0
+GRAMMAR_BYTES_OF_A_SEQUENCE = 8 << 20
+"""Each running sequence may follow a grammar of its own, and as many more may be ready for those that start next."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVER_THREADS = 32
 """One a connected gateway, and some for adapter loads and questions."""
@@ -89,6 +91,7 @@ def core_config(
         min_kv_pages=config.min_kv_pages,
         max_adapter_pages=config.max_adapter_pages,
         adapter_half_life_s=config.adapter_half_life_s,
+        grammar_bytes=config.max_seqs * GRAMMAR_BYTES_OF_A_SEQUENCE,
         max_fetches=max(2, config.fetch_threads),  # one is the interactive lane's
         host_adapter_bytes=int(config.host_adapter_gb * GIB),
         eos_token_ids=eos_token_ids,

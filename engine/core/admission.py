@@ -106,10 +106,6 @@ def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
     if state.modes[seq.lane] is LaneMode.DRAINING:
         reason = f"the {seq.lane.name.lower()} lane is being drained and takes no new requests"
         return Refusal(ErrorCode.LANE_QUEUE_FULL, reason, DRAINING_RETRY_S)
-    grammar, grammars = seq.request.params.grammar, state.grammars
-    if grammar is not None and grammar not in grammars and len(grammars) >= state.config.max_grammars:
-        reason = f"{len(grammars)} different grammars are in use or waited for already"
-        return Refusal(ErrorCode.LANE_QUEUE_FULL, reason, SHORTEST_RETRY_S)
     most, deadline = state.config.goals[seq.lane].max_wait_s, seq.request.deadline
     if not most and deadline is None:
         return None

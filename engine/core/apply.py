@@ -42,8 +42,8 @@ def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
                 drop_adapter(state, adapter)
             case AdapterFetched() | FetchFailed() | FetchCancelled():
                 _answer(state, command)
-            case GrammarReady(grammar):
-                state.grammars.take_answer(grammar)
+            case GrammarReady(grammar, num_bytes):
+                state.grammars.take_answer(grammar, num_bytes)
             case GrammarFailed(grammar, reason):
                 _give_up(state, grammar, reason)
 
@@ -73,8 +73,8 @@ def _submit(state: EngineState, request: Request) -> None:
 
 
 def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
-    """In a full queue, by sending the last of a lower lane away. A tenant that has nothing waiting is taken in any case,
-    so that no tenant can fill the queue for the others."""
+    """In a full queue, by sending the last of a lower lane away. A request of a tenant that has nothing waiting is
+    taken in any case, so that no tenant can fill the queue for the others."""
     if len(state.waiting) < state.config.max_waiting:
         return None
     other, waiting = state.waiting.last(above=seq.lane), state.waiting

@@ -164,6 +164,8 @@ def _grammars(state: EngineState) -> Iterator[str]:
     needed = Counter(grammar for seq in state.sequences.values() if (grammar := seq.request.params.grammar))
     if needed != state.grammars.live():
         yield "grammars are counted that no sequence needs, or the other way round"
+    if state.grammars.memory.total != sum(state.grammars.charges().values()):
+        yield "tenants are charged for other grammars than the prepared ones"
     for seq in state.running.values():
         if state.grammars.blocks(seq.request.params.grammar):
             yield f"sequence {seq.id} runs before its grammar is ready"

@@ -65,9 +65,11 @@ class FetchCancelled:
 
 @dataclass(frozen=True, slots=True)
 class GrammarReady:
-    """Who needs it may start."""
+    """Requests that need the grammar may start."""
 
     grammar: Grammar
+    num_bytes: int = 0
+    """Memory that it holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,9 @@ def commit(state: EngineState, plan: StepPlan) -> None:
         state.pool.reclaim([page])
     move_adapters(state, plan)
     state.grammars.forgotten.clear()
-    for grammar in plan.prepared:
-        state.grammars.begin(grammar)
+    for grammar, request_id in zip(plan.prepared, plan.prepared_for, strict=True):
+        request = state.sequences[request_id].request
+        state.grammars.begin(grammar, request.tenant, request.weight)
     for admission in plan.admitted:
         _admit(state, admission)
     state.counters.pages_restored += len(plan.restores)

@@ -240,8 +240,9 @@ class CoreConfig:
     max_preparations: int = 2
     """Grammars being prepared at a time, one of them kept for the interactive lane: each takes a core from the steps,
     for milliseconds as a rule and for a quarter of a second at worst."""
-    max_grammars: int = 256
-    """Different ones that live requests may need: prepared, one takes some 100 KB, and tens of MB at worst."""
+    grammar_bytes: int = 256 << 20
+    """Memory of the prepared grammars that live requests need, shared by tenants' weights; beyond it each tenant may
+    have one, and requests for others wait."""
     adapter_half_life_s: float = 300.0
     """A start counts half as much for keeping an adapter when it is so long ago: the pause after which people rarely
     come back, as for `hold_s`."""
@@ -262,7 +263,7 @@ class CoreConfig:
     def __post_init__(self) -> None:
         _check(self, 1, "block_size", "max_seqs", "max_model_len", "token_budget", "max_resident_adapters")
         _check(self, 1, "max_waiting")
-        _check(self, 1, "max_fetches", "prefetch_window", "max_preparations", "max_grammars")
+        _check(self, 1, "max_fetches", "prefetch_window", "max_preparations", "grammar_bytes")
         _check(self, 0, "host_pages", "min_kv_pages", "max_adapter_pages", "host_adapter_bytes", "fetch_backoff_s")
         if not self.adapter_half_life_s > 0:
             raise ValueError(f"adapter_half_life_s must be positive, not {self.adapter_half_life_s}")

@@ -128,7 +128,7 @@ class Draft:
         """Begins to prepare the grammars of those of a lane who would start next."""
         if self._grammars.is_open(lane):
             for seq in islice(waiting, self._config.prefetch_window):
-                self._grammars.prepare(seq.request.params.grammar, lane)
+                self._grammars.prepare(seq.request, lane)
 
     def finish(self) -> StepPlan:
         self._adapters.evict_closed()
@@ -153,6 +153,7 @@ class Draft:
             fetches=tuple(self._fetches.fetches.values()),
             cancelled_fetches=self._fetches.cancelled(),
             prepared=tuple(self._grammars.prepared),
+            prepared_for=tuple(request.id for request in self._grammars.prepared.values()),
             forgotten=tuple(self._state.grammars.forgotten),
             restores=tuple(self._restores),
             admitted=tuple(self._admitted.values()),

@@ -1,32 +1,53 @@
-"""Which grammars a plan begins to have prepared."""
+"""Which grammars a plan begins to have prepared, within what their tenants may have in memory."""
 
 from __future__ import annotations
 
-from engine.core.grammars import Grammar, Stage
+from engine.core.grammars import LEAST_BYTES, Grammar, Stage
 from engine.core.state import EngineState
-from engine.core.types import Lane
+from engine.core.types import Lane, Request
+
+BATCH_SHARE = 0.5
+"""Part of the memory that the batch lane may fill: its requests may hold grammars for hours, and what is left is the
+interactive lane's."""
 
 
 class GrammarBudget:
     """An overlay over the grammars, which it leaves as they are.
 
+    A grammar that finds no memory is begun with later: its requests wait in the queue until others have ended.
+
     Attributes:
-        prepared: begun by this plan (an ordered set).
+        prepared: grammars that this plan begins with, each with the request whose tenant is charged.
     """
 
     def __init__(self, state: EngineState) -> None:
         self._grammars = state.grammars
         self._most = state.config.max_preparations
+        self._bytes = state.config.grammar_bytes
         self._wanted = self._grammars.count(Stage.WANTED)
         self._under_way = self._grammars.count(Stage.UNDER_WAY)
-        self.prepared: dict[Grammar, None] = {}
+        self.prepared: dict[Grammar, Request] = {}
 
     def is_open(self, lane: Lane) -> bool:
-        """Somebody waits for one, and one more may be under way for this lane."""
+        """Whether a grammar is wanted, and one more may be under way for this lane."""
         most = self._most if lane is Lane.INTERACTIVE else max(1, self._most - 1)
         return self._under_way + len(self.prepared) < most and self._wanted > len(self.prepared)
 
-    def prepare(self, grammar: Grammar | None, lane: Lane) -> None:
-        """Begins with one that nobody has begun with, while this lane may."""
-        if grammar is not None and self._grammars.stage(grammar) is Stage.WANTED and self.is_open(lane):
-            self.prepared[grammar] = None
+    def prepare(self, request: Request, lane: Lane) -> None:
+        """Begin with a request's grammar if nothing has been begun for it, while the lane and the tenant may."""
+        grammar = request.params.grammar
+        if grammar is None or grammar in self.prepared or self._grammars.stage(grammar) is not Stage.WANTED:
+            return
+        if self.is_open(lane) and self._has_memory(request, lane):
+            self.prepared[grammar] = request
+
+    def _has_memory(self, request: Request, lane: Lane) -> bool:
+        """Whether the tenant may have one more. A plan begins with at most one of each tenant beyond the capacity, as
+        it does not know what the tenant will hold then."""
+        capacity = self._bytes if lane is Lane.INTERACTIVE else max(1, int(self._bytes * BATCH_SHARE))
+        amount = LEAST_BYTES * (len(self.prepared) + 1)
+        memory = self._grammars.memory
+        if memory.total + amount <= capacity:
+            return True
+        has_begun = any(other.tenant == request.tenant for other in self.prepared.values())
+        return not has_begun and memory.admits(request.tenant, request.weight, amount, capacity)

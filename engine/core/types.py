@@ -236,6 +236,8 @@ class StepPlan:
     cancelled_fetches: tuple[AdapterId, ...] = ()
     """Begun by an earlier plan, and wanted by nobody any more. Answered as if they were not cancelled."""
     prepared: tuple[Grammar, ...] = ()
+    prepared_for: tuple[str, ...] = ()
+    """For each of `prepared` the id of the request whose tenant is charged with its memory."""
     forgotten: tuple[Grammar, ...] = ()
     restores: tuple[PageCopy, ...] = ()
     admitted: tuple[Admission, ...] = ()

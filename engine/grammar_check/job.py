@@ -12,6 +12,8 @@ from engine.core.grammars import Grammar, GrammarKind
 from engine.grammar_source import told
 
 LENGTH_BYTES = 4
+THREAD_STACK_BYTES = 8 << 20
+"""Stack of the engine's threads that compile what a worker process has survived."""
 
 
 class Reason(Enum):
@@ -72,8 +74,10 @@ class WorkerLimits:
     """CPU time, so that a busy machine does not refuse sound grammars."""
     memory_bytes: int = 64 << 20
     """Address space in addition to what the worker had before."""
-    stack_bytes: int = 2 << 20
-    """A quarter of what the engine's threads have: what a worker survives, the engine survives."""
+    stack_bytes: int = THREAD_STACK_BYTES // 4
+    """A quarter of what the engine's threads have, so that the engine survives what a worker survives. The library also
+    works while an answer follows a grammar, in the engine's main thread, whose stack is the system's (8 MiB on Linux
+    unless `ulimit -s` says otherwise)."""
     vocabulary: Vocabulary | None = None
 
     def to_json(self) -> str:

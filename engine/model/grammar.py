@@ -6,9 +6,11 @@ request that was preempted gets a fresh matcher, which is shown the tokens it ha
 
 from __future__ import annotations
 
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +23,7 @@ from engine.core.commands import GrammarAnswer, GrammarFailed, GrammarReady
 from engine.core.grammars import Grammar
 from engine.core.types import SampledToken, SamplingParams
 from engine.executor.base import Report
+from engine.grammar_check.job import THREAD_STACK_BYTES
 from engine.model.grammar_compiler import Compiler, Unproven, reason
 from engine.model.masks import TokenMasks, num_words, pack_bits
 from engine.model.sampler import stops_of
@@ -30,7 +33,8 @@ log = structlog.get_logger("grammar")
 KEPT = 64
 """Grammars that no request uses and that a later request may ask for again."""
 KEPT_BYTES = 256 << 20
-"""Memory that those may hold. Typical grammars hold 1 MB, large ones 10 MB."""
+"""Memory that those may hold, by their sizes when they were compiled. Typical grammars hold 1 MB, large ones 10 MB. The
+core bounds what the grammars of live requests hold."""
 THREADS = 2
 
 
@@ -53,7 +57,8 @@ class GrammarCache:
         """Reports once, now or later, that it is ready or has failed, unless it is forgotten before."""
         future = self._compiled.pop(grammar, None)
         if future is None:
-            future = self._threads.submit(self._compiler.compile, grammar)
+            with _stack_size(THREAD_STACK_BYTES):
+                future = self._threads.submit(self._compiler.compile, grammar)
         self._compiled[grammar] = future
         self._wanted.add(grammar)
         future.add_done_callback(lambda done: None if done.cancelled() else self._report(_answer(grammar, done)))
@@ -87,6 +92,17 @@ class GrammarCache:
         self._spent.add(grammar)
 
 
+@contextmanager
+def _stack_size(num_bytes: int) -> Iterator[None]:
+    """Have threads that start inside the block start with a stack of this size. It is a setting of the process, so a
+    thread that another one starts meanwhile may get the same."""
+    before = threading.stack_size(num_bytes)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
 def _may_pass(future: Future[tuple[LLMatcher, int]]) -> bool:
     """The failure is not the grammar's for ever, so that it must not be kept. The worker pool remembers what it may."""
     return future.done() and isinstance(future.exception(), Unproven)
@@ -95,7 +111,7 @@ def _may_pass(future: Future[tuple[LLMatcher, int]]) -> bool:
 def _answer(grammar: Grammar, done: Future[tuple[LLMatcher, int]]) -> GrammarAnswer:
     error = done.exception()
     if error is None:
-        return GrammarReady(grammar)
+        return GrammarReady(grammar, done.result()[1])
     if not isinstance(error, ValueError):  # a bug, but the requests that wait must be told
         log.error("grammar_failed", kind=grammar.kind.value, trace="".join(traceback.format_exception(error)))
         return GrammarFailed(grammar, "it could not be compiled")

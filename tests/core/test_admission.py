@@ -157,17 +157,6 @@ def test_batches_are_gathered_and_end_together(scheduler, wait):
     assert all(f"full{number}" in house.times for number in range(4)), "a full batch waits for nobody"
 
 
-def test_a_full_queue_takes_one_request_of_a_tenant_that_has_nothing_waiting():
-    house = House(max_seqs=1, max_waiting=3)
-    for number in range(5):
-        house.submit(f"greedy{number}", 20, 200, tenant="greedy", weight=1000.0)
-    for number in range(2):
-        house.submit(f"other{number}", 20, 2, tenant="other")
-    house.step(1)
-    assert sorted(house.ends) == ["greedy3", "greedy4", "other1"]
-    assert {house.reason(name) for name in house.ends} == {"lane_queue_full"}
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

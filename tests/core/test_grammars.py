@@ -5,7 +5,7 @@ import pytest
 from engine.core.check import leftovers, violations
 from engine.core.commands import Abort, GrammarFailed, GrammarReady, Submit
 from engine.core.endings import finish_reason
-from engine.core.grammars import Grammar, GrammarKind
+from engine.core.grammars import LEAST_BYTES, Grammar, GrammarKind
 from engine.core.sequence import Sequence
 from engine.core.types import FinishReason, Lane, Request, SamplingParams, StepResult
 from tests.core.virtual import House
@@ -27,16 +27,16 @@ class School(House):
         self.asked += [f"not {one.text}" for one in plan.forgotten]
         self.asked += [one.text for one in plan.prepared]
 
-    def ask(self, name, text=None, lane=Lane.INTERACTIVE, max_tokens=2, prompt=20):
+    def ask(self, name, text=None, lane=Lane.INTERACTIVE, max_tokens=2, prompt=20, **fields):
         follow = None if text is None else grammar(text)
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=text is None, grammar=follow)
         prompt = tuple(range(len(self.times) + 5, len(self.times) + 5 + prompt))
         self.times[name] = []
-        self.engine.inbox.put(Submit(Request(name, prompt, params, lane=lane, arrival=self.clock.now)))
+        self.engine.inbox.put(Submit(Request(name, prompt, params, lane=lane, arrival=self.clock.now, **fields)))
 
-    def ready(self, *texts):
+    def ready(self, *texts, num_bytes=0):
         for text in texts:
-            self.engine.inbox.put(GrammarReady(grammar(text)))
+            self.engine.inbox.put(GrammarReady(grammar(text), num_bytes))
 
     def steps(self, count=6):
         for _ in range(count):
@@ -126,14 +126,63 @@ def test_the_preempted_need_it_still():
     assert school.asked == ["kept", "not kept"]
 
 
-def test_too_many_different_ones_are_refused_for_now():
-    school = School(max_grammars=2)
-    for name, text in (("a", "1"), ("b", "2"), ("c", "2")):
-        school.ask(name, text)
-    school.ask("d", "3")
+def test_a_tenant_that_fills_the_memory_waits_and_its_neighbour_does_not():
+    """The greedy tenant's grammars fill the memory; what else it wants waits until one of them is needed no more."""
+    school = School(grammar_bytes=3 * LEAST_BYTES, max_preparations=9)
+    for number in range(6):
+        school.ask(f"greedy{number}", f"greedy{number}", max_tokens=30, tenant="greedy", weight=1000.0)
+    school.steps(2)
+    assert school.asked == ["greedy0", "greedy1", "greedy2"]
+    school.ask("near1", "near1", tenant="near", weight=0.001)
+    school.ask("near2", "near2", tenant="near", weight=0.001)
+    school.steps(2)
+    assert school.asked[3:] == ["near1"]
+    school.ready("near1", "greedy0")
+    school.steps(8)
+    assert school.ends.keys() == {"near1"} and school.reason("near1") == "length"
+    assert school.asked[4:] == ["not near1", "near2"]
+    school.ready("near2")
+    school.steps(30)
+    assert school.ends.keys() == {"near1", "near2", "greedy0"} and "greedy3" in school.asked
+    for number in range(1, 6):
+        school.ready(f"greedy{number}")
+        school.steps(40)
+    assert len(school.ends) == 8 and leftovers(school.state) == []
+
+
+def test_a_grammar_is_charged_with_what_it_holds():
+    school = School(grammar_bytes=20 * LEAST_BYTES)
+    school.ask("a", "large", max_tokens=9, tenant="one")
     school.steps(1)
-    assert school.ends.keys() == {"d"} and school.reason("d") == "lane_queue_full"
-    assert school.ends["d"].refusal.retry_after > 0
+    school.ready("large", num_bytes=20 * LEAST_BYTES)
+    school.ask("b", "next", tenant="one")
+    school.steps(2)
+    assert school.asked == ["large"]
+    assert school.state.grammars.memory.held("one") == 20 * LEAST_BYTES
+    school.steps(12)
+    assert school.ends.keys() == {"a"} and school.asked == ["large", "not large", "next"]
+
+
+def test_a_grammar_of_two_tenants_is_charged_once():
+    school = School(grammar_bytes=2 * LEAST_BYTES, max_preparations=9)
+    school.ask("a", "shared", tenant="one")
+    school.ask("b", "shared", tenant="two")
+    school.ask("c", "own", tenant="two")
+    school.steps(1)
+    assert sorted(school.asked) == ["own", "shared"]
+    assert school.state.grammars.memory.total == 2 * LEAST_BYTES
+
+
+def test_batch_grammars_leave_half_of_the_memory_to_people():
+    school = School(grammar_bytes=4 * LEAST_BYTES, max_preparations=9)
+    for number in range(4):
+        school.ask(f"batch{number}", f"batch{number}", Lane.BATCH, tenant="one")
+    school.steps(1)
+    assert school.asked == ["batch0", "batch1"]
+    for number in range(3):
+        school.ask(f"chat{number}", f"chat{number}", tenant="one")
+    school.steps(2)
+    assert school.asked[2:] == ["chat0", "chat1"]
 
 
 def test_one_that_becomes_too_much_ends_its_request():

@@ -19,6 +19,7 @@ from engine.core.grammars import Grammar, GrammarKind
 from engine.core.state import EngineState
 from engine.core.types import FinishReason, Lane, Request, SampledToken, SamplingParams
 from engine.engine import Engine
+from engine.grammar_check.job import THREAD_STACK_BYTES, WorkerLimits
 from engine.grammar_source import MAX_CHARACTERS
 from engine.model import grammar as rooms
 from engine.model.grammar import GrammarCache, GrammarRoom
@@ -353,6 +354,7 @@ def test_compiled_grammars_are_kept_but_not_all(byte_model, monkeypatch):
     use("d", "c", "a")
     assert compiler.count == {regex("a"): 2, regex("b"): 1, regex("c"): 1, regex("d"): 1}
     assert {type(answer) for answer in answers} == {GrammarReady}
+    assert all(answer.num_bytes > 0 for answer in answers), "the core is told what each of them holds"
     use("(")
     use("(")
     assert compiler.count[regex("(")] == 1
@@ -372,6 +374,19 @@ def test_a_grammar_that_could_not_be_checked_is_not_kept_as_refused(byte_model):
         arrived.acquire()
         cache.forget(regex("a"))
     assert answers == [GrammarFailed, GrammarReady]
+    compiler.close()
+
+
+def test_grammars_are_compiled_on_a_stack_of_known_size(byte_model, monkeypatch):
+    start, sizes = threading.Thread.start, []
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (sizes.append(threading.stack_size()), start(self)))
+    compiler, before = Held(Compiler(byte_model, VOCAB, (EOS,))), threading.stack_size()
+    arrived = threading.Semaphore(0)
+    cache = GrammarCache(compiler, lambda answer: arrived.release())
+    cache.begin(regex("a"))
+    arrived.acquire()
+    assert sizes[0] == THREAD_STACK_BYTES == 4 * WorkerLimits().stack_bytes
+    assert threading.stack_size() == before
     compiler.close()
 
 

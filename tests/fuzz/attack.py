@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -18,15 +17,17 @@ import httpx
 import psutil
 
 from tests.fuzz.cases import Case, GrpcCase, HttpCase, make_case
+from tests.fuzz.neighbour import Neighbour, stream_beside
 
 AT_ONCE = 8
-HANG_SECONDS = 60.0
-"""A case without an answer by then hangs: the slowest one takes some 3 s, two grammars at their limit of work."""
+TARGETS = {"fake": ("tests.fuzz.target", 60.0), "demo": ("tests.fuzz.demo_target", 600.0)}
+"""For each engine the module that serves it, and the seconds after which a case without an answer hangs: the slowest
+takes some 3 s where the engine is fake, two grammars at their limit of work, and minutes where 128 answers are
+generated."""
 MOST_GROWTH_BYTES = 700 * 2**20
 """Of all processes of the target together, after the first cases: two grammar workers may take 64 MiB each beyond what
 they share with the process they were forked from."""
 WARM_UP_CASES = 200
-NEIGHBOUR = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20, "stream": True}
 LOST_STATUS = "Internal error from Core"
 """grpcio's client says so where it lost the status of a server that ended the call while the client still sent."""
 REFUSALS = frozenset(
@@ -49,37 +50,39 @@ class Report:
     """What a run has found so far."""
 
     seed: int
+    engine: str = "fake"
     failures: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
-    neighbour_seconds: list[float] = field(default_factory=list)
-    """To the first event of each of the neighbour's streams."""
+    neighbour: Neighbour = field(default_factory=Neighbour)
     first_bytes: int = 0
     most_bytes: int = 0
     """Memory of the target's processes, after the first cases and at most."""
 
     def fail(self, number: int, case: object, what: str) -> None:
-        again = f"python -m tests.fuzz --seed {self.seed} --case {number}"
+        again = f"python -m tests.fuzz --engine {self.engine} --seed {self.seed} --case {number}"
         self.failures.append(f"case {number}: {what}\n  {case}\n  again: {again}")
 
 
-async def run(seed: int, numbers: range, done: Callable[[], None] = lambda: None) -> Report:
-    """Send the cases with these numbers. `done` is called after each of them."""
-    report = Report(seed)
+async def run(seed: int, numbers: range, done: Callable[[], None] = lambda: None, engine: str = "fake") -> Report:
+    """Send the cases with these numbers to a target with this engine. `done` is called after each of them."""
+    report = Report(seed, engine)
     with _started(report) as target:
-        async with grpc.aio.insecure_channel(target.grpc) as channel, _client(target.http) as client:
-            neighbour = asyncio.create_task(_neighbour(target.http, report))
+        async with grpc.aio.insecure_channel(target.grpc) as channel, _client(target) as client:
             waiting = iter(numbers)
-            await asyncio.gather(*[_send_all(report, waiting, client, channel, target, done) for _ in range(AT_ONCE)])
-            neighbour.cancel()
-            await asyncio.gather(neighbour, return_exceptions=True)
+            async with stream_beside(target.http, report.neighbour, target.hang_seconds):
+                await asyncio.gather(
+                    *[_send_all(report, waiting, client, channel, target, done) for _ in range(AT_ONCE)]
+                )
+    report.failures += report.neighbour.failures
     return report
 
 
 class _Target:
     """The attacked process and all of its children."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.fuzz.target"]
+    def __init__(self, engine: str) -> None:
+        module, self.hang_seconds = TARGETS[engine]
+        command = [sys.executable, "-m", module]
         root = Path(__file__).parents[2]
         self.process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
@@ -104,12 +107,12 @@ class _Target:
 @contextmanager
 def _started(report: Report) -> Iterator[_Target]:
     """Start a target, end it at the end of the block, and report a bad end."""
-    target = _Target()
+    target = _Target(report.engine)
     try:
         yield target
     finally:
         try:
-            last, _ = target.process.communicate(timeout=HANG_SECONDS)
+            last, _ = target.process.communicate(timeout=target.hang_seconds)
         except subprocess.TimeoutExpired:
             target.process.kill()
             last, _ = target.process.communicate()
@@ -118,8 +121,9 @@ def _started(report: Report) -> Iterator[_Target]:
         report.failures.append(f"the target ended with {target.process.returncode} and said {said}")
 
 
-def _client(url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, timeout=HANG_SECONDS, limits=httpx.Limits(max_connections=AT_ONCE))
+def _client(target: _Target) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=AT_ONCE)
+    return httpx.AsyncClient(base_url=target.http, timeout=target.hang_seconds, limits=limits)
 
 
 async def _send_all(
@@ -135,7 +139,7 @@ async def _send_all(
             report.fail(number, "", "the target was dead before this case was sent")
             return
         case = make_case(report.seed, number)
-        outcome, trouble = await _send(client, channel, case)
+        outcome, trouble = await _send(client, channel, case, target.hang_seconds)
         report.outcomes[outcome] += 1
         if trouble:
             report.fail(number, case, trouble)
@@ -144,13 +148,15 @@ async def _send_all(
         done()
 
 
-async def _send(client: httpx.AsyncClient, channel: grpc.aio.Channel, case: Case) -> tuple[str, str]:
+async def _send(
+    client: httpx.AsyncClient, channel: grpc.aio.Channel, case: Case, hang_seconds: float
+) -> tuple[str, str]:
     """Return the outcome in a word, and what is wrong with it; the latter is empty where nothing is."""
     try:
-        async with asyncio.timeout(HANG_SECONDS):
+        async with asyncio.timeout(hang_seconds):
             return await (_send_http(client, case) if isinstance(case, HttpCase) else _send_grpc(channel, case))
     except TimeoutError:
-        return "hang", f"no answer within {HANG_SECONDS:g} s"
+        return "hang", f"no answer within {hang_seconds:g} s"
 
 
 def _look_at_memory(report: Report, number: int, target: _Target) -> None:
@@ -234,23 +240,3 @@ async def _read_stream(call: grpc.aio.UnaryStreamCall, most: int | None) -> None
         if await call.read() is grpc.aio.EOF:
             return
         seen += 1
-
-
-async def _neighbour(url: str, report: Report) -> None:
-    """Stream chats as another tenant, one after the other, until this is cancelled."""
-    headers = {"authorization": "Bearer sk-initech"}
-    async with httpx.AsyncClient(base_url=url, timeout=HANG_SECONDS, headers=headers) as client:
-        while True:
-            begun = time.perf_counter()
-            try:
-                async with client.stream("POST", "/v1/chat/completions", json=NEIGHBOUR) as response:
-                    events = response.aiter_lines()
-                    first = await anext(events)
-                    report.neighbour_seconds.append(time.perf_counter() - begun)
-                    lines = [first, *[line async for line in events]]
-            except httpx.HTTPError as error:
-                report.failures.append(f"the neighbour got {type(error).__name__}: {error}")
-                return
-            if response.status_code != 200 or "data: [DONE]" not in lines:
-                report.failures.append(f"the neighbour got {response.status_code}: {lines[-3:]}")
-            await asyncio.sleep(0.02)

@@ -20,4 +20,4 @@ async def test_no_request_of_a_tenant_brings_the_gateway_down():
         "hung up",
     }
     assert reached <= set(report.outcomes)
-    assert report.neighbour_seconds
+    assert report.neighbour.ttft

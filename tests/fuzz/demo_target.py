@@ -1,0 +1,77 @@
+"""Another process that the fuzzer may attack: the whole gateway of the demo with its real engine, model and adapters.
+
+It speaks as `tests.fuzz.target` does. Grammars reach the engine's own worker processes here, are compiled in the engine
+and followed by answers. Sequences are short, so that a case takes seconds on a small machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+from rich.console import Console
+
+from engine.model.prepare import prepare_model
+from engine.paths import default_data_dir
+from gateway.config.sections import AdminConfig, TenantConfig
+from gateway.config.whole import Config, demo_config
+from gateway.core.tenants import Tenant, hash_key
+from gateway.serve.app import Running, running
+from gateway.serve.launch import Launch
+
+IDLE_SECONDS = 60
+TENANTS = ("acme", "globex", "initech")
+
+
+def fuzzed_config() -> Config:
+    """Return the demo's configuration with the names and keys that the cases use, on free ports."""
+    config = demo_config()
+    tenants = {name: TenantConfig(Tenant(name), (hash_key(f"sk-{name}"),)) for name in TENANTS}
+    return replace(
+        config,
+        model=replace(config.model, name="tiny"),
+        engine=replace(config.engine, memory_gb=0.25, max_model_len=256),
+        tenants=tenants,
+        admin=AdminConfig((hash_key("sk-admin"),)),
+        http=replace(config.http, port=0),
+        grpc=replace(config.grpc, port=0),
+        observability=replace(config.observability, request_log=False),
+    )
+
+
+async def _serve(folder: Path) -> None:
+    model = prepare_model("embedded", default_data_dir(os.environ), Console(stderr=True))
+    async with running(Launch(fuzzed_config(), model, folder), Console(stderr=True)) as app:
+        addresses = {"http": f"http://127.0.0.1:{app.http_port}", "grpc": f"127.0.0.1:{app.grpc_port}"}
+        print(json.dumps(addresses), flush=True)
+        engine = app.supervisor.pid
+        await asyncio.to_thread(sys.stdin.read)
+        left = await _left(app)
+        print(json.dumps({"left": left if app.supervisor.pid == engine else "an engine that died"}), flush=True)
+
+
+async def _left(app: Running) -> int:
+    """Wait for the ends of requests whose clients have gone. Returns how many errors the engine finds in its books."""
+    async with asyncio.timeout(IDLE_SECONDS):
+        while True:
+            stats = await app.engine.stats(check=True)
+            left = app.gateway.active + sum(lane.running + lane.waiting for lane in stats.lanes)
+            if not left:
+                return len(stats.violations)
+            await asyncio.sleep(0.05)
+
+
+def main() -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_serve(Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,8 @@ GRAMMARS: Mapping[str, Mapping[str, Any]] = {
     "brackets of a regex": {"guided_regex": "(" * 20_000 + "a" + ")" * 20_000},
 }
 """Schemas and grammars that crash or overflow a compiler of grammars."""
+GROWING = "(.*e.{200}){5}"
+"""An expression that compiles, and whose states become too many a few tokens into an answer."""
 TERMINAL = frozenset(("completed", "failed", "expired", "cancelled"))
 MALFORMED = b"\x0a\xff\xff\xff\xff\x0f"
 
@@ -59,17 +61,32 @@ async def crashing_grammars(attacker: Attacker) -> Counter[str]:
 
 
 async def expensive_grammars(attacker: Attacker, count: int = 12) -> Counter[str]:
-    """Send patterns that all have to hold: the states of 200 of them fill gigabytes where nothing bounds them."""
-    schemas = [
-        {"title": f"{number}", "allOf": [{"type": "string", "pattern": f"^.*a.*{i}$"} for i in range(200 + number)]}
-        for number in range(count)
-    ]
+    """Send patterns that all have to hold: the states of 200 or 500 of them fill gigabytes without a bound."""
+    sizes = [*range(200, 200 + count), 500]
+    schemas = [{"allOf": [{"type": "string", "pattern": f"^.*a.*{i}$"} for i in range(size)]} for size in sizes]
     return Counter(await asyncio.gather(*[attacker.chat(guided_json=schema) for schema in schemas]))
 
 
-async def flood(attacker: Attacker, count: int = 50) -> Counter[str]:
-    """Send many requests with four answers each, all at once."""
-    return Counter(await asyncio.gather(*[attacker.chat(n=4, seed=number) for number in range(count)]))
+async def many_grammars(attacker: Attacker, count: int = 300) -> Counter[str]:
+    """Ask for more different grammars at once than the gateway queues for a tenant and the engine prepares."""
+    grammars = [f"[a-z ]{{1,40}}{number}" for number in range(count)]
+    chats = [attacker.chat(guided_regex=grammar, max_tokens=4) for grammar in grammars]
+    return Counter(await asyncio.gather(*chats))
+
+
+async def growing_grammar(attacker: Attacker) -> Counter[str]:
+    """Stream an answer whose grammar becomes too much on the way. Returns the error's param and the last event."""
+    body = attacker.body(guided_regex=GROWING, max_tokens=64, stream=True)
+    async with attacker.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        events = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]
+    errors = [json.loads(event)["error"]["param"] for event in events if '"error"' in event]
+    return Counter([" ".join((str(answer.status_code), *errors, events[-1]))])
+
+
+async def flood(attacker: Attacker, count: int = 1500) -> Counter[str]:
+    """Send more requests with four answers each than a lane takes, all at once."""
+    chats = [attacker.chat(n=4, seed=number, max_tokens=2) for number in range(count)]
+    return Counter(await asyncio.gather(*chats))
 
 
 async def poisoned_batch(attacker: Attacker) -> Counter[str]:
@@ -97,7 +114,7 @@ async def malformed_protobuf(attacker: Attacker) -> Counter[str]:
         try:
             await call(MALFORMED, metadata=metadata)
         except grpc.aio.AioRpcError as error:
-            return Counter([error.code().name])
+            return Counter([f"{error.code().name}: {error.details()}"])
     return Counter(["OK"])
 
 
@@ -117,6 +134,8 @@ async def hang_ups(attacker: Attacker, count: int = 20) -> Counter[str]:
 ATTACKS: Mapping[str, Attack] = {
     "grammars that crash": crashing_grammars,
     "grammars that cost": expensive_grammars,
+    "many grammars at once": many_grammars,
+    "a grammar that grows": growing_grammar,
     "a batch of grammars that crash": poisoned_batch,
     "malformed protobuf": malformed_protobuf,
     "streams that are left": hang_ups,

@@ -1,10 +1,11 @@
 """`make bench-hostile`: what a tenant feels while another tenant attacks the gateway with everything a key allows.
 
-    python -m benchmarks.hostile [--seconds 20]
+    python -m benchmarks.hostile [--chats 200] [--rounds 4]
 
-A neighbour streams short chats, one after the other: alone, and beside each attack, which is repeated for as long. The
-table says how much longer its TTFT is then, and how the attacks were answered. The exit status is 1 if a process died
-or if one of the neighbour's chats failed.
+A neighbour streams short chats, one after the other: alone, and beside each attack, which is repeated meanwhile. Before
+every attack of every round it streams alone again, so that a machine that changes does so for both. The table says how
+much longer its TTFT is beside each attack, and how the attacks were answered. The exit status is 1 if its p99 beside an
+attack exceeds twice its p99 alone, if a process died, or if one of the neighbour's chats failed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import httpx
@@ -34,6 +36,10 @@ from gateway.outputs import print_wide
 
 MODEL = "smollm2-135m-instruct"
 NEIGHBOUR_KEY = "sk-demo-globex"
+MOST_TIMES = 2.0
+"""The neighbour's p99 beside an attack over its p99 alone."""
+LEAST_CHATS = 100
+"""Of each kind: the p99 of fewer is their maximum."""
 PAUSE_SECONDS = 0.15
 """Between two of the neighbour's chats: its limit is 600 requests a minute."""
 
@@ -57,11 +63,11 @@ class Phase:
         return statistics.quantiles(self.ttft, n=100, method="inclusive")[-1]
 
 
-async def stream_chats(url: str, phase: Phase, ends: asyncio.Event) -> None:
+async def stream_chats(url: str, phase: Phase, count: int) -> None:
     """Raises RuntimeError if a chat is not answered in whole."""
     headers = {"authorization": f"Bearer {NEIGHBOUR_KEY}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120) as client:
-        while not ends.is_set():
+        for _ in range(count):
             messages = [{"role": "user", "content": f"Say {time.time_ns()} words about the sea."}]
             body = {"model": MODEL, "messages": messages, "max_tokens": 8, "stream": True}
             begun = time.perf_counter()
@@ -77,21 +83,18 @@ async def stream_chats(url: str, phase: Phase, ends: asyncio.Event) -> None:
             await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def one_phase(
-    name: str, attack: Attack | None, attacker: Attacker, server: psutil.Process, seconds: float
-) -> Phase:
-    phase, ends = Phase(name), asyncio.Event()
-    neighbour = asyncio.create_task(stream_chats(str(attacker.http.base_url), phase, ends))
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not neighbour.done():
+async def continue_phase(
+    phase: Phase, attack: Attack | None, attacker: Attacker, server: psutil.Process, chats: int
+) -> None:
+    """Have the neighbour stream some more chats of a phase, while the attack, if there is one, is repeated."""
+    neighbour = asyncio.create_task(stream_chats(str(attacker.http.base_url), phase, chats))
+    while not neighbour.done():
         if attack is None:
-            await asyncio.sleep(0.5)
+            await asyncio.wait([neighbour], timeout=0.5)
         else:
             phase.answers += await attack(attacker)
         phase.most_bytes = max(phase.most_bytes, memory(server))
-    ends.set()
     await neighbour
-    return phase
 
 
 def memory(server: psutil.Process) -> int:
@@ -106,18 +109,31 @@ def memory(server: psutil.Process) -> int:
 
 
 async def all_phases(
-    url: str, grpc_target: str, server: psutil.Process, seconds: float, console: Console
+    url: str, grpc_target: str, server: psutil.Process, arguments: argparse.Namespace, console: Console
 ) -> list[Phase]:
+    """Returns the phase without an attack first."""
+    chats, rounds = -(-arguments.chats // arguments.rounds), range(arguments.rounds)
+    alone, phases = Phase("alone"), {name: Phase(name) for name in ATTACKS}
     headers, limits = {"authorization": f"Bearer {KEY}"}, httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600, limits=limits) as http:
         attacker = Attacker(http, grpc_target, MODEL, KEY)
+        await continue_phase(Phase("warm-up"), None, attacker, server, 20)
         with Progress(console=console, transient=True) as progress:
-            phases = []
-            for name, attack in progress.track([("warm-up", None), ("alone", None), *ATTACKS.items()]):
-                phases.append(
-                    await one_phase(name, attack, attacker, server, seconds / 4 if name == "warm-up" else seconds)
-                )
-    return phases[1:]
+            for _, (name, attack) in progress.track(list(product(rounds, ATTACKS.items()))):
+                await continue_phase(alone, None, attacker, server, -(-chats // len(ATTACKS)))
+                await continue_phase(phases[name], attack, attacker, server, chats)
+    return [alone, *phases.values()]
+
+
+def slowed(phases: list[Phase]) -> list[str]:
+    """Return a sentence for each attack beside which the neighbour's p99 was too long."""
+    alone = phases[0]
+    return [
+        f"beside {phase.name} the neighbour's p99 TTFT is {phase.p99 * 1e3:.0f} ms, alone {alone.p99 * 1e3:.0f} ms:"
+        f" more than {MOST_TIMES:g} times as long"
+        for phase in phases[1:]
+        if phase.p99 > MOST_TIMES * alone.p99
+    ]
 
 
 def table(phases: list[Phase]) -> Table:
@@ -144,10 +160,12 @@ def bench(arguments: argparse.Namespace, console: Console, scratch: Path) -> Non
         server = psutil.Process(process.pid)
         engines = {child.pid for child in server.children() if "engine.server" in child.cmdline()}
         target = f"127.0.0.1:{grpc_port}"
-        phases = asyncio.run(all_phases(url, target, server, arguments.seconds, console))
+        phases = asyncio.run(all_phases(url, target, server, arguments, console))
         if not engines <= {child.pid for child in server.children()}:
             raise RuntimeError(f"the engine died; its log is {scratch / 'server.log'}")
     print_wide(table(phases))
+    if too_slow := slowed(phases):
+        raise RuntimeError("; ".join(too_slow))
 
 
 def main() -> None:
@@ -155,8 +173,14 @@ def main() -> None:
         prog="python -m benchmarks.hostile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data-dir", type=Path, default=default_data_dir(os.environ))
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each phase (default: %(default)s)")
-    run(partial(bench, parser.parse_args()))
+    parser.add_argument("--chats", type=int, default=200, help="alone and beside each attack (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=4, help="in which all attacks are repeated (default: %(default)s)"
+    )
+    arguments = parser.parse_args()
+    if arguments.chats < LEAST_CHATS or arguments.rounds < 1:
+        parser.error(f"--chats must be at least {LEAST_CHATS}, and --rounds at least 1")
+    run(partial(bench, arguments))
 
 
 if __name__ == "__main__":

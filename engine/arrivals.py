@@ -17,6 +17,14 @@ class EngineLost(EngineUnavailable):
     """The engine process ended while it had the request."""
 
 
+class GivenUp(EngineUnavailable):
+    """The request does not go on in another engine process."""
+
+
+class CrashesEngines(GivenUp):
+    """Two engine processes crashed while they computed this request, the second while it computed nothing else."""
+
+
 class EventStream(Protocol):
     """Of one request: all events that have come, each time; the last carries a finish_reason."""
 

@@ -50,6 +50,9 @@ class EngineApi(Protocol):
     def ready(self) -> bool:
         """Connected to an engine whose model is loaded."""
 
+    async def wait_ready(self) -> None:
+        """Returns when the engine is ready."""
+
     def generate(self, request: Request) -> EventStream:
         """Submits a request, at once, and returns its events as they come. To be closed (`contextlib.aclosing`).
 

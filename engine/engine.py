@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 PAUSE_S = 0.002
 """Between steps without anything to do, short beside the window in which a batch gathers."""
+BEAT_S = 1.0
+"""How often an idle loop says that it is alive."""
 
 
 class EngineStopped(RuntimeError):
@@ -61,8 +63,9 @@ class Inbox:
     def wake(self) -> None:
         self._arrived.set()
 
-    def wait(self, timeout: float | None = None) -> None:
-        self._arrived.wait(timeout)
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return whether something has arrived."""
+        return self._arrived.wait(timeout)
 
     def drain(self) -> list[Command]:
         """All commands in order of arrival."""
@@ -116,13 +119,16 @@ class Engine:
         policy: Policy | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        beat: Callable[[EngineState], None] = lambda state: None,
     ) -> None:
+        """`beat` is called before each step is carried out, and about once a second while there is no work."""
         self.state = state
         self.executor = executor
         self.policy = policy or make_policy(state.config.scheduling)
         self.clock = clock
         self.inbox = Inbox()
         self.pace = Pace(clock, sleep)
+        self._beat = beat
         self.step_seconds = 0.0
         self._stopping = False
         self._loop = threading.Lock()
@@ -140,6 +146,7 @@ class Engine:
             apply_commands(self.state, self.inbox.drain())
             plan = plan_step(self.state, self.policy, now)
             commit(self.state, plan)
+        self._beat(self.state)
         self.pace.note(late=self.executor.submit(plan))
         if self.executor.overlaps and len(self.state.under_way) == 1 and not plan.is_empty:
             return []  # the next step is planned while this one is computed
@@ -156,7 +163,7 @@ class Engine:
         try:
             while not self._stopping:
                 if not self.state.has_work:
-                    self.inbox.wait()
+                    self._rest()
                 elif self._is_stuck:
                     self.inbox.wait(PAUSE_S)
                 with self._answering():
@@ -168,6 +175,12 @@ class Engine:
         finally:
             for question in self.inbox.close():
                 question()
+
+    def _rest(self) -> None:
+        """Sleep until something arrives."""
+        self._beat(self.state)
+        while not self.inbox.wait(BEAT_S):
+            self._beat(self.state)
 
     @property
     def _is_stuck(self) -> bool:

@@ -28,6 +28,7 @@ from engine.data_lock import in_use
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import Executor
 from engine.executor.fake import FakeExecutor
+from engine.lives import describe_life, heart
 from engine.load_attempts import LoadAttempts
 from engine.lossy_log import log_renderers, lossy_loggers
 from engine.pb import engine_pb2 as pb
@@ -104,11 +105,21 @@ def core_config(
     )
 
 
-def serve(config: EngineConfig, address: str, *, fake: bool, until_stdin_closes: bool) -> None:
+def serve(
+    config: EngineConfig,
+    address: str,
+    *,
+    fake: bool,
+    until_stdin_closes: bool,
+    pulse: Path | None = None,
+    previous: str = "",
+) -> None:
+    """Serve until told to stop. `pulse` and `previous` are those of `engine.lives`."""
     core, executor, info = (build_fake if fake else build_real)(config)
     info.max_model_len, info.num_pages = core.max_model_len, core.usable_pages
     info.block_size, info.max_seqs = core.block_size, core.max_seqs
-    engine = Engine(EngineState.create(core), executor)
+    describe_life(info, previous)
+    engine = Engine(EngineState.create(core), executor, beat=heart(info, pulse))
     store = _step_store(config, info)
     if store is not None and store.load(engine.state.ledger.model):
         log.info("step_time_known", steps=engine.state.ledger.model.num_steps)
@@ -211,6 +222,8 @@ def main() -> None:
     parser.add_argument("--address", type=local_address, required=True, help="unix:/path/to/socket, or 127.0.0.1:PORT")
     parser.add_argument("--fake", action="store_true", help="run without a model: tokens are digests")
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop when the starting process is gone")
+    parser.add_argument("--pulse", type=Path, help="a file in which the step loop shows that it moves")
+    parser.add_argument("--previous", default="", help="the engine process before this one, PreviousLife as JSON")
     args = parser.parse_args()
     structlog.configure(
         processors=[
@@ -223,7 +236,14 @@ def main() -> None:
     )
     config = EngineConfig.from_json(args.config)
     with in_use(Path(config.state_dir)) if config.state_dir else nullcontext():
-        serve(config, args.address, fake=args.fake, until_stdin_closes=args.until_stdin_closes)
+        serve(
+            config,
+            args.address,
+            fake=args.fake,
+            until_stdin_closes=args.until_stdin_closes,
+            pulse=args.pulse,
+            previous=args.previous,
+        )
 
 
 if __name__ == "__main__":

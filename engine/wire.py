@@ -101,6 +101,9 @@ def request_to_pb(request: Request) -> pb.Submit:
         itl_seconds=request.itl,
         whole=request.whole,
         origin=origin_to_pb(request.origin),
+        produced=request.produced,
+        moves=request.moves,
+        suspect=request.suspect,
     )
 
 
@@ -141,6 +144,9 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
         itl=_optional(message, "itl_seconds"),
         origin=_origin_from_pb(message.origin),
         whole=message.whole,
+        produced=tuple(message.produced),
+        moves=message.moves,
+        suspect=message.suspect,
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from engine.arrivals import EngineUnavailable
+from engine.arrivals import CrashesEngines, EngineUnavailable
 from engine.core.types import ErrorCode, FinishReason, TokenEvent
 from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
 from gateway.generation import GenerateRequest
@@ -26,9 +26,12 @@ def note(record: RequestRecord, error: BaseException) -> None:
 
 @contextmanager
 def engine_failures(record: RequestRecord) -> Iterator[None]:
-    """An engine that is lost costs the caller nothing. Raises ApiError: ENGINE_UNAVAILABLE."""
+    """An engine that is lost costs the caller nothing. Raises ApiError: ENGINE_UNAVAILABLE, ENGINE_CRASHED."""
     try:
         yield
+    except CrashesEngines as error:
+        record.refund = True
+        raise ApiError(Fault.ENGINE_CRASHED, f"{error}; the request is not tried again") from error
     except EngineUnavailable as error:
         record.refund = True
         raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine stopped; try again") from error

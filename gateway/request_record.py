@@ -60,6 +60,8 @@ class RequestRecord(Struct):
     error_metadata: Mapping[str, str] = field(default_factory=dict)
     shadowed: tuple[tuple[str, str], ...] = ()
     """Limits in shadow that would have refused it: kind of scope, and name."""
+    moves: list[float] = field(default_factory=list)
+    """Seconds without an engine process, each time that an answer went on in another one."""
     refund: bool = False
     """The engine failed or refused it: the caller pays nothing."""
 
@@ -135,6 +137,10 @@ class RequestRecord(Struct):
     def note_device(self, index: int, seconds: float) -> None:
         """What an answer has taken of the device so far; an event that ends one early does not say."""
         self.device[index] = max(seconds, self.device.get(index, 0.0))
+
+    def note_move(self, seconds: float) -> None:
+        """An answer has gone on in another engine process, after so many seconds without one."""
+        self.moves.append(seconds)
 
     def end(self, finish: str, status: int, error_code: str = "") -> None:
         self.finish, self.status, self.error_code = finish, status, error_code

@@ -110,7 +110,9 @@ class Gateway:
                 wanted = self._wanted(job, record)
                 with self.adapters.using(job.version):
                     async with (
-                        aclosing(Submission(self.engine, job, record, self._clock)) as submission,
+                        aclosing(
+                            Submission(self.engine, job, record, self._clock, self._settings.engine_wait)
+                        ) as submission,
                         self._reserved(wanted, record, submission) as grant,
                         aclosing(self._run(job, record, submission, timer)) as chunks,
                     ):

@@ -22,6 +22,8 @@ class ServiceSettings:
     request_timeout: float | None = 600.0
     first_token_timeout: float | None = 120.0
     """In the interactive lane. Batch work may wait as long as the whole request may take."""
+    engine_wait: float = 60.0
+    """A request may be without an engine process for so long, each time that one ends."""
     lane_capacity: Mapping[Lane, int] = field(default_factory=dict)
     """Requests of a lane that may be on their way at once; a lane not named has no bound."""
     tool_parser: ToolParserName = "auto"

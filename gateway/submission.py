@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import structlog
+
 from engine.arrivals import EventStream
 from engine.client import EngineApi
+from engine.core.types import Request
 from gateway.failures import engine_failures
 from gateway.intake import Job
 from gateway.request_record import RequestRecord
+from gateway.resumption import ResumingStream
+
+log = structlog.get_logger("gateway")
 
 
 class Submission:
     """To be closed (`contextlib.aclosing`): that aborts what has not come to its end."""
 
-    def __init__(self, engine: EngineApi, job: Job, record: RequestRecord, clock: Callable[[], float]) -> None:
-        """`clock`: the record's."""
+    def __init__(
+        self, engine: EngineApi, job: Job, record: RequestRecord, clock: Callable[[], float], engine_wait: float
+    ) -> None:
+        """`clock` is the record's; `engine_wait`: seconds that the request may be without an engine process."""
         self._engine = engine
         self._job = job
         self._record = record
         self._clock = clock
+        self._engine_wait = engine_wait
         self._streams: list[EventStream] = []
 
     def begin(self) -> Sequence[EventStream]:
@@ -28,8 +37,15 @@ class Submission:
             now = self._record.submitted = self._clock()
             with engine_failures(self._record):
                 for index in range(self._job.num_answers):
-                    self._streams.append(self._engine.generate(self._job.engine_request(self._record, index, now)))
+                    self._streams.append(self._stream(self._job.engine_request(self._record, index, now)))
         return self._streams
+
+    def _stream(self, request: Request) -> EventStream:
+        return ResumingStream(self._engine, request, self._engine_wait, self._note_move)
+
+    def _note_move(self, seconds: float) -> None:
+        self._record.note_move(seconds)
+        log.warning("request_moved", request_id=self._record.request_id, seconds=round(seconds, 3))
 
     async def aclose(self) -> None:
         for stream in self._streams:

@@ -97,6 +97,8 @@ def _out_of_range(request: Request) -> str:
         return "weight"
     if request.params.max_tokens < 1:
         return "max_tokens"
+    if len(request.produced) >= request.params.max_tokens:
+        return "produced"
     figures = {"deadline": request.deadline, "ttft": request.ttft, "itl": request.itl}
     return next((name for name, value in figures.items() if value is not None and not isfinite(value)), "")
 

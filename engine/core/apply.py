@@ -54,14 +54,17 @@ def _submit(state: EngineState, request: Request) -> None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         return
     realm = "" if state.config.share_prefixes else request.tenant
-    seq = Sequence(request, list(request.prompt), realm=realm)
+    seq = Sequence(request, [*request.prompt, *request.produced], realm=realm)
     seq.lane = state.waiting.order.lane(seq)
-    refusal = turn_away(state, seq) or _make_place(state, seq)
+    # A request that an earlier engine process had taken is not turned away now: its client has been told that it runs.
+    refusal = (None if request.moves else turn_away(state, seq)) or _make_place(state, seq)
     if refusal is not None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
         return
     seq.due = request.arrival + goal_of(request.ttft, state.config.goals[request.lane].ttft_s)
     state.sequences[seq.id] = seq
+    if request.suspect:
+        state.suspects[seq.id] = seq
     ledger, tenants = state.ledger, state.waiting.groups(seq.lane)
     ledger.accounts.arrive(request.lane, request.tenant, request.weight, tenants)
     ledger.longest_prompt = max(ledger.longest_prompt, len(request.prompt))

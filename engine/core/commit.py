@@ -214,6 +214,7 @@ def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
         _stop_waiting(state, seq)
     state.host.demote(seq.page_keys[: seq.num_saved])
     del state.sequences[seq.id]
+    state.suspects.pop(seq.id, None)
     use_adapter(state, seq, live=-1)
     state.grammars.leave(seq.request.params.grammar)
     state.outbox.append(event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.core.draft import Draft
 from engine.core.policy import Policy
 from engine.core.state import EngineState
+from engine.core.trial import plan_trial
 from engine.core.types import Lane, LaneMode, StepPlan
 
 
@@ -14,14 +15,17 @@ def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
     There is no prefill or decode phase: every sequence asks for its remaining tokens and gets a chunk of at most what
     the step's budget grants.
     """
+    if state.suspects and (trial := plan_trial(state, policy, now)) is not None:
+        return trial
     draft = Draft(state, policy, now)
     starting = [lane for lane in Lane if state.modes[lane] is not LaneMode.PAUSED]
     for lane in Lane:
         draft.enter(lane)
         for seq in policy.order_running(state, lane):
-            draft.advance(seq)
+            if not seq.on_trial:
+                draft.advance(seq)
         for seq in policy.order_waiting(state, lane, now) if draft.takes_new and lane in starting else ():
-            if not draft.start(seq):
+            if not seq.on_trial and not draft.start(seq):
                 break
     for lane in starting:
         draft.fetch_ahead(lane, policy.order_fetches(state, lane, now))

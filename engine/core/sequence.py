@@ -6,6 +6,12 @@ from dataclasses import dataclass, field
 
 from engine.core.types import Lane, PageId, PrefixKey, Request
 
+TRIAL_TOKENS = 8
+"""New tokens after which a suspect request is cleared. The crash came some tokens behind the last one that the gateway
+was told of: the events of the last steps died with the process."""
+TRIAL_TOKENS_HELD = 32
+"""The same for a request whose tokens are held back and told together, so that more of them were lost."""
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -47,6 +53,14 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether its next tokens are to be computed in steps of its own, because it may crash the engine."""
+        if not self.request.suspect:
+            return False
+        needed = TRIAL_TOKENS_HELD if self.request.whole else TRIAL_TOKENS
+        return self.num_generated - len(self.request.produced) < needed
 
     @property
     def num_tokens(self) -> int:

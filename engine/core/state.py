@@ -61,6 +61,8 @@ class EngineState:
     """Every live request, waiting or running."""
     running: dict[str, Sequence] = field(default_factory=dict)
     """In the order they began to run."""
+    suspects: dict[str, Sequence] = field(default_factory=dict)
+    """Live requests that were submitted as suspect, in order of arrival."""
     modes: dict[Lane, LaneMode] = field(default_factory=lambda: dict.fromkeys(Lane, LaneMode.OPEN))
     released: list[str] = field(default_factory=list)
     """Ended since the last plan: the executor must forget them."""

@@ -140,6 +140,12 @@ class Request(NamedTuple):
     origin: Origin = Origin()
     whole: bool = False
     """Nobody waits for single tokens: they may be told of together, and later."""
+    produced: tuple[int, ...] = ()
+    """Tokens of the answer that an earlier engine process produced: the answer goes on behind them."""
+    moves: int = 0
+    """Engine processes that had the request before this one and ended."""
+    suspect: bool = False
+    """An engine process crashed while it computed this request, so its next tokens are computed in steps of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class Fault(Enum):
     RATE_LIMIT_EXCEEDED = (429, "RESOURCE_EXHAUSTED", "requests", "rate_limit_exceeded")
     INSUFFICIENT_QUOTA = (429, "RESOURCE_EXHAUSTED", "insufficient_quota", "insufficient_quota", False)
     INTERNAL = (500, "INTERNAL", "server_error", "internal_error")
+    ENGINE_CRASHED = (500, "INTERNAL", "server_error", "engine_crashed", False)
     LANE_QUEUE_FULL = (503, "UNAVAILABLE", "service_unavailable", "lane_queue_full")
     QUEUE_TIMEOUT = (503, "UNAVAILABLE", "service_unavailable", "queue_timeout")
     PREEMPTED = (503, "UNAVAILABLE", "service_unavailable", "preempted")

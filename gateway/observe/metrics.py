@@ -70,6 +70,9 @@ class Metrics:
         self._tpot = self._by_lane("time_per_output_token_seconds", "Mean per request, after the first.", TOKEN)
         self._queue = self._by_lane("queue_time_seconds", "Submitted to first worked on.", QUEUE)
         self._duration = self._by_lane("request_duration_seconds", "Arrival to end.", DURATION)
+        self._moves = self._by_lane(
+            "request_move_seconds", "Without an engine process, of each request that goes on in another.", DURATION
+        )
         self._requests = self._counter("requests", "Requests by how they ended.", ["lane", "finish", "code"])
         self._tokens = self._counter("tokens", "Tokens that were charged.", ["tenant", "lane", "direction"])
         self._batch_lines = self._counter("batch_lines", "Lines of batches that were answered.", ["outcome"])
@@ -102,6 +105,8 @@ class Metrics:
         for lanes, seconds in spans:
             if seconds is not None and record.lane is not None:
                 lanes[record.lane].observe(seconds)
+        for seconds in record.moves if record.lane is not None else ():
+            self._moves[record.lane].observe(seconds)
         self._requests.labels(lane, record.finish, record.error_code).inc()
         self._count_tokens(record, lane)
         self._count_decision(record)

@@ -14,9 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import structlog
+from google.protobuf import json_format
 
 from engine.config import EngineConfig
 from engine.core.config import LaneGoals
+from engine.pb import engine_pb2 as pb
+from gateway.serve.watch import LOOK_SECONDS, HangWatch, is_stopped
 
 log = structlog.get_logger("supervisor")
 
@@ -44,6 +47,10 @@ class Backoff:
     def started(self) -> None:
         self._started = time.monotonic()
 
+    def reset(self) -> None:
+        """Begin again with the first backoff: the process had become ready, and its next start may succeed as well."""
+        self._next = FIRST_BACKOFF_SECONDS
+
     def died(self) -> float:
         """Seconds to wait."""
         if time.monotonic() - self._started > HEALTHY_SECONDS:
@@ -67,6 +74,9 @@ class EngineSupervisor:
         self._config = config
         self._socket = socket
         self._program = program
+        self._pulse = socket.with_name("pulse")
+        self._previous = ""
+        """The engine process before the one that runs, a `PreviousLife` as JSON; empty means that there was none."""
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._exited = asyncio.Event()
@@ -106,10 +116,12 @@ class EngineSupervisor:
 
     async def _spawn(self) -> None:
         self._socket.unlink(missing_ok=True)
+        self._pulse.unlink(missing_ok=True)
         # In a session of its own: a terminal's Ctrl-C is for the gateway, which still lets running requests end.
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", *self._program, "--config", self._config.to_json()),
             *("--address", self.address, "--until-stdin-closes"),
+            *("--pulse", str(self._pulse), "--previous", self._previous),
             stdin=asyncio.subprocess.PIPE,
             env=_environment(os.environ),
             start_new_session=True,
@@ -120,15 +132,49 @@ class EngineSupervisor:
         while True:
             assert self._process is not None
             backoff.started()
-            code = await self._process.wait()
+            watch = HangWatch(self._pulse)
+            hung = await self._until_it_ends(self._process, watch)
             self._exited.set()
+            if self._take_down(watch, hung):
+                backoff.reset()
             pause = backoff.died()
-            log.error("engine_exited", code=code, restart_in_seconds=pause)
+            log.error("engine_exited", code=self._process.returncode, hung=hung, restart_in_seconds=pause)
             await asyncio.sleep(pause)
             try:
                 await self._spawn()
             except OSError:  # out of processes or memory: the dead one is waited for again, and so tried again later
                 log.exception("engine_not_started")
+
+    async def _until_it_ends(self, process: asyncio.subprocess.Process, watch: HangWatch) -> bool:
+        """Wait for the end of an engine process, and kill it if it hangs.
+
+        Returns:
+            Whether something that it computed made it hang, rather than a signal that stopped it.
+        """
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            while not (await asyncio.wait((ended,), timeout=LOOK_SECONDS))[0]:
+                if watch.hangs(process.pid):
+                    stopped = is_stopped(process.pid)
+                    log.error("engine_hung", pid=process.pid, stopped_by_a_signal=stopped)
+                    self.kill()
+                    await ended
+                    return not stopped
+            return False
+        finally:
+            ended.cancel()
+
+    def _take_down(self, watch: HangWatch, hung: bool) -> bool:
+        """Write down how a process ended and what it computed then; returns whether it had become ready."""
+        assert self._process is not None
+        assert self._process.returncode is not None
+        beat = watch.last_beat()
+        if beat is None:
+            return False
+        crashed = hung or watch.crashed(self._process.returncode)
+        life = pb.PreviousLife(life=beat.life, crashed=crashed, request_ids=beat.request_ids)
+        self._previous = json_format.MessageToJson(life, indent=None)
+        return True
 
     async def _stop(self) -> None:
         process = self._process

@@ -72,6 +72,20 @@ class CoreMachine(RuleBasedStateMachine):
     def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar):
         self._submit(prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar)
 
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(2, 12),
+        produced=st.integers(0, 6),
+        adapter=st.sampled_from([None, *ADAPTERS]),
+        lane=st.sampled_from(Lane),
+        suspect=st.booleans(),
+        whole=st.booleans(),
+        grammar=st.sampled_from([None, None, *GRAMMARS]),
+    )
+    def submit_moved(self, prompt, max_tokens, produced, adapter, lane, suspect, whole, grammar):
+        """A request that another engine process had before."""
+        self._submit(prompt, max_tokens, adapter, lane, 0, True, "x", None, grammar, (produced, suspect, whole))
+
     @rule(prompt=prompts, count=st.integers(2, 4), lane=st.sampled_from(Lane))
     def submit_siblings(self, prompt, count, lane):
         """The answers of one request with n > 1."""
@@ -83,7 +97,9 @@ class CoreMachine(RuleBasedStateMachine):
         for adapter in adapters:
             self._submit(prompt, 6, adapter, lane, 0, True, adapter, None)
 
-    def _submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar=None):
+    def _submit(
+        self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar=None, moved=None
+    ):
         params = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos, grammar=grammar)
         name = f"r{len(self.requests)}"
         arrival = self.state.now
@@ -91,8 +107,15 @@ class CoreMachine(RuleBasedStateMachine):
         request = Request(
             name, tuple(prompt), params, adapter, lane, priority, tenant, 1.0 + len(name) % 2, arrival, deadline
         )
-        self.requests[name], self.received[name] = request, []
+        if moved is not None:
+            request = self._moved(request, *moved)
+        self.requests[name], self.received[name] = request, list(request.produced)
         self.engine.inbox.put(Submit(request))
+
+    def _moved(self, request, produced, suspect, whole):
+        tokens = expected_tokens(request, min(produced, request.params.max_tokens - 1))
+        tokens = tokens[: tokens.index(7)] if 7 in tokens else tokens
+        return request._replace(produced=tuple(tokens), moves=1, suspect=suspect, whole=whole)
 
     @rule(data=st.data())
     def abort(self, data):
@@ -221,6 +244,8 @@ class CoreMachine(RuleBasedStateMachine):
             request = self.requests[chunk.request_id]
             end = chunk.start + chunk.num_tokens
             assert chunk.start < end < len(request.prompt) + request.params.max_tokens, "past the last token"
+        on_trial = [chunk for chunk in plan.chunks if self.state.sequences[chunk.request_id].on_trial]
+        assert not on_trial or len(plan.chunks) == 1, "a suspect was not alone in a step"
         self._check_lanes(plan)
 
     def _check_lanes(self, plan):

@@ -185,7 +185,7 @@ from engine.config import EngineConfig
 class Inbox(engine.Inbox):
     def wait(self, timeout=None):
         threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM)).start()
-        super().wait(timeout)
+        return super().wait(timeout)
 
 engine.Inbox = Inbox
 server.serve(EngineConfig(model="fake"), sys.argv[1], fake=True, until_stdin_closes=False)

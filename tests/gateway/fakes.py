@@ -155,6 +155,10 @@ class FakeEngine:
     def open(self) -> int:
         return len(self.requests) - len(self.ends)
 
+    async def wait_ready(self) -> None:
+        while not self.ready:
+            await asyncio.sleep(0.002)
+
     def generate(self, request: Request) -> FakeStream:
         self.requests.append(request)
         return FakeStream(self._arriving(request), lambda: self.ends.setdefault(request.id, "aborted"))

@@ -1,0 +1,40 @@
+"""An engine process without a model that dies of some requests' sixth token, told by their seeds; others take a while."""
+
+import os
+import time
+
+from engine import lives, server
+from engine.executor.fake import FakeExecutor
+
+CRASH, HANG = 666, 667
+"""Seeds of requests that end the process, or make a step that never ends."""
+FATAL_TOKENS = 5
+"""Tokens that such a request has before."""
+STEP_SECONDS = 0.005
+lives.CPU_PATIENCE_S = 1.0
+sample = FakeExecutor._sample
+
+
+def sample_or_die(executor, request_id):
+    sequence = executor.sequences[request_id]
+    produced = len(sequence.tokens) - sequence.admission.num_prompt
+    if produced >= FATAL_TOKENS and sequence.admission.params.seed == CRASH:
+        os.abort()
+    if produced >= FATAL_TOKENS and sequence.admission.params.seed == HANG:
+        time.sleep(1000)
+    return sample(executor, request_id)
+
+
+def slowly(collect):
+    def collected(executor):
+        time.sleep(STEP_SECONDS)
+        return collect(executor)
+
+    return collected
+
+
+FakeExecutor._sample = sample_or_die
+FakeExecutor.collect = slowly(FakeExecutor.collect)
+
+if __name__ == "__main__":
+    server.main()

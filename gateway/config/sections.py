@@ -234,6 +234,8 @@ class HttpConfig:
     request_timeout_s: float = 600.0
     """From arrival to the last token, unless the client asks for less."""
     first_token_timeout_s: float = 120.0
+    engine_wait_s: float = 60.0
+    """A request may be without an engine process for so long, each time that one ends."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the API; a port of `*` stands for any. Administration is excluded."""
 
@@ -242,6 +244,7 @@ class HttpConfig:
         check_origins(self.cors_origins)
         _at_least(1, max_body_bytes=self.max_body_bytes)
         _positive(request_timeout_s=self.request_timeout_s, first_token_timeout_s=self.first_token_timeout_s)
+        _positive(engine_wait_s=self.engine_wait_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,7 @@ def describe(record: RequestRecord) -> dict[str, Any]:
         "completion_tokens": record.completion_tokens,
         "reserved_tokens": record.reserved_tokens,
         "actual_tokens": 0 if record.refund else record.used_tokens,
+        "engine_moves": len(record.moves),
         "finish": record.finish,
         "status": record.status,
         "error": record.error_code or None,

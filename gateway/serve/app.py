@@ -221,6 +221,7 @@ def _settings(config: Config) -> ServiceSettings:
     return ServiceSettings(
         request_timeout=config.http.request_timeout_s,
         first_token_timeout=config.http.first_token_timeout_s,
+        engine_wait=config.http.engine_wait_s,
         lane_capacity={lane: config.lanes.of(lane).max_requests for lane in Lane},
         tool_parser=config.model.tool_parser,
     )

@@ -156,7 +156,7 @@ class EngineSupervisor:
             while not (await asyncio.wait((ended,), timeout=LOOK_SECONDS))[0]:
                 if watch.hangs(process.pid):
                     stopped = is_stopped(process.pid)
-                    log.error("engine_hung", pid=process.pid, stopped_by_a_signal=stopped)
+                    log.error("engine_killed", pid=process.pid, reason="stopped by a signal" if stopped else "hung")
                     self.kill()
                     await ended
                     return not stopped

@@ -1,4 +1,4 @@
-"""An engine process without a model that dies of some requests' sixth token, told by their seeds; others take a while."""
+"""An engine process without a model that dies of some requests' sixth token, told by their seeds."""
 
 import os
 import time

@@ -34,6 +34,7 @@ CONTRACT = [
     ("RATE_LIMIT_EXCEEDED", 429, "RESOURCE_EXHAUSTED", "requests", "rate_limit_exceeded", None),
     ("INSUFFICIENT_QUOTA", 429, "RESOURCE_EXHAUSTED", "insufficient_quota", "insufficient_quota", False),
     ("INTERNAL", 500, "INTERNAL", "server_error", "internal_error", None),
+    ("ENGINE_CRASHED", 500, "INTERNAL", "server_error", "engine_crashed", False),
     ("LANE_QUEUE_FULL", 503, "UNAVAILABLE", "service_unavailable", "lane_queue_full", None),
     ("QUEUE_TIMEOUT", 503, "UNAVAILABLE", "service_unavailable", "queue_timeout", None),
     ("PREEMPTED", 503, "UNAVAILABLE", "service_unavailable", "preempted", None),

@@ -13,6 +13,7 @@ from fakes import House, build_house, grammar_pool
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
+from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.webhooks.metrics import WebhookMetrics
@@ -20,6 +21,7 @@ from gateway.core.limits import Scope
 from gateway.observe.grammar_metrics import GrammarMetrics
 from gateway.observe.loop_metrics import LoopMetrics
 from gateway.observe.metrics import FIRST_TOKEN, TOKEN
+from gateway.request_record import RequestRecord
 from gateway.usage.metrics import UsageMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +62,7 @@ async def house(tmp_path) -> House:
             pb.AdapterStats(adapter=version, state="resident", loads=2, fetches=1) for version in house.engine.paths
         ],
     )
+    house.metrics.finished(moved_record())
     await house.limiter.set_limits(Scope("acme"), {"tokens_per_day": 1, "shadow": ["tokens_per_day"]})
     async with house.client() as client:
         await client.post("/v1/chat/completions", json=CHAT)
@@ -67,6 +70,14 @@ async def house(tmp_path) -> House:
     async with house.client("sk-globex") as client:
         await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 200})
     return house
+
+
+def moved_record() -> RequestRecord:
+    """A request that went on in another engine process."""
+    record = RequestRecord("id", "id", "acme", "key", "tiny", None, Lane.INTERACTIVE, 0.0)
+    record.note_move(0.5)
+    record.end("stop", 200)
+    return record
 
 
 async def families(house: House):

@@ -28,7 +28,7 @@ FIELDS = {
     *("adapter", "adapter_version", "lane_asked", "lane"),
     *("limiter_ms", "queue_ms", "ttft_ms", "tpot_ms", "duration_ms", "device_ms"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "reserved_tokens", "actual_tokens"),
-    *("finish", "status", "error", "refused_by", "shadowed"),
+    *("engine_moves", "finish", "status", "error", "refused_by", "shadowed"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import random
@@ -176,8 +177,6 @@ class Intake:
             ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND,
                 ENGINE_UNAVAILABLE, RATE_LIMIT_EXCEEDED (grammars of the tenant that wait to be compiled).
         """
-        if not self._engine.ready:
-            raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready")
         adapter = self.resolve(tenant, request.model)
         self._check(request)
         request = await self._constraints.settle(tenant.name, request, self.dialect)
@@ -186,8 +185,18 @@ class Intake:
         pairs = zip(request.inputs, prompts, strict=True)
         seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS
         params = tuple(self._fit(request, prompt, len(ids), seed) for prompt, ids in pairs)
+        if not self._engine.ready:
+            await self._wait_for_engine()
         picked = None if adapter is None else self._adapters.pick(adapter.name)
         return Job(request, tenant, picked, lane, prompts, params)
+
+    async def _wait_for_engine(self) -> None:
+        """An engine that has ended is being started again, and a request waits for it. Raises ApiError."""
+        try:
+            async with asyncio.timeout(self._settings.engine_wait):
+                await self._engine.wait_ready()
+        except TimeoutError as error:
+            raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready") from error
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError: INVALID_REQUEST."""

@@ -53,6 +53,8 @@ SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 EOS = 0
 DEVICE_SECONDS = 0.002
 """Of each event with tokens."""
+ENGINE_WAIT_SECONDS = 0.2
+"""How long requests wait for an engine that is not ready."""
 TEMPLATE = (
     "{% if messages[0].role == 'assistant' %}{{ raise_exception('an assistant cannot begin') }}{% endif %}"
     "{% if tools %}<|system|>Call these by <tool_call>: {{ tools | tojson }}<|end|>{% endif %}"
@@ -502,7 +504,7 @@ async def build_house(
         limiter,
         base_names=(BASE, "tiny-alias"),
         grammars=grammars or grammar_pool(),
-        settings=settings,
+        settings=settings or ServiceSettings(engine_wait=ENGINE_WAIT_SECONDS),
         observers=(*observers, watcher, metrics, operations.recent),
     )
     usage = UsageAdmin(FakeBooks(limiter), BILLING)

@@ -243,7 +243,7 @@ class FakeEngine:
         params = request.params
         tokens = [*ids_of(self.reply(request)), *([] if params.ignore_eos else [EOS])]
         whole = len(tokens) <= params.max_tokens and not params.ignore_eos
-        tokens = tokens[: params.max_tokens]
+        tokens = tokens[len(request.produced) : params.max_tokens]
         steps = [tuple(tokens[i : i + self.tokens_per_event]) for i in range(0, len(tokens), self.tokens_per_event)]
         reason = FinishReason.STOP if whole else FinishReason.LENGTH
         events = [

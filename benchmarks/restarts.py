@@ -1,0 +1,289 @@
+"""`make bench-restarts`: whether streams outlive their engine.
+
+    python -m benchmarks.restarts [--streams 200] [--kills 20] [--stops 3] [--restarts 3]
+
+The demo in fp32 answers a number of different requests undisturbed: over HTTP and gRPC, from the base and the adapters,
+greedy, sampled with a seed, held to a schema, and two answers at once. Then it is asked the same again and again while
+its engine is killed, stopped by a signal, and told to end. Every text has to be what it was, no request may fail, and
+usage has to be the sum of what the answers say. The exit status is 1 if anything is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+import yaml
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.command import run
+from benchmarks.server import Command, free_port, launched
+from gateway.outputs import print_wide
+from gateway.pb import generation_pb2 as pb
+from gateway.pb import generation_pb2_grpc as pb_grpc
+
+MODELS = ("smollm2-135m-instruct", "pirate", "cheer", "json")
+ADAPTERS = Path(__file__).parents[1] / "engine" / "demo" / "adapters"
+KEY, ADMIN_KEY, TENANT = "sk-restarts", "sk-restarts-admin", "restarts"
+SCHEMA = {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 40}}, "required": ["answer"]}
+AT_ONCE = 12
+LENGTH = 40
+"""Tokens of an answer at most: some two seconds beside eleven others, so that one outlives one or two engines."""
+CALM_SECONDS = (1.0, 3.0)
+"""From one engine's being ready to the next one's end."""
+TIMEOUT = 300.0
+FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "restarted": signal.SIGTERM}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One of the different requests."""
+
+    number: int
+
+    @property
+    def over_grpc(self) -> bool:
+        return self.number % 4 == 3
+
+    @property
+    def has_schema(self) -> bool:
+        return self.number // 4 % 4 == 2
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind, number = self.number // 4 % 4, self.number
+        body: dict[str, Any] = {
+            "model": MODELS[number % len(MODELS)],
+            "messages": [{"role": "user", "content": f"Tell me something about the number {number}."}],
+            "max_tokens": LENGTH,
+            "temperature": 0.0 if kind in (0, 2) else 0.8,
+            "seed": number,
+        }
+        if self.has_schema and not self.over_grpc:
+            schema = {"name": "answer", "schema": SCHEMA, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return body | ({"n": 2} if kind == 3 else {})
+
+
+@dataclass
+class Tally:
+    """What came of all requests."""
+
+    texts: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """The undisturbed answers, by the number of their request."""
+    answered: int = 0
+    tokens: int = 0
+    """Prompt and completion tokens, as the answers say."""
+    seconds: list[float] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def note(self, ask: Ask, texts: tuple[str, ...], tokens: int, seconds: float) -> None:
+        self.answered += 1
+        self.tokens += tokens
+        self.seconds.append(seconds)
+        if self.texts.setdefault(ask.number, texts) != texts:
+            self.complaints.append(f"request {ask.number}: {texts} instead of {self.texts[ask.number]}")
+
+
+async def over_http(http: httpx.AsyncClient, ask: Ask) -> tuple[tuple[str, ...], int]:
+    """Return the texts of a request's answers, and its tokens."""
+    texts, tokens = [""] * ask.body.get("n", 1), 0
+    body = ask.body | {"stream": True, "stream_options": {"include_usage": True}}
+    async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError(f"{answer.status_code} {(await answer.aread()).decode()}")
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise RuntimeError(str(event["error"]))
+            for choice in event["choices"]:
+                texts[choice["index"]] += choice["delta"].get("content") or ""
+            tokens = (event.get("usage") or {}).get("total_tokens", tokens)
+    return tuple(texts), tokens
+
+
+async def over_grpc(stub: Any, ask: Ask) -> tuple[tuple[str, ...], int]:
+    """The same over gRPC."""
+    body, texts, tokens = ask.body, [""] * ask.body.get("n", 1), 0
+    chat = pb.Chat(messages=[pb.ChatMessage(**message) for message in body["messages"]])
+    sampling = pb.SamplingParams(max_tokens=LENGTH, temperature=body["temperature"], seed=body["seed"])
+    held = {"structured_outputs": pb.StructuredOutputs(json=json.dumps(SCHEMA))} if ask.has_schema else {}
+    request = pb.GenerateRequest(model=body["model"], chat=chat, sampling=sampling, n=len(texts), **held)
+    async for chunk in stub.GenerateStream(request, metadata=[("authorization", f"Bearer {KEY}")], timeout=TIMEOUT):
+        texts[chunk.choice.index] += chunk.choice.text
+        if chunk.HasField("usage"):
+            tokens = chunk.usage.prompt_tokens + chunk.usage.completion_tokens
+    return tuple(texts), tokens
+
+
+class Callers:
+    """Ask the requests in turn, so many at once."""
+
+    def __init__(self, http: httpx.AsyncClient, channel: grpc.aio.Channel, tally: Tally, streams: int) -> None:
+        self._http = http
+        self._stub = pb_grpc.GenerationStub(channel)
+        self._tally = tally
+        self._streams = streams
+        self._next = 0
+
+    async def ask_until(self, is_over: Callable[[int], bool], on_answer: Callable[[], None]) -> None:
+        """Ask until `is_over` says so of the number of requests begun."""
+        self._next = 0
+        await asyncio.gather(*(self._one_caller(is_over, on_answer) for _ in range(AT_ONCE)))
+
+    async def _one_caller(self, is_over: Callable[[int], bool], on_answer: Callable[[], None]) -> None:
+        while not is_over(self._next):
+            ask = Ask(self._next % self._streams)
+            self._next += 1
+            begun = time.perf_counter()
+            try:
+                coming = over_grpc(self._stub, ask) if ask.over_grpc else over_http(self._http, ask)
+                self._tally.note(ask, *await coming, time.perf_counter() - begun)
+            except (RuntimeError, httpx.HTTPError, grpc.aio.AioRpcError) as error:
+                self._tally.complaints.append(f"request {ask.number}: {type(error).__name__} {error}"[:300])
+            on_answer()
+
+
+def engine_of(server: psutil.Process) -> psutil.Process | None:
+    engines = [child for child in server.children() if "engine.server" in child.cmdline()]
+    return engines[0] if engines else None
+
+
+async def is_replaced(server: psutil.Process, before: int) -> bool:
+    engine = engine_of(server)
+    return engine is not None and engine.pid != before
+
+
+async def is_ready(http: httpx.AsyncClient) -> bool:
+    return (await http.get("/ready")).status_code == 200
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Raises TimeoutError if it does not come true in `TIMEOUT` seconds."""
+    async with asyncio.timeout(TIMEOUT):
+        while not await condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def disturb(
+    server: psutil.Process, http: httpx.AsyncClient, faults: list[str], on_fault: Callable[[], None]
+) -> list[float]:
+    """End engine after engine; returns the seconds that each replacement took."""
+    seconds = []
+    for fault in faults:
+        await asyncio.sleep(random.uniform(*CALM_SECONDS))
+        engine = engine_of(server)
+        assert engine is not None
+        begun = time.perf_counter()
+        engine.send_signal(FAULTS[fault])
+        await until(partial(is_replaced, server, engine.pid))
+        await until(partial(is_ready, http))
+        seconds.append(time.perf_counter() - begun)
+        on_fault()
+    return seconds
+
+
+def write_config(path: Path, http_port: int, grpc_port: int) -> None:
+    demo = yaml.safe_load((Path(__file__).parents[1] / "configs" / "demo.yaml").read_text())
+    demo["engine"]["dtype"] = "float32"
+    demo["tenants"] = {TENANT: {"keys": [KEY]}}
+    demo["admin"] = {"keys": [ADMIN_KEY]}
+    demo["http"]["port"], demo["grpc"]["port"] = http_port, grpc_port
+    demo["adapters"]["preload"] = {name: str(ADAPTERS / name) for name in MODELS[1:]}
+    path.write_text(yaml.safe_dump(demo))
+
+
+async def used_tokens(http: httpx.AsyncClient) -> int:
+    """Return the tokens that the tenant has been charged for."""
+    answer = await http.get("/admin/v1/usage", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+    total = answer.raise_for_status().json()["total"]
+    return int(total["prompt_tokens"] + total["completion_tokens"])
+
+
+async def bench_all(
+    server: psutil.Process, url: str, target: str, options: argparse.Namespace, console: Console
+) -> tuple[Tally, list[str], list[float]]:
+    tally = Tally()
+    faults = ["killed"] * options.kills + ["stopped"] * options.stops + ["restarted"] * options.restarts
+    random.shuffle(faults)
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with (
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT) as http,
+        grpc.aio.insecure_channel(target) as channel,
+    ):
+        callers = Callers(http, channel, tally, options.streams)
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("undisturbed", total=options.streams)
+            await callers.ask_until(lambda begun: begun >= options.streams, partial(progress.advance, task))
+            task = progress.add_task("while engines end", total=len(faults))
+            disturbing = asyncio.create_task(disturb(server, http, faults, partial(progress.advance, task)))
+            await callers.ask_until(lambda begun: disturbing.done() and begun >= options.streams, lambda: None)
+        seconds = await disturbing
+        used = await used_tokens(http)
+        if used != tally.tokens:
+            tally.complaints.append(f"{used} tokens were charged, and the answers say {tally.tokens}")
+    return tally, faults, seconds
+
+
+def table(tally: Tally, faults: list[str], seconds: list[float], streams: int) -> Table:
+    found = Table(title=f"{tally.answered - streams:,} streams while engines ended; each text as undisturbed")
+    for column in ("the engine was", "times", "replaced and ready after, median s", "most s"):
+        found.add_column(column, justify="right")
+    for fault in FAULTS:
+        own = [took for name, took in zip(faults, seconds, strict=True) if name == fault]
+        if own:
+            found.add_row(fault, str(len(own)), f"{statistics.median(own):.1f}", f"{max(own):.1f}")
+    return found
+
+
+def bench(options: argparse.Namespace, console: Console, scratch: Path) -> None:
+    random.seed(options.seed)
+    http_port, grpc_port = free_port(), free_port()
+    write_config(scratch / "config.yaml", http_port, grpc_port)
+    words = [sys.executable, "-m", "gateway", "serve", "--config", str(scratch / "config.yaml")]
+    url = f"http://127.0.0.1:{http_port}"
+    command = Command([*words, "--data-dir", str(options.data_dir or scratch / "data")], url, "/ready")
+    with launched(command, scratch / "server.log") as process:
+        working = bench_all(psutil.Process(process.pid), url, f"127.0.0.1:{grpc_port}", options, console)
+        tally, faults, seconds = asyncio.run(working)
+    print_wide(table(tally, faults, seconds, options.streams))
+    for complaint in tally.complaints[:20]:
+        console.print(complaint, markup=False, soft_wrap=True)
+    console.print(f"{len(tally.complaints)} complaints")
+    if tally.complaints:
+        raise SystemExit(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.restarts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-dir", type=Path, help="default: a new one, in which the model is converted first")
+    parser.add_argument("--streams", type=int, default=200, help="different requests (default: %(default)s)")
+    parser.add_argument("--kills", type=int, default=20, help="default: %(default)s")
+    parser.add_argument("--stops", type=int, default=3, help="by SIGSTOP (default: %(default)s)")
+    parser.add_argument("--restarts", type=int, default=3, help="by SIGTERM (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the faults' order and times (default: %(default)s)")
+    run(partial(bench, parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,7 @@
 -- ARGV: task, fence, the line's position or the task again, and one of
 --   begin: its process is about to run it. The mark is the fence of the lease;
 --   end: its process outlived it, and the mark goes;
---   keep, and a token: its process outlived it, but its engine did not. The mark stays, as FENCE:TOKEN.
+--   keep, and a token: its process outlived it, but its failure counts against it. The mark stays, as FENCE:TOKEN.
 -- begin returns {how many processes were lost with the task, how many other marks there are}; nothing: the lease is
 -- lost, and nothing is marked. Repeating a call changes nothing.
 

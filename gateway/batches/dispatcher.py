@@ -72,7 +72,7 @@ class Dispatcher:
 
     async def __aenter__(self) -> Dispatcher:
         shop, leases = self._shop, self._leases
-        loops = (self._keep_claiming, leases.keep, shop.gate.watch, shop.engine_trials.watch, self._keep_counting)
+        loops = (self._keep_claiming, leases.keep, shop.gate.watch, self._keep_counting)
         self._background = [asyncio.create_task(_for_good(loop), name=f"batch-{loop.__name__}") for loop in loops]
         return self
 

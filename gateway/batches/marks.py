@@ -14,7 +14,11 @@ from gateway.core.errors import ApiError
 
 @asynccontextmanager
 async def marked(
-    store: BatchStore, lease: Lease, position: int | None = None, *, stays: Callable[[BaseException], bool]
+    store: BatchStore,
+    lease: Lease,
+    position: int | None = None,
+    *,
+    stays: Callable[[BaseException], bool] = lambda error: False,
 ) -> AsyncIterator[Suspicion | None]:
     """Mark a line, or the lease's task, before the block runs, and take the mark back when this process outlived it.
 

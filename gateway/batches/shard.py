@@ -13,7 +13,6 @@ import msgspec
 import structlog
 
 from gateway.batches.answers import Answer, LineName, never_run, refused
-from gateway.batches.engine_trials import EngineTrials, EngineTurn
 from gateway.batches.gate import Gate
 from gateway.batches.index import IndexEntry, read_index
 from gateway.batches.input import BatchLine
@@ -25,7 +24,7 @@ from gateway.batches.parts import Parts
 from gateway.batches.quarantine import Quarantine
 from gateway.batches.store import BatchStore
 from gateway.batches.texts import Texts
-from gateway.batches.trial import LOST_CODE, LOST_MESSAGE, MOST_ENGINE_LOSSES, MOST_MARKS, is_engine_lost
+from gateway.batches.trial import LOST_CODE, LOST_MESSAGE, MOST_MARKS
 from gateway.batches.turnstile import Order
 from gateway.batches.verdict import is_limit, pause
 from gateway.core.errors import ApiError, Fault, internal
@@ -50,7 +49,6 @@ class Workshop:
     gateway: Gateway
     holders: KeyHolders
     gate: Gate
-    engine_trials: EngineTrials
     count: Callable[[str], None]
     """Told of every line that is answered, how: completed or failed."""
     quarantine: Quarantine = field(default_factory=Quarantine)
@@ -73,9 +71,7 @@ class Shard:
         self._losses = lease.losses
         """How many processes may have died of the shard's lines."""
         self._marks = Counter(lease.marks)
-        """Deaths of a process or engine at which a line was the only suspect, by position."""
-        self._engine_losses = Counter[int]()
-        """Deaths of an engine at which a line was under way, by position."""
+        """Deaths of a process at which a line was the only suspect, by position."""
         self._suspects = asyncio.Lock()
         """Held by the one of the shard's suspect lines that waits for its turn or runs."""
         self._left = sum(1 for _ in lease.open_positions())
@@ -173,7 +169,6 @@ class Shard:
                 return await self._lines.run(name, bytes(line.body), begun)
         except ApiError as error:
             failure = error
-            self._note_engine_loss(entry.position, error)
         except Exception:  # as at HTTP's edge: a bug of ours is one line's misfortune
             log.exception("batch_line_failed", request_id=name.request_id)
             failure = internal(name.request_id)
@@ -184,16 +179,8 @@ class Shard:
         await self._wait(failure, wait)
         return None
 
-    def _note_engine_loss(self, position: int, error: ApiError) -> None:
-        if is_engine_lost(error):
-            self._shop.engine_trials.engine_lost()
-            self._engine_losses[position] += 1
-
-    def _is_engine_suspect(self, position: int) -> bool:
-        return self._engine_losses[position] >= MOST_ENGINE_LOSSES
-
     def _is_suspect(self, position: int) -> bool:
-        return bool(self._losses or self._marks[position]) or self._is_engine_suspect(position)
+        return bool(self._losses or self._marks[position])
 
     @asynccontextmanager
     async def _turn(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
@@ -204,11 +191,7 @@ class Shard:
             return
         async with self._suspects:
             await asyncio.sleep(self.pace.rest)
-            if self._is_engine_suspect(position):
-                log.warning("batch_line_on_trial", batch=self.lease.batch_id, position=position)
-                async with self._shop.engine_trials.turn() as turn, self._trial(position, turn) as begun:
-                    yield begun
-            elif self._is_suspect(position):
+            if self._is_suspect(position):
                 async with self._trial(position) as begun:
                     yield begun
             else:  # the earlier holders of the shard have been heard of meanwhile
@@ -235,30 +218,22 @@ class Shard:
                 quarantine.leave()
 
     @asynccontextmanager
-    async def _trial(self, position: int, turn: EngineTurn | None = None) -> AsyncIterator[Callable[[], None] | None]:
-        """Mark a line while it runs apart. Yields as `_place`; None, too, if it may not be begun after all.
-
-        Args:
-            turn: the line's turn among all that an engine may have died of: the mark stays if the engine dies in it.
-                None means that the engine is not the question.
-        """
-
-        def stays(error: BaseException) -> bool:
-            return turn is not None and turn.is_held and is_engine_lost(error)
-
+    async def _trial(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
+        """Mark a line while it runs apart. Yields as `_place`."""
         quarantine = self._shop.quarantine
-        async with quarantine.turn(), self._shop.gate.place(self._order(position)) as place, quarantine.apart():
-            if turn is not None and not turn.may_begin:
+        async with (
+            quarantine.turn(),
+            self._shop.gate.place(self._order(position)) as place,
+            quarantine.apart(),
+            marked(self._shop.store, self.lease, position) as suspicion,
+        ):
+            if suspicion is None:
+                self.lose()
                 yield None
                 return
-            async with marked(self._shop.store, self.lease, position, stays=stays) as suspicion:
-                if suspicion is None:
-                    self.lose()
-                    yield None
-                    return
-                self._losses, self._marks[position] = suspicion.losses, suspicion.marks
-                with self._inside_engine():
-                    yield place.begin
+            self._losses, self._marks[position] = suspicion.losses, suspicion.marks
+            with self._inside_engine():
+                yield place.begin
 
     def _order(self, position: int) -> Order:
         return self._deadline, self.lease.batch_id, position

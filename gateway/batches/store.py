@@ -13,7 +13,6 @@ Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix:
     *webhooks:{tenant}         zset   ends of batches that the tenant is yet to be told (`gateway.batches.webhooks`)
     *batchindex:{batches}      zset   TENANT/ID of whatever may have a task, by when its window is over
     *batchnewest:{batches}     zset   TENANT/ID of the newest MAX_NEWEST batches of all tenants, by creation
-    *batchturn:{batches}       text   a token of the gateway that runs a line that engines may have died of
 
 The index is a hint that leads to batches: it may name some that are over, and is never without one that is not.
 """
@@ -41,7 +40,7 @@ from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
 PACKAGE = "gateway.batches"
 SCRIPTS = (
     *("create", "cancel", "enter", "look", "claim", "begin", "renew", "commit", "release"),
-    *("validated", "invalid", "finished", "swept", "turn"),
+    *("validated", "invalid", "finished", "swept"),
 )
 OF_TENANT = frozenset(("batches", "batchesopen", "webhooks"))
 """Kinds of keys that a tenant has one of."""
@@ -188,11 +187,6 @@ class BatchStore:
     async def keep_mark(self, lease: Lease, position: int | None = None) -> None:
         """Keep a mark for good, although this process lives."""
         await self._mark(lease, position, "keep", secrets.token_hex(4))
-
-    async def take_turn(self, token: str, seconds: float) -> bool:
-        """Take or extend the turn of a suspect line for so long; 0 gives it up. False: another gateway has it."""
-        key = self._calls.key("batchturn", "batches")
-        return bool(await self._run("turn", [key], [token, int(seconds * 1000)]))
 
     async def validated(self, lease: Lease, total: int, model: str | None = None) -> bool:
         """`total` lines are ready to run. False: the lease is lost. A batch that is ending has no lines to run."""

@@ -1,4 +1,4 @@
-"""Work that may have taken a gateway process or an engine with it: what is noted of it, and when it is given up.
+"""Work that may have taken a gateway process with it: what is noted of it, and when it is given up.
 
 A process that dies takes up to a few hundred lines with it, and nothing says which of them it died of. The next process
 that claims one of their shards finds that its lease was never handed back: the shard is *suspect*. Its lines are run
@@ -9,8 +9,8 @@ Marked lines are run last, and one with `MOST_MARKS` marks is not run again: it 
 The tasks of a batch that run no lines (`gateway.batches.errand`) follow the same rule as a whole: each has a mark of
 its own, and a task with `MOST_MARKS` marks is given up by name (`gateway.batches.given_up`).
 
-A line that was under way at `MOST_ENGINE_LOSSES` deaths of an engine is run apart and marked likewise, when it is its
-turn among all gateways (`gateway.batches.engine_trials`), and its mark stays if the engine dies then.
+An engine process that dies is none of this: the request of a line goes on in the next one, and a request that makes
+engines crash ends by itself (`gateway.resumption`).
 
 Losses and marks are kept by the fences of the leases they belong to, so that a process that lost a lease and lives can
 take back its own: it hands the lease back as soon as Redis answers. A shard that was claimed meanwhile is no longer
@@ -22,17 +22,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.arrivals import EngineLost
-
 MOST_MARKS = 2
 LOST_CODE = "process_lost"
 LOST_MESSAGE = (
-    f"a gateway or engine process ended unexpectedly {MOST_MARKS} times while it ran this line as its only suspect, so "
-    "the line is not tried again"
+    f"a gateway process ended unexpectedly {MOST_MARKS} times while it ran this line as its only suspect, so the line "
+    "is not tried again"
 )
-MOST_ENGINE_LOSSES = 3
-"""Deaths of an engine at which a line was under way, after which it is run apart. Engines die of other causes, too, and
-lines that are run apart are slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +37,7 @@ class Suspicion:
     losses: int
     """How many processes may have died of the task."""
     marks: int
-    """How many processes or engines ended while they ran the line, or the task, as their only suspect."""
+    """How many processes ended while they ran the line, or the task, as their only suspect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +55,3 @@ class Trial:
         marks = {name[5:]: len(value.split()) for name, value in fields.items() if name.startswith(b"mark:")}
         lines = {int(name): count for name, count in marks.items() if name.isdigit()}
         return cls(len(fields.get(f"lost:{task}".encode(), b"").split()), lines)
-
-
-def is_engine_lost(error: BaseException) -> bool:
-    """Return whether a request failed because the engine died while it had the request."""
-    return isinstance(error.__cause__, EngineLost)

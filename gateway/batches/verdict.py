@@ -11,6 +11,8 @@ from gateway.core.errors import ApiError, Fault
 FEW_TRIES: Mapping[Fault, int] = {Fault.MODEL_NOT_FOUND: 4, Fault.INTERNAL: 5}
 """Faults that may pass, and are believed after so many tries: a gateway may hear of an adapter a moment after another
 has checked the line, and a bug may be met only beside other requests."""
+FINAL = frozenset((Fault.CANCELLED, Fault.ENGINE_CRASHED))
+"""Faults that another try would not change, or would make worse."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 QUOTA_PAUSE_S = 60.0
 """Until a spent day is asked about again: an operator may have changed it."""
@@ -33,7 +35,7 @@ def pause(error: ApiError, tries: int, now: float, left: float) -> float | None:
         return error.retry_after or FIRST_PAUSE_S
     if error.fault is Fault.INSUFFICIENT_QUOTA:
         return QUOTA_PAUSE_S if "renews" in error.metadata and tomorrow(now) < now + left else None
-    if error.fault is Fault.CANCELLED or tries >= FEW_TRIES.get(error.fault, tries + 1):
+    if error.fault in FINAL or tries >= FEW_TRIES.get(error.fault, tries + 1):
         return None
     if error.http_status < 500 and error.fault not in FEW_TRIES:
         return None

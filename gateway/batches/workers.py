@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from engine.core.types import Lane
 from gateway.accounts.registry import AccountRegistry
 from gateway.batches.dispatcher import Dispatcher
-from gateway.batches.engine_trials import EngineTrials
 from gateway.batches.gate import Gate
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.shard import Workshop
@@ -36,8 +35,7 @@ async def working(
 ) -> AsyncIterator[None]:
     """This process works on batches while inside. A line may be as long as the body of a request over HTTP."""
     gate = Gate(gateway.engine, lambda: gateway.lane_capacity[Lane.BATCH], asyncio.get_running_loop().time)
-    trials = EngineTrials(store, gateway.engine, config.batches.lease_s)
-    shop = Workshop(store, files, gateway, accounts, gate, trials, metrics.batch_line)
+    shop = Workshop(store, files, gateway, accounts, gate, metrics.batch_line)
     bounds = config.batches.max_lines, config.http.max_body_bytes
     validator = Validator(store, files, _catalogs(gateway, accounts), *bounds)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

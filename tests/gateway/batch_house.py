@@ -16,7 +16,6 @@ from file_fakes import pieces
 from redis.asyncio import Redis
 
 from gateway.batches.dispatcher import Dispatcher, cancelled
-from gateway.batches.engine_trials import EngineTrials
 from gateway.batches.gate import Gate
 from gateway.batches.input import Asked, InputCheck
 from gateway.batches.lease import Lease
@@ -116,10 +115,7 @@ class Town:
         store = BatchStore(self.redis, lease_seconds=self.lease_seconds)
         loop, counts = asyncio.get_running_loop(), Counter()
         gate = Gate(house.engine, lambda: lane_capacity, loop.time)
-        trials = EngineTrials(store, house.engine, self.lease_seconds)
-        shop = Workshop(
-            store, self.open_files(), house.gateway, self.holders, gate, trials, lambda how: counts.update([how])
-        )
+        shop = Workshop(store, self.open_files(), house.gateway, self.holders, gate, lambda how: counts.update([how]))
         dispatcher = Dispatcher(
             shop, lambda lease: self.validate(store, lease), owner=name, lease_seconds=self.lease_seconds
         )

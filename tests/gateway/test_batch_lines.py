@@ -15,7 +15,7 @@ from gateway.batches.lease import Lease
 from gateway.batches.lines import UNHEARD_SECONDS, Lines
 from gateway.batches.record import Batch, Tally
 from gateway.batches.texts import SMALL_BYTES, SPAN_BYTES, Texts
-from gateway.batches.verdict import LONGEST_PAUSE_S, QUOTA_PAUSE_S, is_limit, pause, tomorrow
+from gateway.batches.verdict import FINAL, LONGEST_PAUSE_S, QUOTA_PAUSE_S, is_limit, pause, tomorrow
 from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
 from gateway.core.tenants import Lapse
 from gateway.generation import Usage
@@ -149,7 +149,7 @@ def test_an_answer_has_one_id_for_ever_and_no_other_has_it():
     assert Answer(b"").ending != Answer(b"", Usage(1, 1, 0)).ending
 
 
-OURS = [fault for fault in Fault if fault.row.http_status >= 500 and fault not in (Fault.INTERNAL, Fault.CANCELLED)]
+OURS = [fault for fault in Fault if fault.row.http_status >= 500 and fault not in {Fault.INTERNAL, *FINAL}]
 THEIRS = [
     fault
     for fault in Fault
@@ -166,7 +166,7 @@ def test_what_is_ours_is_tried_again_for_as_long_as_the_window_lasts(fault):
     assert not is_limit(ApiError(fault, ""))
 
 
-@pytest.mark.parametrize("fault", [*THEIRS, Fault.CANCELLED])
+@pytest.mark.parametrize("fault", [*THEIRS, *FINAL])
 def test_what_no_wait_can_help_is_the_answer_at_once(fault):
     assert pause(ApiError(fault, "", retry_after=1.0), 1, NOON, 60.0) is None
 

@@ -1,4 +1,4 @@
-"""A line that takes its gateway or engine process with it is singled out and fails by name; its neighbours do not."""
+"""A line that takes processes with it is singled out and fails by name; its neighbours do not."""
 
 import asyncio
 import json
@@ -7,18 +7,27 @@ import signal
 
 import batch_worker
 from batch_house import Town, chat_line, until
-from batch_mortal import MortalEngine
 from fakes import ids_of
 
-from gateway.batches import engine_trials, shard
+from engine.arrivals import CrashesEngines
 from gateway.batches.quarantine import Quarantine
-from gateway.batches.trial import MOST_ENGINE_LOSSES, MOST_MARKS
-from gateway.batches.verdict import pause
+from gateway.batches.trial import MOST_MARKS
 
 LINES, LEASE_SECONDS = 20, 0.5
 POISON = "venom"
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.gateway.conftest", "batch_worker"])
+
+
+class CrashedStream:
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        raise CrashesEngines("two engine processes crashed while they computed this request")
+
+    async def aclose(self):
+        """Nothing was begun."""
 
 
 class Processes:
@@ -87,23 +96,25 @@ async def test_a_poisonous_line_fails_by_name_and_its_neighbours_are_answered(tm
     assert processes.died_with[1:] == [1] * MOST_MARKS, "suspects are run alone"
 
 
-async def test_a_line_that_kills_the_engine_fails_by_name_and_its_neighbours_are_answered(
-    tmp_path, valkey, monkeypatch
-):
-    monkeypatch.setattr(shard, "pause", lambda *args: pause(*args) and 0.01)
-    monkeypatch.setattr(engine_trials, "STEADY_SECONDS", 0.1)
-    monkeypatch.setattr(engine_trials, "LOOK_SECONDS", 0.01)
+async def test_a_line_that_makes_engines_crash_fails_by_name_and_is_not_tried_again(tmp_path, valkey):
     town = Town(tmp_path, valkey)
     batch = await town.submit([chat_line(f"{n}", POISON if n == 7 else f"{n}") for n in range(LINES)])
     office = await town.office()
-    engine = MortalEngine(office.house.engine, ids_of(POISON))
+    generate, poison, tries = office.house.engine.generate, ids_of(POISON), []
+
+    def generate_or_crash(request):
+        if poison in {request.prompt[at : at + len(poison)] for at in range(len(request.prompt))}:
+            tries.append(request)
+            return CrashedStream()
+        return generate(request)
+
+    office.house.engine.generate = generate_or_crash
     async with office.dispatcher:
         ended = await town.ended(batch)
     output, errors = await town.results(ended)
-    assert set(errors) == {"7"} and errors["7"]["error"]["code"] == "process_lost"
+    assert set(errors) == {"7"} and errors["7"]["response"]["body"]["error"]["code"] == "engine_crashed"
     assert set(output) == {f"{number}" for number in range(LINES)} - {"7"}
-    assert len(engine.died_with) == MOST_ENGINE_LOSSES + MOST_MARKS
-    assert engine.died_with[MOST_ENGINE_LOSSES:] == [1] * MOST_MARKS, "suspects are run alone"
+    assert len(tries) == 1
 
 
 async def test_processes_that_a_line_kills_are_three_and_then_no_more(tmp_path, valkey):

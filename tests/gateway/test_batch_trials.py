@@ -5,15 +5,12 @@ import asyncio
 import pytest
 from batch_fakes import MovedStore, claimed, running
 from batch_house import Town, chat_line, until
-from batch_mortal import MortalEngine
-from fakes import INITECH, ids_of
+from fakes import INITECH
 
-from gateway.batches import engine_trials, shard
 from gateway.batches.lines import Lines
 from gateway.batches.quarantine import Quarantine
 from gateway.batches.store import BatchStore
 from gateway.batches.trial import MOST_MARKS, Suspicion
-from gateway.batches.verdict import pause
 from gateway.core.errors import ApiError, Fault
 from gateway.core.feed import LEAST
 
@@ -66,7 +63,7 @@ async def test_a_process_that_hands_back_what_it_lost_is_not_counted_as_dead(sto
     assert await store.renew([heir]) == {heir: "yours"}, "what another lost was not taken from its heir"
 
 
-async def test_a_mark_of_an_engines_death_outlasts_its_lease(store):
+async def test_a_mark_that_is_kept_outlasts_its_lease(store):
     await running(store, 8)
     lease = await claimed(store, "shard")
     for deaths in range(MOST_MARKS):
@@ -198,74 +195,3 @@ async def test_suspect_lines_that_are_refused_wait_without_asking_again_and_let_
         is_refusing = False
         ended = await town.ended(batch)
     assert ended.tally.completed == LINES
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(shard, "pause", lambda *args: pause(*args) and 0.01)
-    monkeypatch.setattr(engine_trials, "STEADY_SECONDS", 0.3)
-    monkeypatch.setattr(engine_trials, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(engine_trials, "ASK_SECONDS", 0.05)
-
-
-async def test_a_poisonous_line_of_another_gateway_is_not_blamed_on_an_innocent_one(town, quick):
-    """Both gateways have the same engine. The innocent line takes long, so that it is under way at every death."""
-    one, two = await town.office("one"), await town.office("two")
-    one.house.engine.reply = lambda request: "x" * 30
-    engine = MortalEngine(one.house.engine, ids_of(POISON))
-    MortalEngine(two.house.engine, ids_of(POISON), same=engine).died_with = engine.died_with
-    innocent = await town.submit([chat_line("long", max_tokens=40)])
-    async with one.dispatcher:
-        await until(lambda: len(engine.open) == 1)
-        one.dispatcher._background[0].cancel()  # so that the other batch is run by the other gateway
-        poisonous = await town.submit([chat_line("deadly", POISON)], tenant="initech")
-        async with two.dispatcher:
-            lost = await town.ended(poisonous)
-            while len(await town.redis.keys("loralane:batchwork:{acme}:*")) and one.dispatcher.leases.get("shard"):
-                await asyncio.sleep(0.01)
-            ended = await town.ended(innocent)
-    _, errors = await town.results(lost)
-    assert errors["deadly"]["error"]["code"] == "process_lost"
-    assert (ended.tally.completed, ended.tally.failed) == (1, 0)
-    assert len(engine.died_with) <= shard.MOST_ENGINE_LOSSES + MOST_MARKS
-
-
-async def test_an_engine_that_dies_of_something_else_again_and_again_is_not_blamed_on_a_line(town, quick):
-    office = await town.office()
-    fake = office.house.engine
-    fake.reply = lambda request: "x" * 10
-    engine = MortalEngine(fake, ids_of(POISON))
-    batch = await town.submit([chat_line("innocent")])
-
-    async def die():
-        engine.die()
-        fake.ready = False
-        await asyncio.sleep(0.05)
-        fake.ready = True
-
-    async with office.dispatcher:
-        for _ in range(shard.MOST_ENGINE_LOSSES):
-            await until(lambda: len(engine.open) == 1)
-            await die()
-        for _ in range(20):
-            await asyncio.sleep(0.1)
-            await die()
-        ended = await town.ended(batch)
-    assert (ended.tally.completed, ended.tally.failed) == (1, 0)
-
-
-async def test_the_turn_of_suspect_lines_is_of_one_gateway_at_a_time_and_runs_out_with_it(town, quick, valkey):
-    stores = [BatchStore(valkey) for _ in range(2)]
-    assert await stores[0].take_turn("one", 60)
-    assert not await stores[1].take_turn("two", 60)
-    assert await stores[0].take_turn("one", 60), "its owner may extend it"
-    assert not await stores[1].take_turn("two", 0), "nobody gives up another's"
-    assert await stores[0].take_turn("one", 0.05)
-    office = await town.office()
-    trials, watching = office.shop.engine_trials, asyncio.create_task(office.shop.engine_trials.watch())
-    async with trials.turn() as turn:
-        assert turn.may_begin
-        trials.engine_lost()
-        assert turn.is_held and not turn.may_begin
-    assert await stores[1].take_turn("two", 60), "it was given up"
-    watching.cancel()

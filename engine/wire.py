@@ -100,6 +100,7 @@ def request_to_pb(request: Request) -> pb.Submit:
         ttft_seconds=request.ttft,
         itl_seconds=request.itl,
         whole=request.whole,
+        expected_tokens=request.expected_tokens,
         origin=origin_to_pb(request.origin),
         produced=request.produced,
         moves=request.moves,
@@ -147,6 +148,7 @@ def request_from_pb(message: pb.Submit, arrival: float) -> Request:
         produced=tuple(message.produced),
         moves=message.moves,
         suspect=message.suspect,
+        expected_tokens=message.expected_tokens if message.HasField("expected_tokens") else None,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +49,8 @@ class Job(Struct, frozen=True):
     prompts: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
     """One for each prompt, with the seed of its first answer."""
+    usual: int = 1
+    """Tokens that an answer to such a request takes on average."""
 
     @property
     def version(self) -> AdapterId | None:
@@ -69,16 +70,21 @@ class Job(Struct, frozen=True):
         """Whether its caller has said how much output it wants at most."""
         return self.request.max_tokens is not None or self.request.reserve_tokens > 0
 
-    def reserve_tokens(self, usual: float) -> int:
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether the model decides how long the answers are: their maximum is the rest of the context."""
+        return not self.request.sampling.ignore_eos and all(map(self._has_ceiling, self.params))
+
+    def reserve_tokens(self) -> int:
         """Return the tokens to reserve: every prompt once, and the output of every answer.
 
-        `usual` is the output of an answer to such a request. It is reserved where the caller named no maximum: the rest
-        of a long context would be more than most limits allow. What an answer then really took is charged at its end.
+        Where the caller named no maximum, that is the output of a usual answer: the rest of a long context would be
+        more than most limits allow. What an answer then really took is charged at its end.
         """
         if self.says_output:
             outputs = sum(max(params.max_tokens, self.request.reserve_tokens) for params in self.params)
         else:
-            outputs = sum(min(params.max_tokens, math.ceil(usual)) for params in self.params)
+            outputs = sum(min(params.max_tokens, self.usual) for params in self.params)
         return self.prompt_tokens + outputs * self.request.n
 
     def continues(self, prompt_index: int) -> tuple[int, ...]:
@@ -109,8 +115,19 @@ class Job(Struct, frozen=True):
             ttft=self.request.ttft,
             itl=self.request.itl,
             origin=self._origin(record),
+            expected_tokens=self._expected_tokens(params),
             whole=self.request.whole and not self.request.stop,  # a stop string is to end it when it comes
         )
+
+    def _has_ceiling(self, params: SamplingParams) -> bool:
+        """Whether max_tokens is only the rest of the context, because the caller named no maximum or a larger one."""
+        asked = self.request.max_tokens or self.request.default_max_tokens
+        return asked is None or asked > params.max_tokens
+
+    def _expected_tokens(self, params: SamplingParams) -> int | None:
+        if not self._has_ceiling(params):
+            return None
+        return params.max_tokens if params.ignore_eos else min(params.max_tokens, self.usual)
 
     def _origin(self, record: RequestRecord) -> Origin:
         adapter, part = record.adapter or "", record.reserved_tokens // self.num_answers

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from types import MappingProxyType
 
 import structlog
+from msgspec.structs import replace
 
 from engine.arrivals import EventStream
 from engine.client import EngineApi
@@ -178,7 +180,7 @@ class Gateway:
             record.adapter, record.adapter_version = job.adapter.name, job.adapter.version
         record.prompt_tokens = job.prompt_tokens
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
-        return job
+        return replace(job, usual=math.ceil(self._outputs.of(record.tenant, record.adapter)))
 
     @asynccontextmanager
     async def _reserved(
@@ -207,8 +209,7 @@ class Gateway:
             await asyncio.shield(self._spawn(self._settle(grant, record)))
 
     def _wanted(self, job: Job, record: RequestRecord) -> ReserveRequest:
-        adapter = record.adapter or self.base_name
-        tokens = job.reserve_tokens(self._outputs.of(record.tenant, adapter))
+        adapter, tokens = record.adapter or self.base_name, job.reserve_tokens()
         least = None if job.says_output else job.prompt_tokens + job.num_answers
         lane, owner = lane_name(job.lane), (record.tenant, record.key_id)
         return ReserveRequest(record.request_id, *owner, tokens, adapter, lane, record.counts, least)
@@ -261,9 +262,8 @@ class Gateway:
                     yield chunk
 
     def _note_output(self, job: Job, record: RequestRecord) -> None:
-        if not job.says_output:
-            adapter = record.adapter or self.base_name
-            self._outputs.note(record.tenant, adapter, record.completion_tokens / job.num_answers)
+        if job.ends_by_itself:
+            self._outputs.note(record.tenant, record.adapter, record.completion_tokens / job.num_answers)
 
     async def _answer(
         self, job: Job, index: int, record: RequestRecord, stream: EventStream

@@ -10,7 +10,7 @@ from engine.core.adapters import Adapter, HostCopy
 from engine.core.config import CoreConfig
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
-from engine.core.types import ErrorCode, Lane, LaneMode, Refusal, Request
+from engine.core.types import AdapterId, ErrorCode, Lane, LaneMode, Refusal, Request
 
 SHORTEST_RETRY_S = 1.0
 DRAINING_RETRY_S = 10.0
@@ -18,12 +18,34 @@ DRAINING_RETRY_S = 10.0
 LEAST_WEIGHT = 1e-6
 
 
+def fitted(state: EngineState, request: Request) -> Request:
+    """Cut a maximum that is only a ceiling to what there is room for, down to min_tokens; `refuse` judges the rest."""
+    if request.expected_tokens is None:
+        return request
+    params, most = request.params, _longest(state, request.adapter) - len(request.prompt)
+    max_tokens = min(params.max_tokens, max(1, params.min_tokens, most))
+    expected = min(max_tokens, max(1, params.min_tokens, request.expected_tokens))
+    return request._replace(params=params._replace(max_tokens=max_tokens), expected_tokens=expected)
+
+
+def _longest(state: EngineState, adapter_id: AdapterId | None) -> int:
+    """Tokens of the longest sequence that can run with an adapter, beside the pinned ones."""
+    config = state.config
+    pages = config.usable_pages - state.tiers.held.pinned_pages - _own_pages(state, adapter_id)
+    return min(config.max_model_len, pages * config.block_size)
+
+
+def _own_pages(state: EngineState, adapter_id: AdapterId | None) -> int:
+    """Pages that an adapter needs while a request uses it, if it is not among the pinned ones anyway."""
+    adapter = state.adapters.get(adapter_id or "")
+    return adapter.num_pages if adapter and not adapter.pinned else 0
+
+
 def refuse(state: EngineState, request: Request) -> Refusal | None:
     """Why a request can never run; None if it can."""
     config, adapter = state.config, state.adapters.get(request.adapter or "")
     total = len(request.prompt) + request.params.max_tokens
-    held = state.tiers.held
-    pages = config.pages_for(total) + held.pinned_pages + (adapter.num_pages if adapter and not adapter.pinned else 0)
+    pages = config.pages_for(total) + state.tiers.held.pinned_pages + _own_pages(state, request.adapter)
     if request.id in state.sequences:
         return Refusal(ErrorCode.INVALID_REQUEST, f"request id {request.id} is already in use")
     if wrong := _out_of_range(request):
@@ -77,16 +99,19 @@ def misfit(config: CoreConfig, num_pages: int, num_bytes: int) -> str:
 
 
 def unpinnable(state: EngineState, adapter: Adapter) -> str:
-    """Why an adapter cannot be pinned beside the pinned ones and what live requests need; empty if it can."""
+    """Why an adapter cannot be pinned beside the pinned ones and what live requests need; empty if it can.
+
+    A request whose maximum is only a ceiling needs room for the answer that is expected of it.
+    """
     config, held = state.config, state.tiers.held
     held = held._replace(pinned_pages=held.pinned_pages + adapter.num_pages, pinned_rows=held.pinned_rows + 1)
     if not _fits_beside(config, held, 0, 0):
         return f"pinned adapters would take {held.pinned_pages} pages, and they may take {config.adapter_pages}"
     for seq in state.sequences.values():
-        other = state.adapters.get(seq.request.adapter or "")
-        own = other.num_pages if other and other is not adapter and not other.pinned else 0
-        longest = config.pages_for(len(seq.request.prompt) + seq.request.params.max_tokens)
-        if not _fits_beside(config, held, own, longest):
+        own = 0 if seq.request.adapter == adapter.id else _own_pages(state, seq.request.adapter)
+        most = len(seq.request.prompt) + seq.request.params.max_tokens
+        needed = min(most, max(seq.expected_length, seq.num_tokens + 1))
+        if not _fits_beside(config, held, own, config.pages_for(needed)):
             return f"pinned adapters would take {held.pinned_pages} pages, too many for request {seq.id}; try later"
     return ""
 
@@ -157,4 +182,5 @@ def _batch_wait(state: EngineState, seq: Sequence) -> float:
 def _waiting_work(state: EngineState, lane: Lane) -> float:
     """Device seconds of all that waits in a lane."""
     waiting, ledger = state.waiting, state.ledger
-    return ledger.price(waiting.num_tokens[lane], waiting.num_outputs[lane] * ledger.used_share)
+    outputs = waiting.num_outputs[lane] * ledger.used_share + waiting.num_expected[lane]
+    return ledger.price(waiting.num_tokens[lane], outputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.core.admission import fetch_failed, queue_full, refuse, turn_away
+from engine.core.admission import fetch_failed, fitted, queue_full, refuse, turn_away
 from engine.core.commands import (
     Abort,
     AdapterFetched,
@@ -49,6 +49,7 @@ def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
 
 
 def _submit(state: EngineState, request: Request) -> None:
+    request = fitted(state, request)
     refusal = refuse(state, request)
     if refusal is not None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
@@ -68,7 +69,6 @@ def _submit(state: EngineState, request: Request) -> None:
     ledger, tenants = state.ledger, state.waiting.groups(seq.lane)
     ledger.accounts.arrive(request.lane, request.tenant, request.weight, tenants)
     ledger.longest_prompt = max(ledger.longest_prompt, len(request.prompt))
-    ledger.longest_output = max(ledger.longest_output, request.params.max_tokens)
     state.waiting.add(seq)
     use_adapter(state, seq, live=1)
     state.grammars.use(request.params.grammar)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.core.adapters import Adapter, HostCopy
-from engine.core.admission import misfit, unpinnable
+from engine.core.admission import fitted, misfit, unpinnable
 from engine.core.commands import AdapterFetched, AddAdapter, FetchAnswer, FetchCancelled, FetchFailed
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
@@ -47,7 +47,7 @@ def drop_adapter(state: EngineState, adapter_id: AdapterId) -> None:
 
 
 def pin_adapter(state: EngineState, adapter_id: AdapterId, pinned: bool) -> None:
-    """Keeps an adapter on the device, once it is there, or no longer.
+    """Keeps an adapter on the device, once it is there, or no longer. Ceilings of live requests are cut to the rest.
 
     Raises:
         ValueError: there is no such adapter, or pinned it would leave too little room; the message says for what.
@@ -59,6 +59,9 @@ def pin_adapter(state: EngineState, adapter_id: AdapterId, pinned: bool) -> None
         raise ValueError(reason)
     adapter.pinned = pinned
     state.tiers.file(adapter)
+    if pinned:
+        for seq in state.sequences.values():
+            seq.request = fitted(state, seq.request)
 
 
 def use_adapter(state: EngineState, seq: Sequence, *, live: int = 0, running: int = 0) -> None:

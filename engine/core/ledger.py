@@ -67,7 +67,8 @@ class Ledger:
         batch work.
     wants_batch: there was batch work in the last step.
     courtesy: how much of the stretch it is allowed batch work may use now, from 0 to 1.
-    used_share: of the tokens it may generate, how many a request does, smoothed.
+    used_share: of the maximum that a request asks for, the part that its answer uses, smoothed.
+    longest_prompt, longest_output: tokens, of the requests and answers so far.
     need: device time batch deadlines ask for, as a multiple of what batch work has been getting.
     """
 
@@ -131,23 +132,27 @@ class Ledger:
         return prefill_tokens * self.prefill_price + decode_tokens * self.decode_price
 
     def work_left(self, seq: Sequence) -> float:
-        """Device seconds until a sequence ends, if it uses as many of its tokens as others do."""
-        outputs = seq.request.params.max_tokens * self.used_share - seq.num_generated
-        return self.price(seq.num_remaining, max(1.0, outputs))
+        """Device seconds until a sequence ends: with the answer that is expected of it, or with as large a part of its
+        maximum as others use."""
+        expected = seq.request.expected_tokens
+        outputs = seq.request.params.max_tokens * self.used_share if expected is None else expected
+        return self.price(seq.num_remaining, max(1.0, outputs - seq.num_generated))
 
     def note_end(self, seq: Sequence) -> None:
-        """A request has run to its end."""
-        self.used_share = _smooth(self.used_share, seq.num_generated / seq.request.params.max_tokens)
+        """Learn from a request that has run to its end; a maximum that is only a ceiling teaches nothing."""
+        if seq.request.expected_tokens is None:
+            self.used_share = _smooth(self.used_share, seq.num_generated / seq.request.params.max_tokens)
 
     def bound(self, max_seqs: int) -> float:
         """Twice the larger of the longest prompt and a full batch of the longest answers, in device seconds: the gap
-        in service that virtual token counters never exceed (the paper's theorem 4.4, whose M is what a running batch
-        may still generate)."""
+        in service that virtual token counters never exceed (the paper's theorem 4.4, whose M is the tokens of a running
+        batch's answers; no gap so far can come from more of them than have been generated)."""
         return 2 * max(self.price(self.longest_prompt, 0), self.price(0, max_seqs * self.longest_output))
 
     def note_token(self, seq: Sequence, now: float) -> None:
         """A token has come, in time or late."""
         lane, in_time = seq.request.lane, now <= seq.due
+        self.longest_output = max(self.longest_output, seq.num_generated)
         (self.ttft if seq.num_generated == 1 else self.itl)[lane].note(in_time)
         if lane is Lane.INTERACTIVE and seq.num_generated > 1:
             self._tokens += 1

@@ -63,6 +63,13 @@ class Sequence:
         return self.num_generated - len(self.request.produced) < needed
 
     @property
+    def expected_length(self) -> int:
+        """Tokens of the prompt and of the answer, as long as the answer may be or, under a ceiling, probably is."""
+        request = self.request
+        expected = request.expected_tokens
+        return len(request.prompt) + (request.params.max_tokens if expected is None else expected)
+
+    @property
     def num_tokens(self) -> int:
         """Known and pending: how many there will be once the steps under way have ended, unless it ends with them."""
         return len(self.tokens) + self.num_pending

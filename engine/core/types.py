@@ -146,6 +146,8 @@ class Request(NamedTuple):
     """Engine processes that had the request before this one and ended."""
     suspect: bool = False
     """An engine process crashed while it computed this request, so its next tokens are computed in steps of its own."""
+    expected_tokens: int | None = None
+    """Tokens that its answer will probably have, where max_tokens is only a ceiling; None: max_tokens was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

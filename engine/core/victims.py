@@ -13,8 +13,10 @@ def cheapest_first(state: EngineState, running: list[Sequence]) -> list[Sequence
 
 
 def _is_spared(state: EngineState, seq: Sequence) -> bool:
-    rules, whole = state.config.scheduling, len(seq.request.prompt) + seq.request.params.max_tokens
-    return seq.num_preemptions >= rules.max_preemptions or seq.num_computed > rules.spare_progress * whole
+    rules = state.config.scheduling
+    if seq.num_preemptions >= rules.max_preemptions:
+        return True
+    return seq.num_computed > rules.spare_progress * seq.expected_length
 
 
 def _score(state: EngineState, seq: Sequence) -> float:

@@ -52,8 +52,8 @@ def fcfs_key(seq: Sequence) -> Key:
 
 
 def sjf_key(seq: Sequence) -> Key:
-    """Shortest job first, by the tokens it may still cost."""
-    return (float(len(seq.request.prompt) + seq.request.params.max_tokens), seq.request.arrival, seq.id)
+    """Shortest job first, by the tokens that it may cost or, under a ceiling, probably costs."""
+    return (float(seq.expected_length), seq.request.arrival, seq.id)
 
 
 def priority_key(seq: Sequence) -> Key:
@@ -73,7 +73,9 @@ class WaitingQueue:
         self.num_tokens = dict.fromkeys(Lane, 0)
         """Of a lane's waiting sequences."""
         self.num_outputs = dict.fromkeys(Lane, 0)
-        """Tokens they may still generate."""
+        """Tokens that those which asked for a maximum may still generate."""
+        self.num_expected = dict.fromkeys(Lane, 0)
+        """Tokens that those whose maximum is only a ceiling will probably still generate."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -107,9 +109,9 @@ class WaitingQueue:
 
     def _count_in(self, seq: Sequence, sign: int) -> None:
         self._count += sign
-        most = len(seq.request.prompt) + seq.request.params.max_tokens
+        outputs = self.num_outputs if seq.request.expected_tokens is None else self.num_expected
+        outputs[seq.lane] += sign * max(0, seq.expected_length - seq.num_tokens)
         self.num_tokens[seq.lane] += sign * seq.num_tokens
-        self.num_outputs[seq.lane] += sign * (most - seq.num_tokens)
 
     def last(self, above: Lane) -> Sequence | None:
         """Who gives up a place for a request of lane `above`: the last of the longest queue of a lower lane."""

@@ -68,9 +68,11 @@ class CoreMachine(RuleBasedStateMachine):
         tenant=st.sampled_from("xyz"),
         deadline=st.sampled_from([None, 0.01, 0.2, 10.0]),
         grammar=st.sampled_from([None, None, *GRAMMARS]),
+        expected=st.sampled_from([None, 1, 3, 100]),
     )
-    def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar):
-        self._submit(prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar)
+    def submit(self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar, expected):
+        most = max_tokens if expected is None else 48 - len(prompt)
+        self._submit(prompt, most, adapter, lane, priority, ignore_eos, tenant, deadline, grammar, expected)
 
     @rule(
         prompt=prompts,
@@ -84,7 +86,7 @@ class CoreMachine(RuleBasedStateMachine):
     )
     def submit_moved(self, prompt, max_tokens, produced, adapter, lane, suspect, whole, grammar):
         """A request that another engine process had before."""
-        self._submit(prompt, max_tokens, adapter, lane, 0, True, "x", None, grammar, (produced, suspect, whole))
+        self._submit(prompt, max_tokens, adapter, lane, 0, True, "x", None, grammar, moved=(produced, suspect, whole))
 
     @rule(prompt=prompts, count=st.integers(2, 4), lane=st.sampled_from(Lane))
     def submit_siblings(self, prompt, count, lane):
@@ -98,7 +100,18 @@ class CoreMachine(RuleBasedStateMachine):
             self._submit(prompt, 6, adapter, lane, 0, True, adapter, None)
 
     def _submit(
-        self, prompt, max_tokens, adapter, lane, priority, ignore_eos, tenant, deadline, grammar=None, moved=None
+        self,
+        prompt,
+        max_tokens,
+        adapter,
+        lane,
+        priority,
+        ignore_eos,
+        tenant,
+        deadline,
+        grammar=None,
+        expected=None,
+        moved=None,
     ):
         params = SamplingParams(max_tokens=max_tokens, seed=3, ignore_eos=ignore_eos, grammar=grammar)
         name = f"r{len(self.requests)}"
@@ -107,6 +120,7 @@ class CoreMachine(RuleBasedStateMachine):
         request = Request(
             name, tuple(prompt), params, adapter, lane, priority, tenant, 1.0 + len(name) % 2, arrival, deadline
         )
+        request = request._replace(expected_tokens=expected)
         if moved is not None:
             request = self._moved(request, *moved)
         self.requests[name], self.received[name] = request, list(request.produced)
@@ -205,6 +219,8 @@ class CoreMachine(RuleBasedStateMachine):
             raise AssertionError("it never came to rest")
         assert set(self.ended) == set(self.requests)
         assert leftovers(self.state) == []
+        waiting = self.state.waiting
+        assert not any((*waiting.num_tokens.values(), *waiting.num_outputs.values(), *waiting.num_expected.values()))
         assert self.executor.sequences == {}
         assert not self.executor.preparing and not self.executor.prepared
         assert not self.executor.fetching and not self.state.tiers.fetching
@@ -225,7 +241,8 @@ class CoreMachine(RuleBasedStateMachine):
     def _check_end(self, name, tokens):
         event, params = self.ended.get(name), self.requests[name].params
         if event is not None and event.finish_reason is FinishReason.LENGTH:
-            assert len(tokens) == params.max_tokens
+            is_ceiling = self.requests[name].expected_tokens is not None
+            assert 1 <= len(tokens) <= params.max_tokens if is_ceiling else len(tokens) == params.max_tokens
         if event is not None and event.finish_reason is FinishReason.STOP:
             assert tokens[-1] == 7 and (params.grammar or not params.ignore_eos)
 

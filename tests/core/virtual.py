@@ -85,7 +85,10 @@ class House:
         )
         params = SamplingParams(out, ignore_eos=True)
         fields = {"arrival": self.clock.now} | fields
-        self.engine.inbox.put(Submit(Request(name, tokens, params, lane=lane, **fields)))
+        self.send(Request(name, tokens, params, lane=lane, **fields))
+
+    def send(self, request):
+        self.engine.inbox.put(Submit(request))
 
     def batch(self, name, prompt=128, out=200, **fields):
         self.submit(name, prompt, out, Lane.BATCH, **fields)

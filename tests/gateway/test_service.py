@@ -13,6 +13,9 @@ from gateway.generation import Chat, GenerateRequest
 from gateway.joined import join, merge
 from gateway.settings import ServiceSettings
 
+USUAL = len(ids_of("Hello, world!")) + 1
+"""Tokens of the fake engine's answer, the end included."""
+
 
 @pytest.fixture
 async def house(tmp_path) -> House:
@@ -97,6 +100,29 @@ async def test_more_than_the_context_has_room_for_is_cut_to_that(house, most):
     await answers(house, request("x" * 200, max_tokens=most, reserve_tokens=most))
     assert house.engine.requests[0].params.max_tokens == CONTEXT - 200
     assert house.limiter.reserved[0].tokens <= CONTEXT + 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, USUAL),
+        ({"max_tokens": 50}, None),
+        ({"default_max_tokens": 50}, None),
+        ({"max_tokens": 2**31 - 1}, USUAL),
+        ({"sampling": SamplingParams(ignore_eos=True)}, CONTEXT - len(ids_of("Say hello"))),
+    ],
+)
+async def test_the_engine_is_told_what_to_expect_where_the_maximum_is_the_rest_of_the_context(house, fields, expected):
+    await answers(house, request())
+    await answers(house, request(**fields))
+    assert house.engine.requests[1].expected_tokens == expected
+
+
+async def test_an_answer_of_a_completions_default_length_says_nothing_of_chats(house):
+    await answers(house, request())
+    await answers(house, request(default_max_tokens=3))
+    await answers(house, request())
+    assert house.engine.requests[2].expected_tokens == USUAL
 
 
 async def test_quota_is_reserved_on_the_larger_of_two_maxima(house):

@@ -110,6 +110,11 @@ class RequestRecord(Struct):
         return _span(self.first_token, self.last_token)
 
     @property
+    def inference_seconds(self) -> float | None:
+        """From the engine working on it to its last token."""
+        return _span(self.admitted, self.last_token)
+
+    @property
     def tpot_seconds(self) -> float | None:
         """Mean time of a token after the first; None for fewer than two."""
         span = _span(self.first_token, self.last_token)

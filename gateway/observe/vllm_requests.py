@@ -43,6 +43,7 @@ class VllmRequests:
         self._duration = self._histogram("e2e_request_latency_seconds", "Arrival to end.", SECONDS)
         self._prefill = self._histogram("request_prefill_time_seconds", "First worked on to first token.", SECONDS)
         self._decode = self._histogram("request_decode_time_seconds", "First token to last.", SECONDS)
+        self._inference = self._histogram("request_inference_time_seconds", "First worked on to last token.", SECONDS)
         self._prompt = self._histogram("request_prompt_tokens", "Tokens of a request's prompts.", TOKENS)
         self._length = self._histogram("request_generation_tokens", "Tokens of an answer.", TOKENS)
         self._longest = self._histogram(
@@ -62,6 +63,7 @@ class VllmRequests:
             (self._duration, record.duration_seconds),
             (self._prefill, record.prefill_seconds),
             (self._decode, record.decode_seconds),
+            (self._inference, record.inference_seconds),
         )
         for histogram, seconds in spans:
             if seconds is not None:

@@ -12,6 +12,7 @@ HISTOGRAMS = (
     *("e2e_request_latency_seconds", "inter_token_latency_seconds", "time_to_first_token_seconds"),
     *("time_per_output_token_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"),
     *("request_decode_time_seconds", "request_prompt_tokens", "request_generation_tokens"),
+    "request_inference_time_seconds",
     *("request_max_num_generation_tokens", "request_params_n", "request_params_max_tokens", "iteration_tokens_total"),
 )
 COUNTERS = ("prompt_tokens_total", "generation_tokens_total", "request_success_total", "num_preemptions_total")
@@ -77,6 +78,9 @@ async def test_the_values_are_those_of_the_requests(house):
     assert (value("request_params_n_sum"), value("request_params_max_tokens_sum")) == (3, 40)
     assert value("time_to_first_token_seconds_count") == 2
     assert value("time_to_first_token_seconds_sum") == pytest.approx(sum(r.ttft_seconds for r in records))
+    for name in ("inference", "prefill", "decode"):
+        seconds = sum(getattr(record, f"{name}_seconds") for record in records)
+        assert value(f"request_{name}_time_seconds_sum") == pytest.approx(seconds)
     assert value("prompt_tokens_total") == value("prefix_cache_queries_total") == 70
     assert (value("prefix_cache_hits_total"), value("generation_tokens_total")) == (30, 9)
     assert value("prompt_tokens_cached_total") == 30

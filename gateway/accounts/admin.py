@@ -86,6 +86,7 @@ def tenant_json(account: Account) -> dict[str, Any]:
         "highest_lane": lane_name(tenant.highest_lane),
         "adapters": list(tenant.adapters),
         "weight": tenant.weight,
+        "unknown_fields": tenant.unknown_fields,
         "disabled": account.disabled,
         "created": account.created,
         "updated": account.updated,

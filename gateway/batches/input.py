@@ -15,7 +15,7 @@ from gateway.batches.index import packed
 from gateway.batches.record import BatchError
 from gateway.core.errors import MAX_QUOTED, ApiError
 from gateway.core.routing import Catalog, ModelQuery, resolve
-from gateway.core.tenants import Tenant
+from gateway.core.tenants import Tenant, UnknownFields
 from gateway.generation import Chat, GenerateRequest
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import invalid_field, parse
@@ -56,6 +56,8 @@ class Asked(Struct, kw_only=True):
     aliases: Mapping[str, str]
     max_lines: int
     max_line_bytes: int
+    unknown_fields: UnknownFields = "ignore"
+    """As the batch's tenant has it."""
 
 
 class Found(Struct, kw_only=True):
@@ -75,7 +77,7 @@ class Readable(Protocol):
 
 
 class Reader(Protocol):
-    def __call__(self, text: Raw) -> tuple[Sampled, GenerateRequest]:
+    def __call__(self, text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateRequest]:
         """Raises ApiError."""
 
 
@@ -86,13 +88,13 @@ class LineError(Exception):
         self.code, self.message, self.param = code, message, param
 
 
-def _chat(text: Raw) -> tuple[Sampled, GenerateRequest]:
-    body = parse(text, ChatRequest)
+def _chat(text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateRequest]:
+    body = parse(text, ChatRequest, unknown)
     return body, chat_request(body, "")
 
 
-def _completion(text: Raw) -> tuple[Sampled, GenerateRequest]:
-    body = parse(text, CompletionRequest)
+def _completion(text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateRequest]:
+    body = parse(text, CompletionRequest, unknown)
     return body, completion_request(body, "")
 
 
@@ -171,7 +173,7 @@ class InputCheck:
 
     def _understood(self, text: Raw) -> tuple[str, bytes]:
         try:
-            body, request = READERS[self._asked.endpoint](text)
+            body, request = READERS[self._asked.endpoint](text, self._asked.unknown_fields)
             if body.stream:
                 raise LineError("unsupported_parameter", "lines of a batch are not streamed", "body.stream")
             adapter = resolve(request.model, self._catalog, self._tenant)

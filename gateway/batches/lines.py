@@ -46,7 +46,7 @@ class Lines:
         if isinstance(principal, Lapse):
             return never_run(name, *principal.value)
         endpoint = self.lease.batch.endpoint
-        call = CALLS[endpoint](self.gateway, body, name.request_id, Ingress(endpoint))
+        call = CALLS[endpoint](self.gateway, principal.tenant, body, name.request_id, Ingress(endpoint))
         request = replace(call.request, lane=Lane.BATCH, deadline=self.left, patient=True, whole=True)
         call = replace(call, request=request)
         async with self.gateway.generate(principal, request) as generation:

@@ -18,6 +18,7 @@ from gateway.batches.store import BatchStore
 from gateway.batches.validate import STORAGE_STATUS
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.core.routing import Catalog
+from gateway.core.tenants import Tenant
 from gateway.files.record import FileRecord
 from gateway.files.service import Files
 
@@ -40,8 +41,8 @@ class Validator:
 
     store: BatchStore
     files: Files
-    catalog: Callable[[str], Catalog]
-    """Of the models that a tenant, by its name, may use. Raises ApiError: it may use none."""
+    tenant: Callable[[str], tuple[Tenant, Catalog]]
+    """The tenant of a name, and the models that it may use. Raises ApiError: TENANT_NOT_FOUND."""
     max_lines: int
     max_line_bytes: int
 
@@ -70,14 +71,14 @@ class Validator:
         batch = lease.batch
         try:  # once more: whoever created the batch may have died before it pinned the file
             source = await self.files.pin(batch.tenant, batch.input_file_id, batch.id)
-            catalog = self.catalog(batch.tenant)
+            tenant, catalog = self.tenant(batch.tenant)
         except ApiError as error:
             if error.http_status >= 500:
                 raise
             return Found(errors=[BatchError(error.code or "invalid_request", error.message, error.param)]), b""
-        return await examined(self._asked(lease, source, catalog))
+        return await examined(self._asked(lease, source, tenant, catalog))
 
-    def _asked(self, lease: Lease, source: FileRecord, catalog: Catalog) -> Asked:
+    def _asked(self, lease: Lease, source: FileRecord, tenant: Tenant, catalog: Catalog) -> Asked:
         return Asked(
             url=self.files.url(source),
             endpoint=lease.batch.endpoint,
@@ -86,6 +87,7 @@ class Validator:
             aliases=catalog.aliases,
             max_lines=self.max_lines,
             max_line_bytes=self.max_line_bytes,
+            unknown_fields=tenant.unknown_fields,
         )
 
     def _may_be_unheard(self, lease: Lease, found: Found) -> bool:

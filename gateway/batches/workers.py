@@ -19,6 +19,7 @@ from gateway.batches.store import BatchStore
 from gateway.batches.validation import Validator
 from gateway.config.whole import Config
 from gateway.core.routing import Catalog
+from gateway.core.tenants import Tenant
 from gateway.files.service import Files
 from gateway.observe.metrics import Metrics
 from gateway.service import Gateway
@@ -37,19 +38,19 @@ async def working(
     gate = Gate(gateway.engine, lambda: gateway.lane_capacity[Lane.BATCH], asyncio.get_running_loop().time)
     shop = Workshop(store, files, gateway, accounts, gate, metrics.batch_line)
     bounds = config.batches.max_lines, config.http.max_body_bytes
-    validator = Validator(store, files, _catalogs(gateway, accounts), *bounds)
+    validator = Validator(store, files, _tenants(gateway, accounts), *bounds)
     owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     async with Dispatcher(shop, validator.run, owner=owner, lease_seconds=config.batches.lease_s) as dispatcher:
         metrics.register(BatchMetrics(dispatcher, gate))
         yield
 
 
-def _catalogs(gateway: Gateway, accounts: AccountRegistry) -> Callable[[str], Catalog]:
-    """What a tenant, by its name, may call models. It raises ApiError: TENANT_NOT_FOUND."""
+def _tenants(gateway: Gateway, accounts: AccountRegistry) -> Callable[[str], tuple[Tenant, Catalog]]:
+    """Return what finds a tenant and the models that it may use. It raises ApiError: TENANT_NOT_FOUND."""
 
-    def catalog(name: str) -> Catalog:
+    def found(name: str) -> tuple[Tenant, Catalog]:
         tenant = accounts.tenant(name).tenant
         assert tenant is not None, "a tenant's record"
-        return gateway.intake.catalog_for(tenant)
+        return tenant, gateway.intake.catalog_for(tenant)
 
-    return catalog
+    return found

@@ -25,6 +25,11 @@ Lane = Annotated[str | None, typer.Option(metavar="LANE", help="interactive or b
 Adapters = Annotated[list[str] | None, typer.Option("--adapter", help="Pattern of adapters it may use; repeatable.")]
 Weight = Annotated[float | None, typer.Option(help="Share of the machine against others of its lane.")]
 
+UnknownFields = Annotated[
+    str | None,
+    typer.Option(metavar="POLICY", help="ignore or refuse: fields of its requests that the gateway does not know."),
+]
+
 
 @tenants.command("create")
 def create_tenant(
@@ -33,12 +38,13 @@ def create_tenant(
     highest_lane: Lane = None,
     adapter: Adapters = None,
     weight: Weight = None,
+    unknown_fields: UnknownFields = None,
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Make a tenant: `loralane tenants create initech --adapter 'support-*' --default-lane batch`."""
     with _admin(url, key) as client:
-        tenant = client.create(name, _fields(default_lane, highest_lane, adapter, weight))
+        tenant = client.create(name, _fields(default_lane, highest_lane, adapter, weight, unknown_fields))
     show_messages(_tenant_table([tenant]), [tenant], False)
 
 
@@ -49,12 +55,13 @@ def set_tenant(
     highest_lane: Lane = None,
     adapter: Adapters = None,
     weight: Weight = None,
+    unknown_fields: UnknownFields = None,
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
     """Change what a tenant may do; what is not named stays. Limits are `loralane limits`."""
     with _admin(url, key) as client:
-        tenant = client.update(name, _fields(default_lane, highest_lane, adapter, weight))
+        tenant = client.update(name, _fields(default_lane, highest_lane, adapter, weight, unknown_fields))
     show_messages(_tenant_table([tenant]), [tenant], False)
 
 
@@ -158,9 +165,19 @@ def delete_key(key_id: KeyId, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KE
 
 
 def _fields(
-    default_lane: str | None, highest_lane: str | None, adapters: list[str] | None, weight: float | None
+    default_lane: str | None,
+    highest_lane: str | None,
+    adapters: list[str] | None,
+    weight: float | None,
+    unknown_fields: str | None,
 ) -> pb.TenantFields:
-    return pb.TenantFields(default_lane=default_lane, highest_lane=highest_lane, adapters=adapters or (), weight=weight)
+    return pb.TenantFields(
+        default_lane=default_lane,
+        highest_lane=highest_lane,
+        adapters=adapters or (),
+        weight=weight,
+        unknown_fields=unknown_fields,
+    )
 
 
 def _print_once(new: pb.NewKey) -> None:
@@ -170,11 +187,13 @@ def _print_once(new: pb.NewKey) -> None:
 
 
 def _tenant_table(found: Iterable[pb.Tenant]) -> Table:
-    table = Table("tenant", "lane", "highest", "adapters", "weight", "", box=None)
+    table = Table("tenant", "lane", "highest", "adapters", "weight", "unknown fields", "", box=None)
     for one in found:
         state = "disabled" if one.disabled else ""
         adapters = ", ".join(one.adapters) or "none"
-        table.add_row(one.name, one.default_lane, one.highest_lane, adapters, f"{one.weight:g}", state)
+        table.add_row(
+            one.name, one.default_lane, one.highest_lane, adapters, f"{one.weight:g}", one.unknown_fields, state
+        )
     return table
 
 

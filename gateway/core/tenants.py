@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 from msgspec import Struct
 
@@ -17,6 +17,7 @@ from gateway.core.limits import NO_LIMITS, Limits
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 """Bounds of a tenant's weight. Within them sums and quotients of weights stay exact enough to compare."""
+UnknownFields = Literal["ignore", "refuse"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -38,6 +39,8 @@ class Tenant:
     """Of what it uses of each adapter, and of the base model, within `limits`."""
     weight: float = 1.0
     """Share of the machine against other tenants of the same lane, from MIN_WEIGHT to MAX_WEIGHT."""
+    unknown_fields: UnknownFields = "ignore"
+    """What becomes of fields of a request that the gateway does not know. Misspellings are refused in any case."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -46,6 +49,8 @@ class Tenant:
             raise ValueError(f"default_lane {self.default_lane.name.lower()} is above highest_lane")
         if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
             raise ValueError(f"weight must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}, not {self.weight}")
+        if self.unknown_fields not in (choices := get_args(UnknownFields)):
+            raise ValueError(f"unknown_fields must be one of {', '.join(choices)}, not {self.unknown_fields!r}")
 
     def may_use(self, adapter: str) -> bool:
         return any(fnmatchcase(adapter, pattern) for pattern in self.adapters)

@@ -32,6 +32,7 @@ class TenantBody(Struct, kw_only=True, forbid_unknown_fields=True):
     highest_lane: str | UnsetType = UNSET
     adapters: list[str] | UnsetType = UNSET
     weight: float | UnsetType = UNSET
+    unknown_fields: str | UnsetType = UNSET
     limits: LimitValues | UnsetType = UNSET
     key_limits: LimitValues | UnsetType = UNSET
     adapter_limits: LimitValues | UnsetType = UNSET

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
+from gateway.core.tenants import UnknownFields
 from gateway.usage.last_minute import TenantUsed
 
 Lane = Literal["interactive", "batch"]
@@ -18,6 +19,8 @@ class Tenant(Struct):
     adapters: list[str]
     """Patterns of the names it may use."""
     weight: float
+    unknown_fields: UnknownFields
+    """What becomes of fields of its requests that the gateway does not know."""
     disabled: bool
     created: float
     updated: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 
@@ -37,7 +37,7 @@ from gateway.http.stream import GenerationResponse, json_response
 from gateway.intake import ModelCard
 from gateway.observe.metrics import Metrics
 from gateway.observe.observers import Arrival
-from gateway.openai.calls import Call, chat_call, completion_call
+from gateway.openai.calls import Understood, chat_call, completion_call
 from gateway.openai.convert import chat_messages
 from gateway.openai.parse import Body, parse
 from gateway.openai.render import Json
@@ -211,13 +211,11 @@ class HttpApi:
     async def openapi(self, request: Request) -> Response:
         return json_response(self._document)
 
-    async def _generation(
-        self, request: Request, understood: Callable[[Gateway, bytes, str, Ingress], Call]
-    ) -> GenerationResponse:
+    async def _generation(self, request: Request, understood: Understood) -> GenerationResponse:
         with self._arriving(request) as arrival:
             principal = arrival.identify(self._authenticate(request))
             body = await read_body(request, self._max_body_bytes)
-            call = understood(self._gateway, body, request_id(request), arrival.ingress)
+            call = understood(self._gateway, principal.tenant, body, request_id(request), arrival.ingress)
         return GenerationResponse(self._gateway, principal, call, self._ping_seconds)
 
     def _model(self, card: ModelCard) -> Json:

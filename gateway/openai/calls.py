@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
+from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.generation import Admitted, GenerateRequest
 from gateway.openai.convert import chat_request, completion_request
@@ -29,22 +30,24 @@ class Call(Struct, frozen=True):
         return Envelope(self.style, admitted, asked=self.request.lane, include_usage=self.include_usage)
 
 
-def chat_call(gateway: Gateway, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> Call:
+def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> Call:
     """Raises ApiError: INVALID_JSON, INVALID_REQUEST, UNSUPPORTED_PARAMETER; so does `completion_call`."""
-    body = parse(text, ChatRequest)
+    body = parse(text, ChatRequest, tenant.unknown_fields)
     request = chat_request(body, request_id, ingress)
     tools = call_reader(request, gateway.intake.dialect)
     return _call(body, request, ChatStyle(gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools))
 
 
-def completion_call(gateway: Gateway, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> Call:
-    body = parse(text, CompletionRequest)
+def completion_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> Call:
+    body = parse(text, CompletionRequest, tenant.unknown_fields)
     request = completion_request(body, request_id, ingress)
     echo = _prompt_texts(gateway, request) if body.echo else ()
     return _call(body, request, CompletionStyle(gateway.tokenizer, token_ids=bool(body.return_token_ids), echo=echo))
 
 
-CALLS: Mapping[str, Callable[[Gateway, bytes, str, Ingress], Call]] = MappingProxyType(
+Understood = Callable[[Gateway, Tenant, bytes, str, Ingress], Call]
+
+CALLS: Mapping[str, Understood] = MappingProxyType(
     {"/v1/chat/completions": chat_call, "/v1/completions": completion_call}
 )
 """By the path of the endpoint."""

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.core.errors import ApiError, Fault, invalid_request, unsupported_parameter
+from gateway.core.tenants import UnknownFields
 from gateway.openai.messages import Function, Tool
 from gateway.openai.schema import (
     REFUSED,
@@ -22,7 +23,7 @@ from gateway.openai.schema import (
     StreamOptions,
     StructuredOutputs,
 )
-from gateway.openai.unknown import UnknownFields, check_unknown
+from gateway.openai.unknown import check_unknown
 
 KNOWN: Mapping[str, frozenset[str]] = {
     "": frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *REFUSED)),
@@ -45,7 +46,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
-def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "pass") -> Body:
+def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> Body:
     """Return what a body says.
 
     Args:

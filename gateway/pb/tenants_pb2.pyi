@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Tenant(_message.Message):
-    __slots__ = ("name", "default_lane", "highest_lane", "adapters", "weight", "disabled", "created", "updated")
+    __slots__ = ("name", "default_lane", "highest_lane", "adapters", "weight", "disabled", "created", "updated", "unknown_fields")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_LANE_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_LANE_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class Tenant(_message.Message):
     DISABLED_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     UPDATED_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     default_lane: str
     highest_lane: str
@@ -24,21 +25,24 @@ class Tenant(_message.Message):
     disabled: bool
     created: float
     updated: float
-    def __init__(self, name: _Optional[str] = ..., default_lane: _Optional[str] = ..., highest_lane: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., weight: _Optional[float] = ..., disabled: _Optional[bool] = ..., created: _Optional[float] = ..., updated: _Optional[float] = ...) -> None: ...
+    unknown_fields: str
+    def __init__(self, name: _Optional[str] = ..., default_lane: _Optional[str] = ..., highest_lane: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., weight: _Optional[float] = ..., disabled: _Optional[bool] = ..., created: _Optional[float] = ..., updated: _Optional[float] = ..., unknown_fields: _Optional[str] = ...) -> None: ...
 
 class TenantFields(_message.Message):
-    __slots__ = ("default_lane", "highest_lane", "adapters", "set_adapters", "weight")
+    __slots__ = ("default_lane", "highest_lane", "adapters", "set_adapters", "weight", "unknown_fields")
     DEFAULT_LANE_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_LANE_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     SET_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELDS_FIELD_NUMBER: _ClassVar[int]
     default_lane: str
     highest_lane: str
     adapters: _containers.RepeatedScalarFieldContainer[str]
     set_adapters: bool
     weight: float
-    def __init__(self, default_lane: _Optional[str] = ..., highest_lane: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., set_adapters: _Optional[bool] = ..., weight: _Optional[float] = ...) -> None: ...
+    unknown_fields: str
+    def __init__(self, default_lane: _Optional[str] = ..., highest_lane: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., set_adapters: _Optional[bool] = ..., weight: _Optional[float] = ..., unknown_fields: _Optional[str] = ...) -> None: ...
 
 class CreateTenantRequest(_message.Message):
     __slots__ = ("name", "fields")

@@ -103,7 +103,7 @@ class TenantAdminService(pb_grpc.TenantAdminServicer):
 
 
 def _fields(fields: pb.TenantFields) -> dict[str, Any]:
-    names = ("default_lane", "highest_lane", "weight")
+    names = ("default_lane", "highest_lane", "weight", "unknown_fields")
     given = {name: getattr(fields, name) for name in names if fields.HasField(name)}
     return {**given, "adapters": list(fields.adapters)} if fields.set_adapters or fields.adapters else given
 

@@ -164,6 +164,15 @@ async def test_operators_changes_stand_until_the_configuration_says_something_el
     assert refused(restarted, "sk-from-the-configuration")
 
 
+async def test_a_seed_from_before_a_field_was_there_is_not_taken_up_again(make):
+    one = await make()
+    await one.seed(ACME, [CONFIGURED])
+    said = json.loads(await one._store.seed("tenant/acme"))
+    assert "unknown_fields" not in said["tenant"]
+    await one.seed(replace(ACME, unknown_fields="refuse"), [CONFIGURED])
+    assert one.tenant("acme").tenant.unknown_fields == "refuse"
+
+
 async def test_a_key_taken_out_of_the_configuration_is_gone_and_may_come_back(make):
     one, other = await make(), await make()
     await one.seed(ACME, [CONFIGURED, hash_key("sk-another")])
@@ -275,7 +284,11 @@ async def test_a_tenants_life_over_http(house, caplog):
             answers = [await caller.post("/v1/chat/completions", json=CHAT) for _ in range(3)]
             assert [answer.status_code for answer in answers] == [200, 200, 429]
             assert answers[0].headers["x-loralane-lane"] == "batch"
-            await admin.patch(f"{TENANTS}/initech", json={"adapters": []})
+            strict = await admin.patch(f"{TENANTS}/initech", json={"unknown_fields": "refuse"})
+            assert (strict.status_code, strict.json()["unknown_fields"]) == (200, "refuse")
+            refused = await caller.post("/v1/chat/completions", json={**CHAT, "chat_id": 1})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_id")
+            await admin.patch(f"{TENANTS}/initech", json={"unknown_fields": "ignore", "adapters": []})
             assert (await caller.post("/v1/chat/completions", json=CHAT)).status_code == 404
             await admin.post(f"{TENANTS}/initech/disable")
             assert (await caller.get("/v1/models")).status_code == 401
@@ -305,6 +318,7 @@ async def test_a_tenants_life_over_http(house, caplog):
         ({"name": "ok", "weight": 0}, "weight"),
         ({"name": "ok", "weight": 1e308}, "weight"),
         ({"name": "ok", "weight": -1}, "weight"),
+        ({"name": "ok", "unknown_fields": "pass"}, "unknown_fields"),
         ({"name": "ok", "weight": 1e-308}, "weight"),
         ({"name": "ok", "limits": {"tokens_per_minute": 0}}, "limits"),
         ({"name": "ok", "limits": {"tokens": 5}}, "limits"),
@@ -354,6 +368,10 @@ async def test_the_same_over_grpc_and_in_a_terminal(house):
         await run("tenants", "set", "initech", "--weight", "2")
         [shown] = json.loads(await run("tenants", "show", "initech", "--json"))
         assert (shown["weight"], shown["adapters"], shown["disabled"]) == (2.0, ["poet"], False)
+        await run("tenants", "set", "initech", "--unknown-fields", "refuse")
+        assert accounts.tenant("initech").tenant.unknown_fields == "refuse"
+        [shown] = json.loads(await run("tenants", "show", "initech", "--json"))
+        assert shown["unknown_fields"] == "refuse"
         assert "initech" in await run("tenants", "ls")
         for what in (("tenants", "initech"), ("keys", who.key_id)):
             await run(what[0], "disable", what[1])

@@ -127,6 +127,12 @@ def test_what_is_wrong_with_a_line(bad, code, param):
     assert only_error(text_of([line("1"), b"", bad, line("3")])) == (code, param, 3)
 
 
+def test_a_strict_tenants_line_with_an_unknown_field():
+    text = text_of([line("1", body={**line("1")["body"], "chat_id": 1})])
+    assert check(text)[0].total == 1
+    assert only_error(text, unknown_fields="refuse") == ("invalid_request", "body.chat_id", 1)
+
+
 def nested(levels: int) -> bytes:
     return b"[" * levels + b"]" * levels
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from batch_house import Town, chat_line, until
-from fakes import BASE
+from fakes import ACME, BASE
 
 from gateway.batches import dispatcher, validation
 from gateway.batches.marks import marked
@@ -115,7 +115,9 @@ async def test_an_input_that_kills_the_process_that_checks_it_fails_its_batch_by
     stand_in.chmod(0o700)
     monkeypatch.setattr(validation, "sys", SimpleNamespace(executable=str(stand_in)))
     office = await town.office()
-    validator = Validator(office.shop.store, office.shop.files, lambda _: Catalog((BASE,), frozenset(), {}), 100, 2**20)
+    validator = Validator(
+        office.shop.store, office.shop.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
+    )
     office.dispatcher._validate = validator.run
     batch = await town.submit([chat_line("1")])
     async with office.dispatcher:
@@ -128,7 +130,9 @@ async def test_a_storage_that_is_away_while_an_input_is_checked_counts_for_nothi
     town = Town(tmp_path, valkey, LEASE_SECONDS)
     monkeypatch.setattr(validation, "RETRY_SECONDS", 0.01)
     office = await town.office()
-    validator = Validator(office.shop.store, office.shop.files, lambda _: Catalog((BASE,), frozenset(), {}), 100, 2**20)
+    validator = Validator(
+        office.shop.store, office.shop.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
+    )
     office.dispatcher._validate = validator.run
     batch = await town.submit([chat_line("1")])
     record = await town.files.get("acme", batch.input_file_id)

@@ -1,14 +1,16 @@
 """What clients of OpenAI and vLLM send beside the common fields, over HTTP."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from fakes import BASE, House, build_house, ids_of, tiny_tokenizer
+from fakes import ACME, BASE, House, build_house, ids_of, key_ring, tiny_tokenizer
 from httpx import Response
 
 from engine.core.types import FinishReason, TokenEvent
 from gateway.chat_template import TemplateOptions, render
+from gateway.http.api import create_app
 from gateway.openai.parse import KNOWN
 from gateway.openai.unknown import MOST_NAMES, suggestion
 
@@ -54,8 +56,8 @@ async def house(tmp_path) -> House:
     return house
 
 
-async def post(house, path, body, method="POST") -> Response:
-    async with house.client() as client:
+async def post(house, path, body, method="POST", key="sk-acme") -> Response:
+    async with house.client(key) as client:
         return await client.request(method, path, json=body)
 
 
@@ -114,7 +116,35 @@ async def test_unknown_fields_without_end_cost_little(house, monkeypatch):
     compared = []
     monkeypatch.setattr("gateway.openai.unknown.suggestion", lambda name, known: compared.append(name))
     response = await ask(house, **{f"field_number_{number}": 1 for number in range(5000)})
-    assert (response.status_code, len(compared)) == (200, MOST_NAMES)
+    assert (response.status_code, len(compared)) == (400, MOST_NAMES)
+    assert response.json()["error"]["param"] == f"field_number_{MOST_NAMES}"
+
+
+async def test_a_misspelling_behind_many_unknown_fields_is_refused(house):
+    others = {f"field_number_{number}": 1 for number in range(MOST_NAMES - 1)}
+    response = await ask(house, **others, temprature=1)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "temprature")
+
+
+async def test_one_unknown_name_in_many_objects_counts_once(house):
+    house.engine.info.max_model_len = 2**20
+    others = {"cache_control": {"type": "ephemeral"}, "origin": 1, "rank": 2}
+    tools = [{"type": "function", "function": {"name": f"look{number}"}, **others} for number in range(100)]
+    assert len(tools) * 3 > MOST_NAMES
+    assert (await ask(house, tools=tools)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_strict_tenant_is_refused_every_unknown_field(house, path):
+    strict = replace(ACME, name="strict", unknown_fields="refuse")
+    keys = key_ring({"sk-acme": ACME, "sk-strict": strict})
+    house.app = create_app(house.gateway, keys, metrics=house.metrics, usage=house.usage, operations=house.operations)
+    body = {"model": BASE, "prompt": "hi"} if path == "/v1/completions" else {"model": BASE, "messages": [USER]}
+    refused = await post(house, path, {**body, "chat_id": 1}, key="sk-strict")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_id")
+    assert refused.json()["error"]["message"] == "there is no field 'chat_id'"
+    assert (await post(house, path, {**body, "user": "u", "metadata": {}}, key="sk-strict")).status_code == 200
+    assert (await post(house, path, {**body, "chat_id": 1})).status_code == 200
 
 
 def test_no_known_field_is_near_another_by_mistake():

@@ -6,13 +6,13 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from batch_fakes import batch_options, claimed, wanted
-from fakes import BASE, House, build_house, principal
+from fakes import ACME, BASE, House, build_house
 from file_fakes import objects, pieces, until
 from openai import AsyncOpenAI, BadRequestError, ConflictError, InternalServerError, NotFoundError, RateLimitError
 from redis.asyncio import Redis
@@ -27,6 +27,7 @@ from gateway.batches.strays import StraySweeper
 from gateway.batches.sweep import sweep
 from gateway.batches.validation import Validator
 from gateway.core.errors import Fault, unavailable
+from gateway.core.tenants import Tenant
 from gateway.files.service import Files
 from gateway.files.sweeper import Watch
 
@@ -40,6 +41,7 @@ class World:
     files: Files
     batches: Batches
     folder: Path
+    tenant: Tenant = ACME
 
     @property
     def client(self) -> AsyncOpenAI:
@@ -56,8 +58,8 @@ class World:
 
     @property
     def validator(self) -> Validator:
-        catalog = self.house.gateway.intake.catalog_for(principal().tenant)
-        return Validator(self.store, self.files, lambda tenant: catalog, 1000, 10_000)
+        catalog = self.house.gateway.intake.catalog_for(self.tenant)
+        return Validator(self.store, self.files, lambda name: (self.tenant, catalog), 1000, 10_000)
 
 
 @pytest.fixture
@@ -119,6 +121,15 @@ async def test_an_input_must_be_the_tenants_own_and_of_the_right_purpose(world):
         await create(world, output.id)
     assert refusal.value.param == "input_file_id"
     await world.files.delete("acme", output.id)
+
+
+async def test_lines_of_a_strict_tenant_are_refused_their_unknown_fields(world):
+    strict = line("1", body={**line("1", model=BASE)["body"], "chat_id": 1})
+    batch = await create(world, await world.brought(text_of([strict])))
+    world.tenant = replace(ACME, unknown_fields="refuse")
+    await world.validated()
+    failed = await world.client.batches.retrieve(batch.id)
+    assert (failed.status, [error.param for error in failed.errors.data]) == ("failed", ["body.chat_id"])
 
 
 async def test_a_tenant_has_only_so_many_open(world):

@@ -44,7 +44,7 @@ class GenerateRequest(Struct, frozen=True):
     grammar_field: str | None = None
     """What the caller calls the grammar in `sampling`, if there is one."""
     max_tokens: int | None = None
-    """More than the context has room for is cut to that. None means `default_max_tokens`."""
+    """More than the context has room for is cut to that; 0 generates nothing. None means `default_max_tokens`."""
     seed: int | None = None
     """None: a different draw every time. Answer i of a prompt draws from seed + i."""
     default_max_tokens: int | None = None
@@ -70,6 +70,11 @@ class GenerateRequest(Struct, frozen=True):
     itl: float | None = None
     """Seconds between tokens it asks for; None: the lane's goal."""
     ingress: Ingress = UNKNOWN
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """The most output that is asked for, by the caller or by the protocol; None means the rest of the context."""
+        return self.default_max_tokens if self.max_tokens is None else self.max_tokens
 
     @property
     def offering(self) -> Chat | None:

@@ -121,7 +121,7 @@ class Job(Struct, frozen=True):
 
     def _has_ceiling(self, params: SamplingParams) -> bool:
         """Whether max_tokens is only the rest of the context, because the caller named no maximum or a larger one."""
-        asked = self.request.max_tokens or self.request.default_max_tokens
+        asked = self.request.asked_tokens
         return asked is None or asked > params.max_tokens
 
     def _expected_tokens(self, params: SamplingParams) -> int | None:
@@ -254,10 +254,11 @@ class Intake:
     def _fit(self, request: GenerateRequest, prompt: PromptInput, prompt_tokens: int, seed: int) -> SamplingParams:
         """Return the sampling for one prompt. Its output is cut to what the context has room for, as vLLM does."""
         room = self._engine.info.max_model_len - prompt_tokens
-        if room < 1:
+        asked = request.asked_tokens
+        if room < (asked != 0):
             param = "messages" if isinstance(prompt, Chat) else "prompt"
             raise context_length_exceeded(prompt_tokens + 1, self._engine.info.max_model_len, param)
-        max_tokens = min(room, request.max_tokens or request.default_max_tokens or room)
+        max_tokens = room if asked is None else min(room, asked)
         if request.sampling.min_tokens > max_tokens:
             raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
         return request.sampling._replace(max_tokens=max_tokens, seed=seed)

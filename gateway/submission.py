@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from engine.arrivals import EventStream
+from engine.arrivals import Arrivals, EventStream
 from engine.client import EngineApi
-from engine.core.types import Request
+from engine.core.types import FinishReason, Request, TokenEvent
 from gateway.failures import engine_failures
 from gateway.intake import Job
 from gateway.request_record import RequestRecord
@@ -32,7 +32,10 @@ class Submission:
         self._streams: list[EventStream] = []
 
     def begin(self) -> Sequence[EventStream]:
-        """One stream for each answer, the same however often it is called. Raises ApiError: ENGINE_UNAVAILABLE."""
+        """One stream for each answer, the same however often it is called. Raises ApiError: ENGINE_UNAVAILABLE.
+
+        An answer without any token is over before the engine hears of it.
+        """
         if not self._streams:
             now = self._record.submitted = self._clock()
             with engine_failures(self._record):
@@ -41,6 +44,8 @@ class Submission:
         return self._streams
 
     def _stream(self, request: Request) -> EventStream:
+        if not request.params.max_tokens:
+            return _nothing(request.id)
         return ResumingStream(self._engine, request, self._engine_wait, self._note_move)
 
     def _note_move(self, seconds: float) -> None:
@@ -50,3 +55,10 @@ class Submission:
     async def aclose(self) -> None:
         for stream in self._streams:
             await stream.aclose()
+
+
+def _nothing(request_id: str) -> EventStream:
+    """Return the stream of an answer that has reached its maximum of no tokens."""
+    arrivals = Arrivals(lambda: None)
+    arrivals.put(TokenEvent(request_id, finish_reason=FinishReason.LENGTH))
+    return arrivals

@@ -19,11 +19,12 @@ LEAST_WEIGHT = 1e-6
 
 
 def fitted(state: EngineState, request: Request) -> Request:
-    """Cut a maximum that is only a ceiling to what there is room for, down to min_tokens; `refuse` judges the rest."""
+    """Cut a maximum that is only a ceiling to what there is room for; `refuse` judges what cannot be cut any further."""
     if request.expected_tokens is None:
         return request
     params, most = request.params, _longest(state, request.adapter) - len(request.prompt)
-    max_tokens = min(params.max_tokens, max(1, params.min_tokens, most))
+    least = max(1, params.min_tokens, len(request.produced) + 1)
+    max_tokens = min(params.max_tokens, max(least, most))
     expected = min(max_tokens, max(1, params.min_tokens, request.expected_tokens))
     return request._replace(params=params._replace(max_tokens=max_tokens), expected_tokens=expected)
 

@@ -48,6 +48,8 @@ def completion_request(body: CompletionRequest, request_id: str, ingress: Ingres
     """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     if body.echo and body.logprobs is not None:
         raise unsupported_parameter("echo", "together with logprobs is not supported")
+    if body.max_tokens == 0 and not body.echo:
+        raise invalid_request("max_tokens must be at least 1 without echo", "max_tokens")
     return _request(
         body,
         inputs=_prompts(body.prompt),

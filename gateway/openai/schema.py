@@ -168,6 +168,8 @@ class CompletionRequest(Sampled, kw_only=True):
     """Body of /v1/completions."""
 
     prompt: str | list[str | int | list[int]]
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """0 generates nothing, which makes sense with `echo` alone."""
     logprobs: Alternatives | None = None
     echo: bool | None = None
 

@@ -16,13 +16,16 @@ from gateway.generation import Admitted, Chat, GenerateRequest, GenerationChunk,
 from gateway.joined import join_answers
 from gateway.openai.convert import chat_messages
 from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
-from gateway.openai.schema import CompletionRequest, Slo, StructuredOutputs
+from gateway.openai.schema import CompletionRequest, Sampled, Slo, StructuredOutputs
 from gateway.openai.structured import Constraint, by_kind
 from gateway.openai.tools import Told, offered_tools, tool_rule
 from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
 
-RANGES: Mapping[str, Any] = get_type_hints(CompletionRequest, include_extras=True)
+RANGES: Mapping[str, Any] = {
+    **get_type_hints(CompletionRequest, include_extras=True),
+    "max_tokens": get_type_hints(Sampled, include_extras=True)["max_tokens"],  # no answer without tokens: no echo
+}
 """What HTTP accepts for a field of this name, as msgspec reads it."""
 SLO_RANGES: Mapping[str, Any] = get_type_hints(Slo, include_extras=True)
 

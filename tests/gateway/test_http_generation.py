@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from fakes import BASE, House, build_house, ids_of
+from fakes import BASE, CONTEXT, House, build_house, ids_of
 from httpx import Response
 
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
@@ -77,6 +77,29 @@ async def test_openai_client_completion_stream_with_two_answers(house):
         assert "".join(choice.text for choice in mine) == f"Say helloseed {5 + index}"
         assert [choice.finish_reason for choice in mine] == [None] * (len(mine) - 1) + ["stop"]
     await house.assert_empty()
+
+
+async def test_an_echo_without_tokens_needs_no_engine(house):
+    async with house.openai() as client:
+        prompts = ["a", "x" * (CONTEXT - 1) + "b"]
+        answer = await client.completions.create(model="pirate", prompt=prompts, n=2, echo=True, max_tokens=0)
+    assert [choice.text for choice in answer.choices] == [prompt for prompt in prompts for _ in range(2)]
+    assert {choice.finish_reason for choice in answer.choices} == {"length"}
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (1 + CONTEXT, 0)
+    assert house.engine.requests == []
+    assert list(house.limiter.ends.values()) == [[1 + CONTEXT]]
+    await house.assert_empty()
+
+
+async def test_a_stream_of_an_echo_without_tokens(house):
+    body = {**COMPLETION, "max_tokens": 0, "echo": True, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, usage = events(await post(house, "/v1/completions", body))
+    assert [(chunk["choices"][0]["text"], chunk["choices"][0]["finish_reason"]) for chunk in chunks] == [
+        ("Say hello", None),
+        ("", "length"),
+    ]
+    assert usage["usage"]["completion_tokens"] == 0
+    assert house.engine.requests == []
 
 
 @pytest.mark.parametrize("stream", [False, True])

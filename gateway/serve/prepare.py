@@ -22,26 +22,35 @@ def prepare(model: str, data_dir: Path) -> Path:
         StartError: there is no such model, or it cannot be read; standard error says why.
     """
     command = [sys.executable, "-m", "engine.model.prepare", model, "--data-dir", str(data_dir)]
+    process: subprocess.Popen[str] | None = None
     with _ended_by_sigterm():
-        with _inheriting_no_interrupt():  # Ctrl-C is for this process, which ends that one
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
+            with _uninterrupted():  # nor is the child: Ctrl-C is for this process, which ends that one
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             output, _ = process.communicate()
         finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-                for folder in partials(data_dir, process.pid):
-                    shutil.rmtree(folder, ignore_errors=True)
+            if process is not None:
+                with _uninterrupted():
+                    _end(process, data_dir)
     if process.returncode != 0:
         raise StartError(f"the model {model} cannot be served; the reason is above")
     return Path(output.strip().splitlines()[-1])
 
 
+def _end(process: subprocess.Popen[str], data_dir: Path) -> None:
+    """Kill a process that still runs, and remove what it has not finished."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+        for folder in partials(data_dir, process.pid):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
-def _inheriting_no_interrupt() -> Iterator[None]:
-    """Block SIGINT for processes started inside, which keep it blocked; one sent meanwhile comes at the end."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _uninterrupted() -> Iterator[None]:
+    """Block SIGINT and SIGTERM, also for processes started inside, which keep it so. A signal sent meanwhile comes when
+    the block ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import httpx
 import psutil
+import pytest
 
 from tests.e2e.test_hangup import PORTS, SECONDS, heard, started
 
@@ -21,15 +22,15 @@ CHAT = {
 }
 
 
-def family(process):
-    """The processes that one has started, once the engine is among them."""
+def family(process, member="engine.server"):
+    """The processes that one has started, once one that runs the module `member` is among them."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         found = psutil.Process(process.pid).children(recursive=True)
-        if any("engine.server" in word for child in found for word in command(child)):
+        if any(member in word for child in found for word in command(child)):
             return found
         time.sleep(0.05)
-    raise AssertionError("no engine was started")
+    raise AssertionError(f"no {member} was started")
 
 
 def command(child):
@@ -71,3 +72,35 @@ def test_ctrl_c_ends_streams(smollm2, tmp_path):
         error, done = [line for line in lines if line][-2:]
         assert json.loads(error.removeprefix("data: "))["error"]["message"] == "the gateway is stopping; try again"
         assert done == "data: [DONE]"
+
+
+def test_a_second_ctrl_c_kills_what_has_not_ended(smollm2, tmp_path):
+    """An engine that hangs could not be stopped in order, however long that took."""
+    with started(tmp_path, "--model", str(smollm2), *PORTS) as (process, log):
+        heard(process, log, "Ctrl-C stops it")
+        children = family(process)
+        [engine] = [child for child in children if "engine.server" in command(child)]
+        engine.suspend()
+        process.send_signal(signal.SIGINT)
+        heard(process, log, "stopping: running requests have")
+        process.send_signal(signal.SIGINT)
+        assert_gone(process, children)
+        assert process.returncode == 130
+        assert log.read_text().endswith("stopped; what had not ended was killed\n")
+        assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("moment", ["begun", "a folder is there"])
+def test_ctrl_c_ends_a_conversion_and_leaves_nothing(tmp_path, moment):
+    models = tmp_path / "data" / "models"
+    with started(tmp_path, "--model", "embedded", *PORTS) as (process, log):
+        children = family(process, "engine.model.prepare")
+        heard(process, log, "converting")
+        while moment != "begun" and not list(models.glob(".*")):
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert_gone(process, children)
+        assert process.returncode == 130
+        assert "Traceback" not in log.read_text()
+        assert list(models.glob("*")) == []

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
 from contextlib import closing
 from dataclasses import replace
 
@@ -14,18 +19,19 @@ from fakes import BASE, House, build_house, principal
 
 from engine.model.prepare import NoSpace, prepare_model
 from engine.paths import partial_prefix, partials
-from gateway.config.sections import AdaptersConfig, GrpcConfig, HttpConfig
+from gateway.config.sections import AdaptersConfig, GrpcConfig, HttpConfig, RedisConfig
 from gateway.config.tls import TlsConfig
 from gateway.config.whole import demo_config
 from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
 from gateway.generation import GenerateRequest
-from gateway.serve import checks, stopping
+from gateway.serve import checks, prepare, stopping
 from gateway.serve.checks import check_start
 from gateway.serve.launch import StartError
 from gateway.serve.listeners import HttpServer
 from gateway.serve.stopping import DRAIN_SECONDS, HURRY_SECONDS, INTERRUPTED, Stop, StoppedEarly
 from gateway.store import exclusive, prepared
+from tests.model.tiny_gguf import header
 
 
 @pytest.fixture
@@ -217,10 +223,16 @@ def test_a_full_disk_is_told_before_the_model_is_loaded(tmp_path, monkeypatch):
 def test_a_model_is_not_converted_where_it_has_no_room(tmp_path, monkeypatch):
     from rich.console import Console
 
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr("engine.model.prepare.GROWTH", 2**80)
+    (tmp_path / "model.gguf").write_bytes(header([(64, 64)]))
+    monkeypatch.setattr("engine.model.prepare.WEIGHT_BYTES", 2**80)
     with pytest.raises(NoSpace, match="--data-dir"):
         prepare_model(str(tmp_path / "model.gguf"), tmp_path / "data", Console())
+
+
+def test_a_place_of_temporary_folders_that_is_not_there_is_told_before_the_model_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(StartError, match=r"no temporary folder can be made: .*nowhere.*TMPDIR"):
+        check_start(config(redis=RedisConfig(url="redis://127.0.0.1:1")), tmp_path)
 
 
 def test_what_a_process_has_not_finished_is_found_by_its_number(tmp_path):
@@ -228,3 +240,25 @@ def test_what_a_process_has_not_finished_is_found_by_its_number(tmp_path):
     (folder / f"{partial_prefix('m', 17)}abc").mkdir(parents=True)
     (folder / f"{partial_prefix('m', 18)}abc").mkdir()
     assert [path.name for path in partials(tmp_path, 17)] == [".m-17-abc"]
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_converter_that_is_just_being_started_does_not_outlive_an_interrupt(tmp_path, monkeypatch, number, raised):
+    born = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, command, **options):
+            super().__init__([sys.executable, "-c", "import time; time.sleep(600)"], **options)
+            born.append(self)
+            (tmp_path / "models" / f"{partial_prefix('m', self.pid)}abc").mkdir(parents=True)
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(prepare.subprocess, "Popen", Interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(raised):
+            prepare.prepare("model", tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert born[0].returncode == -signal.SIGKILL
+    assert list((tmp_path / "models").iterdir()) == []

@@ -1,13 +1,16 @@
 """What a user may call a model, and what folder comes of it."""
 
+import errno
 import subprocess
 import sys
 
 import pytest
 from rich.console import Console
+from safetensors import SafetensorError
 
 from engine.model import prepare
 from engine.model.prepare import ModelNotFound, prepare_model
+from tests.model.tiny_gguf import header
 
 QUIET = Console(quiet=True)
 
@@ -20,7 +23,7 @@ def test_a_hugging_face_folder_is_used_as_it_is(tmp_path):
 
 def test_a_converted_gguf_is_found_again(tmp_path, monkeypatch):
     gguf = tmp_path / "tiny.gguf"
-    gguf.write_bytes(b"GGUF one")
+    gguf.write_bytes(header([(1, 2)]))
     converted = []
 
     def convert(file, out, on_progress):
@@ -35,7 +38,7 @@ def test_a_converted_gguf_is_found_again(tmp_path, monkeypatch):
     assert first.parent == tmp_path / "data" / "models"
     assert first.name.startswith("tiny-")
     assert prepare_model(str(tmp_path), tmp_path / "data", QUIET) == first
-    gguf.write_bytes(b"GGUF two")
+    gguf.write_bytes(header([(2, 2)]))
     second = prepare_model(str(gguf), tmp_path / "data", QUIET)
     assert converted == [first, second]
     assert first != second
@@ -69,3 +72,35 @@ def test_the_program_prints_the_folder_last_and_imports_no_torch(tmp_path):
     failed = subprocess.run([*command, "no/such/model", "--data-dir", str(tmp_path)], capture_output=True, text=True)
     assert failed.returncode == 1
     assert "no/such/model" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), errno.ENOSPC),
+        (Exception("Disk quota exceeded (os error 122)"), 122),
+    ],
+)
+def test_what_the_system_refuses_a_library_is_an_os_error_and_leaves_nothing(tmp_path, monkeypatch, error, number):
+    gguf = pytest.importorskip("engine.model.gguf")
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(gguf, "_convert", fail)
+    with pytest.raises(OSError) as caught:
+        gguf.convert_gguf(tmp_path / "m.gguf", tmp_path / "models" / "m", print)
+    assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "models"))
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_disk_that_takes_no_more_is_told_in_a_line(tmp_path):
+    """A limit on the size of files stands in for a full disk: libraries meet it in the same way."""
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)); "
+    code += "from engine.model.prepare import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "embedded", "--data-dir", str(tmp_path)]
+    failed = subprocess.run(command, capture_output=True, text=True)
+    assert failed.returncode == 1
+    assert "error: [Errno 27] File too large" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert list((tmp_path / "models").iterdir()) == []

@@ -17,6 +17,7 @@ from gateway.cli.as_admin import console, until_interrupted
 from gateway.cli.as_tenant import DEMO_KEY, UserKey
 from gateway.cli.batch_lines import LinesError, Looked, look
 from gateway.cli.tables.batch import ENDED, batch_facts, batches_table, ended_lines, errors_table
+from gateway.count_option import count
 from gateway.outputs import check_writable, fail, print_wide, whole_file
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def status(batch_id: BatchId, as_json: AsJson = False, url: ServerUrl = LOCAL_UR
 
 @app.command("list")
 def list_batches(
-    limit: Annotated[int, typer.Option(min=1, max=100, help="How many.")] = 20,
+    limit: Annotated[int, typer.Option(parser=count(1, 100), help="How many.")] = 20,
     after: Annotated[str, typer.Option(metavar="ID", help="Those older than this one.")] = "",
     as_json: AsJson = False,
     url: ServerUrl = LOCAL_URL,

@@ -30,6 +30,7 @@ from gateway.cli.usage import usage
 from gateway.config.file import ConfigError
 from gateway.config.sections import ModelConfig
 from gateway.config.whole import Config, load_config
+from gateway.count_option import count
 from gateway.outputs import complain, fail
 from gateway.trust import CHOSEN, Trust, TrustError
 
@@ -61,9 +62,15 @@ def serve(
     load_format: Annotated[str | None, typer.Option(help=f"One of {', '.join(LOAD_FORMATS)}.")] = None,
     lora: Annotated[list[str] | None, typer.Option(metavar="NAME=DIR", help="Adapter to serve; repeatable.")] = None,
     adapter_root: Annotated[list[Path] | None, typer.Option(help="Folder to hot-load from; repeatable.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="HTTP port; 0 takes any free one.")] = None,
-    grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes any free one.")] = None,
-    gateways: Annotated[int | None, typer.Option(help="Gateway processes that share the ports.")] = None,
+    http_port: Annotated[
+        int | None, typer.Option(parser=count(0, 65535), help="HTTP port; 0 takes any free one.")
+    ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(parser=count(0, 65535), help="gRPC port; 0 takes any free one.")
+    ] = None,
+    gateways: Annotated[
+        int | None, typer.Option(parser=count(1), help="Gateway processes that share the ports.")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where converted models and the embedded store live.")] = None,
 ) -> None:
     """Serve a base model and its adapters over HTTP and gRPC.

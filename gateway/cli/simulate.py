@@ -27,6 +27,7 @@ from engine.sim.synthetic import Sizes
 from engine.sim.tables import comparison_tables, goals_table, tenant_table
 from engine.sim.workload import Backlog
 from gateway.config.whole import load_config
+from gateway.count_option import count
 from gateway.outputs import check_writable, fail, print_wide
 
 console = Console()
@@ -65,11 +66,17 @@ def simulate(
     cv: Annotated[float, typer.Option(help="Random arrivals: 1 is Poisson, 4 is bursty (Gamma).")] = 1.0,
     prompt: Annotated[str, typer.Option(help="Random arrivals: prompt tokens, LOW-HIGH.")] = "256-1024",
     output: Annotated[str, typer.Option(help="Random arrivals: output tokens, LOW-HIGH.")] = "64-256",
-    tenants: Annotated[int, typer.Option(help="Spread the trace over so many tenants; 0: as it is.")] = 0,
-    adapters: Annotated[int, typer.Option(help="Adapters the requests are spread over; 0: the base model.")] = 0,
+    tenants: Annotated[
+        int, typer.Option(parser=count(), help="Spread the trace over so many tenants; 0: as it is.")
+    ] = 0,
+    adapters: Annotated[
+        int, typer.Option(parser=count(), help="Adapters the requests are spread over; 0: the base model.")
+    ] = 0,
     zipf: Annotated[float, typer.Option(help="Exponent of the adapters' popularity.")] = 1.0,
     batch_share: Annotated[float, typer.Option(help="Share of the trace's requests that are batch work.")] = 0.0,
-    batch_backlog: Annotated[int, typer.Option(help="Unfinished batch requests at any time; 0: none.")] = 0,
+    batch_backlog: Annotated[
+        int, typer.Option(parser=count(), help="Unfinished batch requests at any time; 0: none.")
+    ] = 0,
     batch_prompt: Annotated[str, typer.Option(help="Of the backlog: prompt tokens, LOW-HIGH.")] = "64-256",
     batch_output: Annotated[str, typer.Option(help="Of the backlog: output tokens, LOW-HIGH.")] = "64-160",
     batch_deadline: Annotated[float | None, typer.Option(help="Of the backlog: seconds from arrival.")] = None,
@@ -83,8 +90,8 @@ def simulate(
     plot: Annotated[Path | None, typer.Option(help="Draw the throughput-latency curve over --rates here.")] = None,
     rates: Annotated[str, typer.Option(help="Rate scales of --plot.")] = "0.5,1,2,4",
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the reports here.")] = None,
-    jobs: Annotated[int, typer.Option(help="Simulations at a time; 0: one a core.")] = 0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same report.")] = 0,
+    jobs: Annotated[int, typer.Option(parser=count(0), help="Simulations at a time; 0: one a core.")] = 0,
+    seed: Annotated[int, typer.Option(parser=count(), help="The same seed gives the same report.")] = 0,
 ) -> None:
     """Replay traffic on the real scheduler, with a cost model in the device's place.
 

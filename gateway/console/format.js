@@ -35,8 +35,8 @@ export const ago = (unix) => `${span(Math.max(0, Date.now() / 1000 - unix))} ago
 
 /** A limit as an operator types it: 120, 1_000, 50k, 2.5M; null for none. Throws an Error where it is no number. */
 export function parseLimit(text) {
-  const plain = text.replace(/[\s,_]/g, "").toLowerCase();
-  if (plain === "" || plain === "none" || plain === "nolimit") return null;
+  const plain = text.trim().toLowerCase().replace(/(?<=\d)[,_](?=\d)/g, "");
+  if (["", "none", "no limit"].includes(plain)) return null;
   const match = /^(\d+(?:\.\d+)?)([km]?)$/.exec(plain);
   const exact = match ? Number(match[1]) * { "": 1, k: 1e3, m: 1e6 }[match[2]] : 0;
   const value = Math.round(exact);

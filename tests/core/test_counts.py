@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from engine.core.counts import MAX_COUNT, parse_count
 from engine.sim.synthetic import Sizes
 from gateway.bench.spec import Lengths, parse_lane, parse_lengths
 from gateway.cli.limits import _number
+from gateway.cli.main import app as cli
 from gateway.config.file import ConfigError
 from gateway.config.whole import parse_config
 
@@ -45,6 +48,24 @@ def test_it_means_the_same_everywhere(tmp_path):
     assert parse_lengths("1k-1.5k") == Lengths(1_000, 1_500)
     assert parse_lengths("2k~1.5").low == 2_000
     assert parse_lane("interactive:rate=1,in=1k").inputs == Lengths(1_000, 1_000)
+
+
+def test_options_take_it_too(monkeypatch):
+    asked = []
+    monkeypatch.setattr("gateway.cli.simulate.Scenario", lambda *given, **named: asked.append(named) or sys.exit(0))
+    arguments = ["simulate", "--tenants", "1k", "--adapters", "2_000", "--seed", "1.5k"]
+    CliRunner().invoke(cli, arguments)
+    assert [(one["tenants"], one["adapters"], one["seed"]) for one in asked] == [(1_000, 2_000, 1_500)]
+    for option, text, why in (
+        ("--tenants", "1 k", "write one such as 600, 100k"),
+        ("--jobs", "-1", "at least 0, not -1"),
+    ):
+        refused = CliRunner().invoke(cli, ["simulate", option, text], env={"COLUMNS": "200"})
+        assert refused.exit_code == 2 and why in refused.output
+    refused = CliRunner().invoke(cli, ["bench", "serve", "--concurrency", "0"], env={"COLUMNS": "200"})
+    assert refused.exit_code == 2 and "at least 1, not 0" in refused.output
+    refused = CliRunner().invoke(cli, ["serve", "--http-port", "100k"], env={"COLUMNS": "200"})
+    assert refused.exit_code == 2 and "from 0 to 65535, not 100000" in refused.output
 
 
 def test_a_configuration_says_what_is_wrong_with_a_number():

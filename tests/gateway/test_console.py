@@ -9,6 +9,7 @@ from typing import Any
 from console_page import PATIENCE, until
 from fakes import write_adapter
 
+from engine.core.counts import parse_count
 from engine.core.types import Lane, LaneMode
 
 FILLED = {
@@ -208,6 +209,38 @@ def test_requests_that_have_ended_are_filtered_and_grouped(console):
     panel.get_by_label("Filter requests").fill("")
     panel.get_by_label("Group requests by").select_option("tenant")
     until(lambda: panel.locator("tbody tr:visible th").all_inner_texts() == ["acme", "globex"])
+
+
+def test_a_limit_is_read_as_the_command_line_reads_it(console):
+    """Loads the module of the page by itself: what a field does with it is tested above."""
+    page = console.page
+    console.enter(view="tenants")
+    texts = [
+        "600",
+        " 1_000 ",
+        "1,000,000",
+        "100k",
+        "100K",
+        "1.5m",
+        "0.001k",
+        "100 k",
+        "1 000",
+        "1__0",
+        "_1",
+        "1.5",
+        "k",
+    ]
+    read = "async texts => { const { parseLimit } = await import('/console/format.js'); return texts.map(attempt);"
+    read += " function attempt(text) { try { return parseLimit(text); } catch { return 'refused'; } } }"
+
+    def attempt(text):
+        try:
+            return parse_count(text)
+        except ValueError:
+            return "refused"
+
+    assert page.evaluate(read, texts) == [attempt(text) for text in texts]
+    assert page.evaluate(read, ["", "none", "No limit", "0", "-1"]) == [None, None, None, "refused", "refused"]
 
 
 def test_a_limit_that_is_wrong_stays_red_until_it_is_corrected(console):

@@ -19,7 +19,7 @@ LEAST_WEIGHT = 1e-6
 
 
 def fitted(state: EngineState, request: Request) -> Request:
-    """Cut a maximum that is only a ceiling to what there is room for; `refuse` judges what cannot be cut any further."""
+    """Cut a maximum that is only a ceiling to what there is room for; `refuse` judges the rest."""
     if request.expected_tokens is None:
         return request
     params, most = request.params, _longest(state, request.adapter) - len(request.prompt)

@@ -17,7 +17,7 @@ CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
 .PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-many-adapters bench-lanes bench-batches
-.PHONY: bench-batch-job bench-gateway bench-limits bench-hostile bench-restarts bench-gpu bench-planning
+.PHONY: bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-gpu bench-planning
 .PHONY: screenshots chaos soak proto audit clean-data clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -88,6 +88,9 @@ bench-hostile: setup-dev  ## What a tenant feels while another tenant attacks th
 
 screenshots: setup-dev  ## Pictures of the console's views under traffic (ARGS="--folder DIR --minutes 3"); needs Chromium
 	$(BIN)/python -m benchmarks.screenshots $(ARGS)
+
+bench-neighbours: setup-dev  ## What a stream costs beside busy processes, a second engine, and on less than all cores
+	$(BIN)/python -m benchmarks.neighbours $(ARGS)
 
 bench-restarts: setup-dev  ## Whether streams outlive an engine that is killed, stopped and restarted
 	$(BIN)/python -m benchmarks.restarts $(ARGS)

@@ -24,6 +24,7 @@ import structlog
 from engine.config import EngineConfig
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
+from engine.cores import usable_cores
 from engine.data_lock import in_use
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import Executor
@@ -154,8 +155,7 @@ def _hardware(config: EngineConfig, info: pb.EngineInfo) -> str:
         import torch
 
         return torch.cuda.get_device_name(torch.device(info.device))
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = config.threads or (len(affinity(0)) if affinity else os.cpu_count())
+    cores = config.threads or usable_cores()
     return f"{platform.machine()}-{cores}-{info.device}"
 
 

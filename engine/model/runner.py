@@ -12,6 +12,7 @@ import torch
 from engine.config import EngineConfig
 from engine.core.commands import AdapterFetched, FetchFailed
 from engine.core.types import AdapterLoad, Admission, StepPlan, StepResult
+from engine.cores import usable_cores
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState, HostBatch
@@ -55,8 +56,8 @@ class ModelRunner:
     """
 
     def __init__(self, config: EngineConfig, on_progress: Progress | None = None) -> None:
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        # torch's own default knows of affinity and of hyperthreads, and nothing of quotas.
+        torch.set_num_threads(config.threads or min(torch.get_num_threads(), usable_cores()))
         folder, progress = Path(config.model), on_progress or (lambda *_: None)
         self.spec = read_spec(folder)
         self.device = _pick_device(config.device)

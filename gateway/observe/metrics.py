@@ -105,8 +105,9 @@ class Metrics:
         for lanes, seconds in spans:
             if seconds is not None and record.lane is not None:
                 lanes[record.lane].observe(seconds)
-        for seconds in record.moves if record.lane is not None else ():
-            self._moves[record.lane].observe(seconds)
+        if record.lane is not None:
+            for seconds in record.moves:
+                self._moves[record.lane].observe(seconds)
         self._requests.labels(lane, record.finish, record.error_code).inc()
         self._count_tokens(record, lane)
         self._count_decision(record)

@@ -1,0 +1,63 @@
+"""How many processors this process may use: fewer than the machine has, in a container or under taskset."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+CGROUP = Path("/proc/self/cgroup")
+MOUNTS = Path("/sys/fs/cgroup")
+
+
+def usable_cores(cgroup: Path = CGROUP, mounts: Path = MOUNTS) -> int:
+    """Return the number of threads that can compute at once, at least one.
+
+    It is the number of processors that the scheduler may put this process on, or the CPU quota of its control group
+    (Linux, version 1 or 2) or of one above it, rounded down. A quota is spent by all threads together and then stops
+    all of them until the next period: with a thread more than it pays for, every step would meet that pause.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min([cores, *(int(quota) for quota in _quotas(cgroup, mounts))]))
+
+
+def _quotas(cgroup: Path, mounts: Path) -> Iterator[float]:
+    """Yield the quotas, in processors, that bind this process."""
+    try:
+        lines = cgroup.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for folder in _upward(path):
+            if not controllers:
+                yield from _version_2(mounts / folder / "cpu.max")
+            elif "cpu" in controllers.split(","):
+                yield from _version_1(mounts / controllers / folder)
+
+
+def _upward(path: str) -> Iterator[str]:
+    """Yield a control group's path and those of all above it, relative to the root of the hierarchy."""
+    parts = [part for part in path.split("/") if part]
+    for count in range(len(parts), -1, -1):
+        yield "/".join(parts[:count])
+
+
+def _version_2(file: Path) -> Iterator[float]:
+    quota, _, period = _read(file).partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        yield int(quota) / int(period)
+
+
+def _version_1(folder: Path) -> Iterator[float]:
+    quota, period = _read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()
+    if quota.isdigit() and period.isdigit() and int(period):  # -1 means that there is no quota
+        yield int(quota) / int(period)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

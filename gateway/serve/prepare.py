@@ -14,6 +14,9 @@ from types import FrameType
 from engine.paths import partials
 from gateway.serve.launch import StartError
 
+PUT_OFF = (signal.SIGINT, signal.SIGTERM)
+"""Signals that wait while the converter is being started, or ended."""
+
 
 def prepare(model: str, data_dir: Path) -> Path:
     """Returns the folder that the engine reads. Interrupted, it leaves nothing unfinished behind.
@@ -25,7 +28,7 @@ def prepare(model: str, data_dir: Path) -> Path:
     process: subprocess.Popen[str] | None = None
     with _ended_by_sigterm():
         try:
-            with _uninterrupted():  # nor is the child: Ctrl-C is for this process, which ends that one
+            with _uninterrupted():  # the child, too: Ctrl-C is for this process, which ends that one
                 process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             output, _ = process.communicate()
         finally:
@@ -48,13 +51,21 @@ def _end(process: subprocess.Popen[str], data_dir: Path) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Block SIGINT and SIGTERM, also for processes started inside, which keep it so. A signal sent meanwhile comes when
-    the block ends."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Put SIGINT and SIGTERM off until the block ends, and keep them from processes that are started inside.
+
+    A mask alone would not do: the system may hand a signal to another thread, and Python then calls its handler here.
+    """
+    put_off: list[int] = []
+    handlers = {number: signal.signal(number, lambda caught, _: put_off.append(caught)) for number in PUT_OFF}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, PUT_OFF)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for caught in put_off:
+            signal.raise_signal(caught)
 
 
 @contextmanager

@@ -53,6 +53,19 @@ def test_a_ceiling_is_never_cut_below_min_tokens():
     assert house.reason("least") == "context_length_exceeded"
 
 
+def test_a_ceiling_is_never_cut_below_what_an_earlier_engine_produced():
+    house = small()
+    for name, produced in (("goes on", 100), ("too long", 300)):
+        params = SamplingParams(310, ignore_eos=True)
+        request = Request(name, (1, 2), params, "a", produced=(5,) * produced, moves=1, expected_tokens=9)
+        house.send(request)
+    house.step()
+    assert house.reason("too long") == "context_length_exceeded"
+    assert house.state.sequences["goes on"].expected_length == 2 + 101
+    house.finish()
+    assert (house.reason("goes on"), len(house.times["goes on"])) == ("length", (20 - 6) * 16 - 2 - 100)
+
+
 def test_pinning_cuts_live_ceilings_and_leaves_room_for_the_expected():
     house = small()
     house.submit("live", 40, 280, expected_tokens=50)

@@ -83,10 +83,12 @@ class CoreMachine(RuleBasedStateMachine):
         suspect=st.booleans(),
         whole=st.booleans(),
         grammar=st.sampled_from([None, None, *GRAMMARS]),
+        expected=st.sampled_from([None, None, 3]),
     )
-    def submit_moved(self, prompt, max_tokens, produced, adapter, lane, suspect, whole, grammar):
+    def submit_moved(self, prompt, max_tokens, produced, adapter, lane, suspect, whole, grammar, expected):
         """A request that another engine process had before."""
-        self._submit(prompt, max_tokens, adapter, lane, 0, True, "x", None, grammar, moved=(produced, suspect, whole))
+        moved = (produced, suspect, whole)
+        self._submit(prompt, max_tokens, adapter, lane, 0, True, "x", None, grammar, expected, moved)
 
     @rule(prompt=prompts, count=st.integers(2, 4), lane=st.sampled_from(Lane))
     def submit_siblings(self, prompt, count, lane):

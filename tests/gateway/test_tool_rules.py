@@ -240,7 +240,6 @@ def nested(levels, innermost):
         ("response_format.json_schema.schema", lambda deep: {"response_format": named(deep)}),
         ("guided_json", lambda deep: {"guided_json": deep}),
         ("tools[0].function.parameters", lambda deep: {"tools": [tool("look", parameters=deep)]}),
-        ("messages[0].tool_calls[0].function.arguments", lambda deep: {"messages": [calling(json.dumps(deep))]}),
     ],
 )
 async def test_what_is_nested_too_deep_is_refused(house, place, change):
@@ -250,6 +249,15 @@ async def test_what_is_nested_too_deep_is_refused(house, place, change):
         as_deep_as_allowed = await client.post("/v1/chat/completions", json={**CHAT, **change(nested(99, {}))})
     assert (deep.status_code, deep.json()["error"]["param"]) == (400, place)
     assert as_deep_as_allowed.status_code < 500 and "nested" not in as_deep_as_allowed.text
+
+
+async def test_arguments_in_a_history_that_are_nested_too_deep_are_taken_as_text(house):
+    async with house.client() as client:
+        deep = await client.post(
+            "/v1/chat/completions", json={**CHAT, "messages": [calling(json.dumps(nested(150, {})))]}
+        )
+    assert (deep.status_code, deep.json()["error"]["param"]) == (400, "messages"), deep.text
+    assert "nested" not in deep.text  # it is the template that refuses this history, or the context that is too short
 
 
 def named(schema):

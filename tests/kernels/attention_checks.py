@@ -87,7 +87,25 @@ def rows_keep_their_bits(window: int | None) -> None:
     together = attend(case, window, prefill=SPLITTING)
     for sequence, start in enumerate(case.batch.host_query_starts[:-1]):
         alone = attend(part_of(case, sequence), window, replace(DECODE, programs=1 + sequence), SPLITTING)
-        assert torch.equal(together[start : start + len(alone)], alone)
+        assert_same(together[start : start + len(alone)], alone)
+
+
+def numpy_keeps_bits() -> bool:
+    """Return whether a row of a product of numpy's is bitwise the same however many rows there are."""
+    left, right = torch.randn(64, 64).numpy(), torch.randn(64, 64).numpy()
+    return bool(((left[:11] @ right) == (left @ right)[:11]).all())
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    """Check that rows are bitwise the same, or as close as the processor allows.
+
+    The interpreter's products are numpy's, and on some processors (AMD EPYC, with OpenBLAS) the sums of a row depend on
+    how many rows there are. A kernel that cut its own sums differently would be further off than that.
+    """
+    if numpy_keeps_bits():
+        assert torch.equal(found, expected)
+    else:
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-6)
 
 
 def rows_keep_their_bits_however_a_prompt_is_cut() -> None:
@@ -102,7 +120,7 @@ def rows_keep_their_bits_however_a_prompt_is_cut() -> None:
         host_query_starts=(0, 11),
     )
     cut = replace(tail, query=tail.query[rows], key=tail.key[rows], value=tail.value[rows], batch=batch)
-    assert torch.equal(attend(cut), out[rows])
+    assert_same(attend(cut), out[rows])
 
 
 def padding_rows_become_zero() -> None:

@@ -5,7 +5,8 @@
 A neighbour streams short chats, one after the other: alone, and beside each attack, which is repeated meanwhile. Before
 every attack of every round it streams alone again, so that a machine that changes does so for both. The table says how
 much longer its TTFT is beside each attack, and how the attacks were answered. The exit status is 1 if its p99 beside an
-attack exceeds twice its p99 alone, if a process died, or if one of the neighbour's chats failed.
+attack exceeds twice its p99 alone, if a process died, or if one of the neighbour's chats failed. The clients run in
+this process and take a core of their own. On two slow cores all of it takes most of an hour.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,12 +35,13 @@ from rich.table import Table
 
 from benchmarks.command import run
 from benchmarks.server import Command, free_port, launched
+from gateway.core.tenants import hash_key
 from gateway.outputs import print_wide
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import generation_pb2_grpc as pb_grpc
 
 MODELS = ("smollm2-135m-instruct", "pirate", "cheer", "json")
-ADAPTERS = Path(__file__).parents[1] / "engine" / "demo" / "adapters"
+DEMO = Path(__file__).parents[1] / "engine" / "demo"
 KEY, ADMIN_KEY, TENANT = "sk-restarts", "sk-restarts-admin", "restarts"
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 40}}, "required": ["answer"]}
 AT_ONCE = 12
@@ -163,13 +165,20 @@ class Callers:
 
 
 def engine_of(server: psutil.Process) -> psutil.Process | None:
-    engines = [child for child in server.children() if "engine.server" in child.cmdline()]
-    return engines[0] if engines else None
+    for child in server.children():
+        with suppress(psutil.NoSuchProcess):  # it has ended in this moment
+            if "engine.server" in child.cmdline():
+                return child
+    return None
 
 
 async def is_replaced(server: psutil.Process, before: int) -> bool:
     engine = engine_of(server)
     return engine is not None and engine.pid != before
+
+
+async def has_answered(tally: Tally, count: int) -> bool:
+    return tally.answered + len(tally.complaints) >= count
 
 
 async def is_ready(http: httpx.AsyncClient) -> bool:
@@ -184,12 +193,14 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def disturb(
-    server: psutil.Process, http: httpx.AsyncClient, faults: list[str], on_fault: Callable[[], None]
+    server: psutil.Process, http: httpx.AsyncClient, faults: list[str], tally: Tally, on_fault: Callable[[], None]
 ) -> list[float]:
-    """End engine after engine; returns the seconds that each replacement took."""
+    """End engine after engine, so late that no request outlives more than three; returns how long each was missing."""
     seconds = []
     for fault in faults:
+        before = tally.answered
         await asyncio.sleep(random.uniform(*CALM_SECONDS))
+        await until(partial(has_answered, tally, before + AT_ONCE))
         engine = engine_of(server)
         assert engine is not None
         begun = time.perf_counter()
@@ -204,10 +215,11 @@ async def disturb(
 def write_config(path: Path, http_port: int, grpc_port: int) -> None:
     demo = yaml.safe_load((Path(__file__).parents[1] / "configs" / "demo.yaml").read_text())
     demo["engine"]["dtype"] = "float32"
-    demo["tenants"] = {TENANT: {"keys": [KEY]}}
-    demo["admin"] = {"keys": [ADMIN_KEY]}
+    demo["tenants"] = {TENANT: {"keys": [f"sha256:{hash_key(KEY)}"]}}
+    demo["admin"] = {"keys": [f"sha256:{hash_key(ADMIN_KEY)}"]}
     demo["http"]["port"], demo["grpc"]["port"] = http_port, grpc_port
-    demo["adapters"]["preload"] = {name: str(ADAPTERS / name) for name in MODELS[1:]}
+    demo["adapters"]["preload"] = {name: str(DEMO / "adapters" / name) for name in MODELS[1:]}
+    demo["model"]["chat_template"] = str(DEMO / "chat_template.jinja")
     path.write_text(yaml.safe_dump(demo))
 
 
@@ -229,15 +241,15 @@ async def bench_all(
         httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT) as http,
         grpc.aio.insecure_channel(target) as channel,
     ):
-        callers = Callers(http, channel, tally, options.streams)
+        callers, used_before = Callers(http, channel, tally, options.streams), await used_tokens(http)
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("undisturbed", total=options.streams)
             await callers.ask_until(lambda begun: begun >= options.streams, partial(progress.advance, task))
             task = progress.add_task("while engines end", total=len(faults))
-            disturbing = asyncio.create_task(disturb(server, http, faults, partial(progress.advance, task)))
+            disturbing = asyncio.create_task(disturb(server, http, faults, tally, partial(progress.advance, task)))
             await callers.ask_until(lambda begun: disturbing.done() and begun >= options.streams, lambda: None)
         seconds = await disturbing
-        used = await used_tokens(http)
+        used = await used_tokens(http) - used_before
         if used != tally.tokens:
             tally.complaints.append(f"{used} tokens were charged, and the answers say {tally.tokens}")
     return tally, faults, seconds

@@ -20,7 +20,7 @@ CPU_PATIENCE_S = 5.0
 """A step takes a quarter of a second at most; a machine under load makes that a few seconds."""
 GPU_PATIENCE_S = 30.0
 """A kernel may be compiled in a step, for a shape that the warm-up did not have."""
-PREDICTIONS = 10.0
+PREDICTIONS = 3.0
 """The loop may take so many times what the step is predicted to take, in addition."""
 
 

@@ -1,6 +1,11 @@
 """What several test folders share: the embedded model, prepared once a machine."""
 
 import os
+
+# Before gRPC is imported: its fork handlers abort the child of a test process in which other threads use gRPC, between
+# fork and exec, as it did once in a run of CI.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 from pathlib import Path
 
 import pytest

@@ -40,7 +40,7 @@ NEIGHBOUR_KEY = "sk-demo-globex"
 MOST_TIMES = 2.0
 """The neighbour's p99 beside an attack over its p99 alone."""
 LEAST_CHATS = 100
-"""Of each kind: the p99 of fewer is their maximum."""
+"""The least number of chats of each kind. With fewer the p99 would be the maximum."""
 PAUSE_SECONDS = 0.15
 """Between two of the neighbour's chats: its limit is 600 requests a minute."""
 

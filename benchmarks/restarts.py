@@ -88,7 +88,7 @@ class Tally:
     """What came of all requests."""
 
     texts: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """The undisturbed answers, by the number of their request."""
+    """Undisturbed answers by the number of their request."""
     answered: int = 0
     tokens: int = 0
     """Prompt and completion tokens, as the answers say."""

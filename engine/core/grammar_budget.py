@@ -29,7 +29,7 @@ class GrammarBudget:
         self.prepared: dict[Grammar, Request] = {}
 
     def is_open(self, lane: Lane) -> bool:
-        """Whether a grammar is wanted, and one more may be under way for this lane."""
+        """Return whether a grammar waits to be prepared and the lane may have one more preparation under way."""
         most = self._most if lane is Lane.INTERACTIVE else max(1, self._most - 1)
         return self._under_way + len(self.prepared) < most and self._wanted > len(self.prepared)
 
@@ -42,8 +42,11 @@ class GrammarBudget:
             self.prepared[grammar] = request
 
     def _has_memory(self, request: Request, lane: Lane) -> bool:
-        """Whether the tenant may have one more. A plan begins with at most one of each tenant beyond the capacity, as
-        it does not know what the tenant will hold then."""
+        """Return whether the tenant may have one more grammar in memory.
+
+        Beyond the capacity a plan begins at most one grammar for each tenant: how much memory the tenant will hold
+        afterwards is known only when the grammar has been prepared.
+        """
         capacity = self._bytes if lane is Lane.INTERACTIVE else max(1, int(self._bytes * BATCH_SHARE))
         amount = LEAST_BYTES * (len(self.prepared) + 1)
         memory = self._grammars.memory

@@ -51,7 +51,7 @@ class _Entry:
     stage: Stage = Stage.WANTED
     tenant: str = ""
     weight: float = 1.0
-    """Of the tenant that is charged, from when the preparation begins."""
+    """The weight of the tenant that is charged for the memory, set when the preparation begins."""
     num_bytes: int = 0
     """What that tenant is charged."""
 
@@ -86,7 +86,7 @@ class Grammars:
         return self._known[grammar].stage
 
     def blocks(self, grammar: Grammar | None) -> bool:
-        """Whether a sequence that needs this grammar cannot start yet."""
+        """Return whether a sequence that needs this grammar has to wait for its preparation."""
         return grammar is not None and self._known[grammar].stage is not Stage.READY
 
     def use(self, grammar: Grammar | None) -> None:

@@ -17,15 +17,16 @@ def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
     """
     if state.suspects and (trial := plan_trial(state, policy, now)) is not None:
         return trial
+    has_suspects = bool(state.suspects)
     draft = Draft(state, policy, now)
     starting = [lane for lane in Lane if state.modes[lane] is not LaneMode.PAUSED]
     for lane in Lane:
         draft.enter(lane)
         for seq in policy.order_running(state, lane):
-            if not seq.on_trial:
+            if not (has_suspects and seq.on_trial):
                 draft.advance(seq)
         for seq in policy.order_waiting(state, lane, now) if draft.takes_new and lane in starting else ():
-            if not seq.on_trial and not draft.start(seq):
+            if not (has_suspects and seq.on_trial) and not draft.start(seq):
                 break
     for lane in starting:
         draft.fetch_ahead(lane, policy.order_fetches(state, lane, now))

@@ -56,7 +56,7 @@ class Sequence:
 
     @property
     def on_trial(self) -> bool:
-        """Whether its next tokens are to be computed in steps of its own, because it may crash the engine."""
+        """Return whether the next tokens need steps of their own, because the request may crash the engine."""
         if not self.request.suspect:
             return False
         needed = TRIAL_TOKENS_HELD if self.request.whole else TRIAL_TOKENS

@@ -27,7 +27,7 @@ class Holding:
 
 
 class Shares:
-    """What is held of one shared capacity, by tenant. Every operation takes constant time."""
+    """The amounts that tenants hold of one shared capacity. Every operation takes constant time."""
 
     def __init__(self) -> None:
         self._holdings: dict[str, Holding] = {}
@@ -44,7 +44,7 @@ class Shares:
         return self._holdings[tenant].amount if tenant in self._holdings else 0
 
     def admits(self, tenant: str, weight: float, amount: int, capacity: int) -> bool:
-        """Whether a request for so much more is admitted now."""
+        """Return whether a tenant may have `amount` more now."""
         if self._total + amount <= capacity:
             return True
         holding = self._holdings.get(tenant)

@@ -29,8 +29,8 @@ AWAY_SECONDS = 2.0
 """Until what failed because Redis or the storage is away is tried again."""
 MAX_SHARDS = 32
 MAX_SLOW = 8
-"""Of them, those that a tenant's limits hold up or that are on trial: of more, those that wait longest are handed
-back, so that there are places for others."""
+"""Shards among them that may be held up by a tenant's limits or be on trial. If there are more, those that wait longest
+are handed back, so that there are places for others."""
 MAX_ERRANDS = 2
 CANCEL_SECONDS = 1.0
 STOP_SECONDS = 5.0

@@ -25,7 +25,7 @@ class Work(Protocol):
     """What is done under a lease."""
 
     is_lost: bool
-    """Whether it was told that its lease is lost."""
+    """True once the work has been told that its lease is lost."""
 
     def lose(self) -> None:
         """The lease is lost: stop, nothing counts any more."""

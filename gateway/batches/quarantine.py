@@ -22,7 +22,7 @@ class Quarantine:
         self._is_empty.set()
         self._turn = asyncio.Lock()
         self._has_kept_out = False
-        """Whether the last suspect kept other work waiting."""
+        """True if the last suspect kept other work waiting."""
         self._rest = 0.0
         """For how many seconds it did."""
 

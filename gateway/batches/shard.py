@@ -111,7 +111,7 @@ class Shard:
 
     @property
     def is_slow(self) -> bool:
-        """Whether lines of the shard run one at a time, or not at all for now: more of its batch would only wait."""
+        """Return whether lines of the shard run one at a time or not at all, so that more of the batch would wait."""
         return bool(self._losses) or self.pace.is_limited
 
     @property

@@ -135,7 +135,7 @@ class EngineSupervisor:
             watch = HangWatch(self._pulse)
             hung = await self._until_it_ends(self._process, watch)
             self._exited.set()
-            if self._take_down(watch, hung):
+            if self._note_end(watch, hung):
                 backoff.reset()
             pause = backoff.died()
             log.error("engine_exited", code=self._process.returncode, hung=hung, restart_in_seconds=pause)
@@ -164,7 +164,7 @@ class EngineSupervisor:
         finally:
             ended.cancel()
 
-    def _take_down(self, watch: HangWatch, hung: bool) -> bool:
+    def _note_end(self, watch: HangWatch, hung: bool) -> bool:
         """Write down how a process ended and what it computed then; returns whether it had become ready."""
         assert self._process is not None
         assert self._process.returncode is not None

@@ -10,7 +10,7 @@ import pytest
 from engine.arrivals import CrashesEngines, GivenUp
 from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.core.types import FinishReason, Lane, Request, SamplingParams
+from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token
 from gateway.resumption import MOST_MOVES, ResumingStream
 from gateway.serve.supervisor import EngineSupervisor
@@ -106,6 +106,16 @@ async def test_a_request_that_ends_engines_is_given_up_alone(client, supervisor,
     assert len(poison.moves) == 1 and len(poison.tokens) <= FATAL_TOKENS
     again = Reader(client, ask("again", 5))
     await again.assert_whole()
+
+
+async def test_a_request_ends_if_the_next_engine_process_does_not_have_its_adapter(client, supervisor):
+    adapter = (await client.load_adapter("some/adapter")).adapter
+    reader = Reader(client, ask("adapted", 1)._replace(adapter=adapter))
+    await reader.until(5)
+    os.kill(supervisor.pid, signal.SIGKILL)
+    await asyncio.wait_for(reader.task, 120)
+    assert reader.events[-1].finish_reason is FinishReason.ERROR
+    assert reader.events[-1].refusal.code is ErrorCode.MODEL_NOT_FOUND
 
 
 async def test_a_request_waits_for_an_engine_that_is_being_started(client, supervisor):

@@ -2,40 +2,107 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import threading
+import time
 from collections.abc import MutableMapping
+from contextlib import suppress
 from io import StringIO
+from queue import Empty, SimpleQueue
 from typing import Any, TextIO
+from weakref import WeakSet
 
 import structlog
 from structlog.typing import ExcInfo
 
+MOST_LINES = 10_000
+"""Lines that wait to be written. More are lost."""
+GATHERING_S = 0.02
+"""Seconds for which lines are gathered into one write, so that the writing thread wakes seldom."""
+LAST_WRITE_S = 1.0
+"""Seconds that the end of a process waits for lines to be written."""
+
 
 class LossyStream:
-    """Passes lines on. One that cannot be written is lost, and nothing else: whoever logs is in the middle of something
-    that must go on. How many were lost is said as soon as it can be."""
+    """Passes lines on from a thread of its own, so that a slow disk or a pipe that is not read delays nothing else.
+
+    A write to a file on a busy disk took 270 ms, in which the event loop served no request. Lines that cannot be
+    written are lost, and a line says how many as soon as one can be.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        """None ends the thread."""
+        self._thread: threading.Thread | None = None
         self._lost = 0
+        self._lock = threading.Lock()
+        """Held while the thread is started or `_lost` changes."""
+        _STREAMS.add(self)
 
     def write(self, line: str) -> int:
-        try:
-            if self._lost:
-                self._put(json.dumps({"event": "log_lines_lost", "level": "error", "lines": self._lost}) + "\n")
-            self._put(line)
-        except OSError:
-            self._lost += 1
+        if self._thread is None or not self._thread.is_alive():
+            self._start()
+        if self._lines.qsize() < MOST_LINES:
+            self._lines.put(line)
         else:
-            self._lost = 0
+            self._count_lost(1)
         return len(line)
 
     def flush(self) -> None:
-        """Every line is, by itself."""
+        """Do nothing: the thread flushes."""
 
-    def _put(self, line: str) -> None:
-        self._stream.write(line)
-        self._stream.flush()
+    def close(self, seconds: float = LAST_WRITE_S) -> None:
+        """Write what waits, for at most so long. A line that comes later starts the thread again."""
+        if self._thread is not None and self._thread.is_alive():
+            self._lines.put(None)
+            self._thread.join(seconds)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        last: str | None = ""
+        while last is not None:
+            lines = [self._lines.get()]
+            time.sleep(GATHERING_S if lines[0] is not None else 0)
+            with suppress(Empty):
+                while True:
+                    lines.append(self._lines.get_nowait())
+            self._put([line for line in lines if line is not None])
+            last = lines[-1]
+
+    def _put(self, lines: list[str]) -> None:
+        if not lines:
+            return
+        lost = self._lost
+        if lost:
+            lines = [json.dumps({"event": "log_lines_lost", "level": "error", "lines": lost}) + "\n", *lines]
+        try:
+            self._stream.write("".join(lines))
+            self._stream.flush()
+        except (OSError, ValueError):  # ValueError: the stream has been closed
+            self._count_lost(len(lines) - bool(lost))
+        else:
+            self._count_lost(-lost)
+
+    def _count_lost(self, lines: int) -> None:
+        with self._lock:
+            self._lost += lines
+
+
+_STREAMS: WeakSet[LossyStream] = WeakSet()
+
+
+@atexit.register
+def write_last_lines() -> None:
+    """Have all streams write what waits. Called when Python ends, and before a process ends without that."""
+    for stream in list(_STREAMS):
+        stream.close()
 
 
 def log_renderers(stream: TextIO) -> list[Any]:

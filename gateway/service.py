@@ -32,6 +32,7 @@ from gateway.heartbeat import Heartbeat
 from gateway.intake import Intake, Job
 from gateway.joined import merge
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
+from gateway.loop_turns import LoopTurns
 from gateway.observe.observers import Arrival, Observer, arriving, tell
 from gateway.request_record import RequestRecord
 from gateway.settings import ServiceSettings
@@ -79,6 +80,7 @@ class Gateway:
         self._live: dict[str, RequestRecord] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._deadlines = Deadlines(self._settings)
+        self.turns = LoopTurns()
 
     @property
     def live(self) -> Mapping[str, RequestRecord]:
@@ -151,6 +153,7 @@ class Gateway:
         shares.add(tenant.name, tenant.weight, answers)
         try:
             if full:
+                self.turns.refused(tenant.name)
                 raise unavailable(Fault.LANE_QUEUE_FULL, f"the {lane_name(lane)} lane is full: {full}")
             yield record
             if not record.finish:

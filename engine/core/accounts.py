@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from engine.core.types import Lane
+
+RECENT_S = 10.0
+"""A tenant whose last request came within so many seconds is expected to send another: people read, then answer."""
 
 
 @dataclass(slots=True)
@@ -31,6 +35,8 @@ class Accounts:
     def __init__(self) -> None:
         self.of: dict[tuple[Lane, str], Account] = {}
         self._last_left = dict.fromkeys(Lane, 0.0)
+        self._came: dict[Lane, dict[str, float]] = {lane: {} for lane in Lane}
+        """Of each lane, the two tenants whose requests came last, and when, in seconds on the engine's clock."""
 
     def get(self, lane: Lane, tenant: str) -> Account:
         account = self.of.get((lane, tenant))
@@ -38,8 +44,13 @@ class Accounts:
             account = self.of[lane, tenant] = Account()
         return account
 
-    def arrive(self, lane: Lane, tenant: str, weight: float, waiting: Collection[str]) -> None:
+    def arrive(self, lane: Lane, tenant: str, weight: float, waiting: Collection[str], now: float) -> None:
         """A request came. `waiting`: tenants that wait in this lane without it."""
+        came = self._came[lane]
+        came.pop(tenant, None)
+        came[tenant] = now
+        if len(came) > 2:
+            del came[next(iter(came))]
         account = self.get(lane, tenant)
         account.weight = weight
         if tenant in waiting:
@@ -50,6 +61,11 @@ class Accounts:
     def leave(self, lane: Lane, tenant: str) -> None:
         """The last waiting request of a tenant began to run, or left."""
         self._last_left[lane] = self.get(lane, tenant).served
+
+    def is_shared(self, lane: Lane, waiting: Collection[str], now: float) -> bool:
+        """Return whether at least two tenants wait in a lane or have sent a request lately."""
+        recent = [tenant for tenant, came in self._came[lane].items() if now - came <= RECENT_S]
+        return len(waiting) > 1 or len({*recent, *islice(waiting, 1)}) > 1
 
     def gap(self, lane: Lane, waiting: Iterable[str]) -> float:
         """Largest difference of the counters of tenants that wait, in seconds."""

@@ -67,7 +67,7 @@ def _submit(state: EngineState, request: Request) -> None:
     if request.suspect:
         state.suspects[seq.id] = seq
     ledger, tenants = state.ledger, state.waiting.groups(seq.lane)
-    ledger.accounts.arrive(request.lane, request.tenant, request.weight, tenants)
+    ledger.accounts.arrive(request.lane, request.tenant, request.weight, tenants, request.arrival)
     ledger.longest_prompt = max(ledger.longest_prompt, len(request.prompt))
     state.waiting.add(seq)
     use_adapter(state, seq, live=1)

@@ -9,6 +9,7 @@ Everything is lazy: the planner stops asking when the step is full, and a queue 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -36,19 +37,28 @@ def _by_tenant(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]
         return
     ledger, quantum = state.ledger, state.config.scheduling.quantum_s or 1e-9
     queues = {tenant: _local_first(state, queue, now) for tenant, queue in groups.items()}
+    holding = _holding(state, lane)
 
-    def entry(tenant: str, served: float) -> tuple[int, int, float, str]:
-        return int(served / quantum), -_locality(state, groups[tenant][0]), served, tenant
+    def entry(tenant: str, served: float) -> tuple[int, int, int, float, str]:
+        return int(served / quantum), holding[tenant], -_locality(state, groups[tenant][0]), served, tenant
 
     heap = [entry(tenant, ledger.accounts.get(lane, tenant).served) for tenant in groups]
     heapify(heap)
     while heap:
-        _, _, served, tenant = heappop(heap)
+        *_, served, tenant = heappop(heap)
         seq = next(queues[tenant], None)
         if seq is not None:
             yield seq
             # It will be charged when it has run; until then the plan must not give this tenant everything.
             heappush(heap, entry(tenant, served + ledger.price(len(seq.tokens), 0) / seq.request.weight))
+
+
+def _holding(state: EngineState, lane: Lane) -> Counter[str]:
+    """Return how many sequences each tenant runs where all slots are taken, and nothing otherwise. Only a tenant that
+    holds little can take a slot then, and one that has just come back has the same counter as the others."""
+    if len(state.running) < state.config.max_seqs:
+        return Counter()
+    return Counter(seq.request.tenant for seq in state.running.values() if seq.lane is lane)
 
 
 def _local_first(state: EngineState, queue: Iterable[Sequence], now: float) -> Iterator[Sequence]:

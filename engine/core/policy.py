@@ -12,6 +12,7 @@ from typing import Protocol
 from engine.core.batching import may_form_batch
 from engine.core.config import Scheduling
 from engine.core.fair_order import fair_order
+from engine.core.fair_share import displaceable
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import AdapterId, Lane
@@ -35,7 +36,7 @@ class Policy(Protocol):
     def order_fetches(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
         """The same, with those who may not start yet: whose adapter is read first."""
 
-    def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
+    def victims(self, state: EngineState, needy: Sequence) -> Iterable[Sequence]:
         """Running sequences that may be preempted for `needy`, the first to go first."""
 
 
@@ -43,9 +44,10 @@ class LanePolicy:
     """Interactive before batch; inside a lane decodes before prefills, short prompts before long ones, and tenants by
     what they have been given.
 
-    A waiting sequence takes room only from a strictly lower lane, whoever gives most for least. A running one that must
-    grow takes it there first, then from whoever stands behind it, itself last, so that the head of the line always
-    finishes.
+    A waiting sequence takes room from lower lanes, where the sequences that give most for least yield first, and a
+    waiting interactive one then from tenants of its lane that hold more than their share. A running sequence that must
+    grow takes room from lower lanes first, then from the sequences behind it, itself last, so that the head of the
+    line always finishes.
     """
 
     timed, gathers = True, False
@@ -62,9 +64,12 @@ class LanePolicy:
 
     order_fetches = order_waiting
 
-    def victims(self, state: EngineState, needy: Sequence) -> list[Sequence]:
-        lower = cheapest_first(state, [s for s in state.running.values() if s.lane > needy.lane])
-        return lower + behind(state, needy) if needy.id in state.running else lower
+    def victims(self, state: EngineState, needy: Sequence) -> Iterable[Sequence]:
+        yield from cheapest_first(state, [s for s in state.running.values() if s.lane > needy.lane])
+        if needy.id in state.running:
+            yield from behind(state, needy)
+        elif needy.lane is Lane.INTERACTIVE:
+            yield from displaceable(state, needy)
 
 
 class QueuePolicy:

@@ -11,9 +11,11 @@ in full: docs/scheduling.md.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from math import ceil, inf
 
 from engine.core.config import goal_of
+from engine.core.fair_share import crowding
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step_time import StepFeatures
@@ -25,6 +27,7 @@ class StepBudget:
 
     def __init__(self, state: EngineState, now: float, timed: bool) -> None:
         self._state = state
+        self._now = now
         self._rules = state.config.scheduling
         self._model = state.ledger.model
         self._timed = timed and self._model.is_warm
@@ -86,7 +89,7 @@ class StepBudget:
         if wanted <= 0:
             return 0
         rank = self._rank(seq)
-        granted = self._chunk(start, wanted, rank, share)
+        granted = self._chunk(seq, start, wanted, rank, share)
         if granted:
             self._add(seq, start, granted, rank, 1)
         return granted
@@ -177,12 +180,12 @@ class StepBudget:
             self._price_holds_to = min((knot for knot in self._model.knots if knot >= tokens), default=inf)
         return self._price_of_token
 
-    def _chunk(self, start: int, wanted: int, rank: int, share: float) -> int:
+    def _chunk(self, seq: Sequence, start: int, wanted: int, rank: int, share: float) -> int:
         """The largest chunk within the limit; interactive prompts get a small one in any case. Batch prompts take what
         there is, however little: waiting for a page's worth, none ever began beside chats that decode."""
         if self._limit == inf:
             return wanted
-        limit = self._prompt_limit() if self._lane is Lane.INTERACTIVE else self._limit
+        limit = self._prompt_limit(seq) if self._lane is Lane.INTERACTIVE else self._limit
         limit = self._before + (limit - self._before) * share
         fits = min(wanted, self._model.chunk_that_fits(self.features, start, rank, limit))
         least = min(wanted, self._rules.min_chunk)
@@ -200,15 +203,32 @@ class StepBudget:
     def _is_empty(self) -> bool:
         return not (self._prefill or self._decodes)
 
-    def _prompt_limit(self) -> float:
+    def _prompt_limit(self, seq: Sequence) -> float:
         """Beside batch work more interactive sequences decode at a time, and a prompt's step is felt by all of them: it
         is cut to be no longer than their tail may be, if what every step costs remains a small part of it. A second
         prompt joins only within the tail: alone, it would rarely have met the first."""
-        ledger = self._state.ledger
+        ledger, limit = self._state.ledger, max(self._limit, self._newcomer_limit(seq))
+        if self._decodes and not self._prefill:
+            limit = self._limit = max(limit, self._late_limit())
         if not (ledger.wants_batch and ledger.tail and self._decodes):
-            return self._limit
+            return limit
         tail = self._rules.itl_stretch * ledger.tail
-        return min(self._limit, tail if self._prefill else max(tail, self._rules.full_chunk * self._one_decode))
+        return min(limit, tail if self._prefill else max(tail, self._rules.full_chunk * self._one_decode))
+
+    def _newcomer_limit(self, seq: Sequence) -> float:
+        """A tenant's only request does not wait for the decodes of tenants that crowd the lane: its prompt may make the
+        step last `full_chunk` decodes."""
+        crowd = crowding(self._state, seq)
+        if not crowd:
+            return 0.0
+        left = _times_left(self._state, self._now, crowd)
+        return min(min(left, default=inf) / self._margin, self._rules.full_chunk * self._one_decode)
+
+    def _late_limit(self) -> float:
+        """Where decodes alone are late already, prompts may stretch their step a little, or they would get `min_chunk`
+        tokens a step for as long as there are so many decodes."""
+        alone = self._model.predict(self.features)
+        return alone * self._rules.itl_stretch if alone * self._margin >= self._slack else 0.0
 
     def _batch_limit(self) -> float:
         rules, model = self._rules, self._model
@@ -243,13 +263,21 @@ class StepBudget:
 
 
 def _slack(state: EngineState, now: float) -> float:
-    """Seconds until the first interactive decode is late. A pending token will have come just before this step begins,
-    and the next one is due all of its ITL later."""
+    """Seconds until the first interactive decode is late."""
+    left = _times_left(state, now)
+    if state.ledger.accounts.is_shared(Lane.INTERACTIVE, state.waiting.groups(Lane.INTERACTIVE), now):
+        # Another tenant's next request should not sit out a step that one tenant's prompts fill.
+        left.append(state.config.interactive.itl_s)
+    return max(0.0, min(left)) if left else inf
+
+
+def _times_left(state: EngineState, now: float, apart_from: Container[str] = ()) -> list[float]:
+    """Seconds until each interactive decode is late, without those of some tenants. A pending token will have come just
+    before this step begins, and the next one is due all of its ITL later."""
     lane, goal = Lane.INTERACTIVE, state.config.interactive.itl_s
     running = [seq for seq in state.running.values() if seq.lane is lane and not seq.waits_for_token]
-    left = [
+    return [
         goal_of(seq.request.itl, goal) if seq.num_pending else seq.due - now
         for seq in running
-        if seq.num_computed + 1 == len(seq.tokens) + seq.num_pending
+        if seq.num_computed + 1 == len(seq.tokens) + seq.num_pending and seq.request.tenant not in apart_from
     ]
-    return max(0.0, min(left)) if left else inf

@@ -215,6 +215,7 @@ class HttpApi:
         with self._arriving(request) as arrival:
             principal = arrival.identify(self._authenticate(request))
             body = await read_body(request, self._max_body_bytes)
+            await self._gateway.turns.take(principal.tenant.name)
             call = understood(self._gateway, principal.tenant, body, request_id(request), arrival.ingress)
         return GenerationResponse(self._gateway, principal, call, self._ping_seconds)
 

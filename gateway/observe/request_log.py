@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from datetime import datetime
 from typing import Any, TextIO
 
 import structlog
 
 from engine.core.types import Lane
+from engine.lossy_log import LossyStream
 from gateway.core.lanes import lane_name
 from gateway.request_record import RequestRecord
 
@@ -23,12 +23,13 @@ class RequestLog:
     def __init__(self, stream: TextIO | None = None) -> None:
         """`stream`: standard output unless given."""
         stream = stream or sys.stdout
-        self._terminal = stream if stream.isatty() else None
+        lines = LossyStream(stream)
+        self._terminal = lines if stream.isatty() else None
         processors: list[Any] = [
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.JSONRenderer(),
         ]
-        self._log: Any = structlog.wrap_logger(structlog.WriteLogger(stream), processors=processors)
+        self._log: Any = structlog.wrap_logger(structlog.WriteLogger(lines), processors=processors)  # type: ignore[arg-type]  # it writes and flushes
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
         """Not for the log."""
@@ -37,8 +38,7 @@ class RequestLog:
         if self._terminal is None:
             self._log.msg("request", **describe(record))
         else:
-            with suppress(OSError):
-                self._terminal.write(access_line(record, datetime.now()) + "\n")
+            self._terminal.write(access_line(record, datetime.now()) + "\n")
 
 
 def access_line(record: RequestRecord, now: datetime) -> str:

@@ -91,6 +91,7 @@ class GenerationService(pb_grpc.GenerationServicer):
         be the whole answer."""
         with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
             principal = arrival.identify(self._keys.authenticate(call.token))
+            await self._gateway.turns.take(principal.tenant.name)
             wanted = generate_request(request, call.request_id, call.time_remaining)
             wanted = replace(wanted, ingress=arrival.ingress, whole=method == GENERATE)
             calls = call_reader(wanted, self._gateway.intake.dialect)

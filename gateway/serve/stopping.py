@@ -18,6 +18,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from engine.lossy_log import write_last_lines
+
 DRAIN_SECONDS = 10.0
 """Kubernetes kills a pod 30 s after SIGTERM unless it is told otherwise."""
 HURRY_SECONDS = 0.5
@@ -123,6 +125,7 @@ def leave(status: int) -> NoReturn:
 
     Only after everything that has to be closed is closed.
     """
+    write_last_lines()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()

@@ -12,6 +12,7 @@ from fakes import BASE, House, build_house
 from grpc_house import as_key, ask, keys, until
 
 from engine.core.types import Lane, TokenEvent
+from engine.lossy_log import write_last_lines
 from gateway.observe.request_log import LONGEST_NAME, RequestLog, describe
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.request_record import RequestRecord
@@ -45,6 +46,7 @@ class Logged:
             return await client.post(path, content=content, headers=headers)
 
     def lines(self):
+        write_last_lines()
         return [json.loads(line) for line in self.out.getvalue().splitlines()]
 
     def only(self):
@@ -218,6 +220,7 @@ def test_a_request_is_one_line_of_numbers():
     done.end("stop", 200)
     out = io.StringIO()
     RequestLog(out).finished(done)
+    write_last_lines()
     line = json.loads(out.getvalue())
     assert out.getvalue().count("\n") == 1
     assert (line["queue_ms"], line["ttft_ms"], line["tpot_ms"], line["duration_ms"]) == (250, 1000, 500, 4000)
@@ -275,6 +278,7 @@ def test_a_terminal_shows_short_lines_and_obeys_no_callers_words():
     terminal, file = Terminal(), io.StringIO()
     RequestLog(terminal).finished(record)
     RequestLog(file).finished(record)
+    write_last_lines()
     line = terminal.getvalue()
     assert line.endswith(" 200  acme  pi?[2Jrate?  1,200 + 34 tokens  in all 1.50 s  stop\n")
     assert json.loads(file.getvalue())["tenant"] == "acme"

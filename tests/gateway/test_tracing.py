@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from engine.core.types import Lane
+from engine.lossy_log import write_last_lines
 from gateway.config.file import ConfigError
 from gateway.config.sections import ObservabilityConfig, TracesConfig
 from gateway.core.trace_context import Ingress, TraceContext
@@ -184,6 +185,7 @@ async def test_http_and_grpc_are_traced_with_nothing_private_in_it(kept, tmp_pat
     spans = kept.spans
     assert {"chat poet", "generate_content pirate", "chat", "prefill", "decode"} <= spans.keys()
     assert spans["generate_content pirate"].attributes["rpc.method"] == "loralane.v1.Generation/Generate"
+    write_last_lines()
     told = [json.loads(line)["trace_id"] for line in log.getvalue().splitlines()]
     assert told == [TRACE_ID, f"{spans['chat'].context.trace_id:032x}", TRACE_ID]
     served_spans = [span.to_json() for name, span in spans.items() if name != "chat"]  # whose model is what was sent

@@ -17,7 +17,8 @@ CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
 endif
 
 .PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-many-adapters bench-lanes bench-batches
-.PHONY: bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-gpu bench-planning
+.PHONY: bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start bench-gpu
+.PHONY: bench-planning
 .PHONY: screenshots chaos soak proto audit clean-data clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -94,6 +95,9 @@ bench-neighbours: setup-dev  ## What a stream costs beside busy processes, a sec
 
 bench-restarts: setup-dev  ## Whether streams outlive an engine that is killed, stopped and restarted
 	$(BIN)/python -m benchmarks.restarts $(ARGS)
+
+bench-start: setup-dev  ## How long `serve` takes until it is ready, the first time and later
+	$(BIN)/python -m benchmarks.start $(ARGS)
 
 bench-batches: setup-dev  ## How many lines of a batch one gateway process runs in a second
 	$(BIN)/python -m benchmarks.batches $(ARGS)

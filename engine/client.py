@@ -23,6 +23,8 @@ from engine.wire import GATEWAY, LANE_MODES, LANES, event_from_pb, request_to_pb
 log = structlog.get_logger("engine.client")
 
 RECONNECT_SECONDS = 0.1
+RECONNECT_MS = 100
+"""Between two tries to connect to an engine's socket, which cost little: nothing leaves this machine."""
 STATS_SECONDS = 10.0
 """An engine that takes longer than this for one step does not answer."""
 LOAD_SECONDS = 300.0
@@ -117,7 +119,10 @@ class EngineClient:
         self.info = pb.EngineInfo()
         self.on_connect = on_connect
         self.load_seconds = load_seconds
-        options = [("grpc.max_receive_message_length", -1), ("grpc.max_reconnect_backoff_ms", 500)]
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            *((f"grpc.{which}_reconnect_backoff_ms", RECONNECT_MS) for which in ("initial", "min", "max")),
+        ]
         self._channel = grpc.aio.insecure_channel(address, options=options)
         self._stub = pb_grpc.EngineStub(self._channel)
         self._ready = asyncio.Event()

@@ -31,7 +31,8 @@ from engine.demo.packed import PackedRow, pack, packed_loss
 from engine.demo.tools import TOOLS_SHAPE
 from engine.demo.tools.conversations import trees
 from engine.demo.tools.score import questions, score
-from engine.model.prepare import EMBEDDED, prepare_model
+from engine.model.prepare import prepare_model
+from engine.model_source import EMBEDDED
 from engine.paths import default_data_dir
 
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -61,6 +61,10 @@ class PoolCounts:
     """Time between a request for a verdict and the verdict, summed over `answered`."""
 
 
+UNHURRIED_S = 10.0
+"""`start_after` of a server, which is ready by then."""
+
+
 class GrammarPool:
     """Checks grammars in child processes. Thread-safe.
 
@@ -69,6 +73,8 @@ class GrammarPool:
         at_once: grammars of one tenant that may be compiled at the same time; fewer than `workers`, so that
             one is left for others.
         queued: grammars of one tenant that may wait.
+        start_after: seconds after which the workers are started, if no grammar comes earlier. Each takes half a second
+            of a core, which a server that is starting needs itself.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class GrammarPool:
         at_once: int = 1,
         queued: int = 256,
         kept: int = KEPT,
+        start_after: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits or WorkerLimits()
@@ -95,8 +102,13 @@ class GrammarPool:
             threading.Thread(target=self._serve, args=(number,), name=f"grammar-{number}", daemon=True)
             for number in range(workers)
         ]
-        for thread in self._threads:
-            thread.start()
+        self._is_started = False
+        self._starter = threading.Timer(start_after, self._start_threads)
+        self._starter.daemon = True
+        if start_after:
+            self._starter.start()
+        else:
+            self._start_threads()
 
     @property
     def pids(self) -> list[int]:
@@ -109,6 +121,7 @@ class GrammarPool:
         future: Future[Verdict] = Future()
         key, now = Key.of(grammar), self._clock()
         future.add_done_callback(lambda done: self._count(done, now))
+        self._start_threads()
         with self._changed:
             verdict = self._verdicts.get(key) or self._enqueue(tenant, key, grammar, future)
         if verdict is not None:
@@ -129,8 +142,16 @@ class GrammarPool:
                 worker.kill()
             self._changed.notify_all()
         _resolve(left, _undecided("the server is stopping"))
-        for thread in self._threads:
+        self._starter.cancel()
+        for thread in self._threads if self._is_started else ():
             thread.join()
+
+    def _start_threads(self) -> None:
+        with self._changed:
+            if not (self._is_started or self._closing):
+                self._is_started = True
+                for thread in self._threads:
+                    thread.start()
 
     def _enqueue(self, tenant: str, key: Key, grammar: Grammar, future: Future[Verdict]) -> Verdict | None:
         """Returns a verdict if the grammar cannot even wait."""

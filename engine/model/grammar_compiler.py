@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.core.grammars import Grammar
 from engine.grammar_check.job import Reason, Verdict, Vocabulary, WorkerLimits
-from engine.grammar_check.pool import WORKERS, GrammarPool
+from engine.grammar_check.pool import UNHURRIED_S, WORKERS, GrammarPool
 from engine.grammar_source import LIMITS, library_source, told
 
 QUEUED = 4096
@@ -87,7 +87,9 @@ class Compiler:
         with self._lock:
             if self._pool is None:
                 vocabulary = Vocabulary(str(self._file), self._vocab_size, list(self._eos_token_ids))
-                self._pool = GrammarPool(WorkerLimits(vocabulary=vocabulary), at_once=WORKERS, queued=QUEUED)
+                self._pool = GrammarPool(
+                    WorkerLimits(vocabulary=vocabulary), at_once=WORKERS, queued=QUEUED, start_after=UNHURRIED_S
+                )
             return self._pool
 
     def _load_tokenizer(self) -> LLTokenizer:

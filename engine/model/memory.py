@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ POPULATE_WRITE = 23
 """What Linux 5.14 and later call MADV_POPULATE_WRITE: pages become writable, and what they hold stays."""
 PIECE = 64 << 20
 """Bytes provided at a time: whoever touches other pages meanwhile waits for no more."""
+POPULATE_AFTER_S = 10.0
+"""Seconds from a tensor's allocation: clearing gigabytes takes seconds of a core, which a server that is starting needs
+itself."""
 
 
 def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, reserved: int = 0) -> int:
@@ -105,11 +108,14 @@ def populate(memory: Tensor) -> None:
     which a load may use little: taking it all would have the system kill this process, or another.
     """
     if memory.device.type == "cpu" and PIECE < memory.nbytes <= free_host_bytes():
-        Thread(target=_provide, args=(memory,), name="populate", daemon=True).start()
+        timer = threading.Timer(POPULATE_AFTER_S, _provide, (memory,))
+        timer.daemon = True
+        timer.start()
 
 
 def _provide(memory: Tensor) -> None:
-    """The call is made without the interpreter's lock."""
+    """The call is made without the interpreter's lock. It holds the kernel's lock of this process's memory, for which
+    imports and allocations wait: at a low priority, hence for longer, it made a start two seconds slower."""
     madvise, page = ctypes.CDLL(None).madvise, os.sysconf("SC_PAGE_SIZE")
     first, last = memory.data_ptr() + page - 1, memory.data_ptr() + memory.nbytes
     for start in range(first // page * page, last // page * page, PIECE):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +19,20 @@ from engine.model.peft_folder import PeftFolder, ReadBuffer, read_peft
 from engine.model.peft_loader import LoadedAdapter, TargetShapes, check_peft
 from engine.model.recipes import Recipe, Recipes
 from lora_kernels.layout import AdapterLayout, pack_adapter, plan_layout
+
+PACK_KERNELS = "lora_kernels.numba_pack"
+
+
+def has_recipes(dtype: torch.dtype, *, fp8: bool) -> bool:
+    """Return whether adapters of a dtype are packed by compiled recipes."""
+    return find_spec("numba") is not None and not fp8 and dtype in (torch.bfloat16, torch.float32)
+
+
+def import_ahead(dtype: torch.dtype, *, fp8: bool) -> None:
+    """Begin to import the kernels that pack adapters, beside what the start of an engine does next: it takes 1.5 s, for
+    the most part without the interpreter's lock."""
+    if has_recipes(dtype, fp8=fp8):
+        threading.Thread(target=import_module, args=(PACK_KERNELS,), name="import", daemon=True).start()
 
 
 class Packer:
@@ -43,7 +59,7 @@ class Packer:
         self._fp8 = fp8
         self._buffer = ReadBuffer()
         self._recipes: Recipes | None = None
-        if find_spec("numba") and not fp8 and dtype in (torch.bfloat16, torch.float32):
+        if has_recipes(dtype, fp8=fp8):
             from lora_kernels.numba_pack import is_finite, pack_tiles  # compiles, or finds what it compiled before
 
             self._is_finite, self._pack_tiles = is_finite, pack_tiles

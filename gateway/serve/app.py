@@ -13,7 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from engine.client import EngineClient
 from engine.core.types import Lane
-from engine.grammar_check.pool import GrammarPool
+from engine.grammar_check.pool import UNHURRIED_S, GrammarPool
 from gateway.accounts.registry import open_accounts
 from gateway.accounts.store import account_store
 from gateway.adapters.registry import AdapterRegistry
@@ -144,7 +144,7 @@ async def built(
     """
     config = launch.config
     async with AsyncExitStack() as stack:
-        grammars = stack.enter_context(closing(GrammarPool()))
+        grammars = stack.enter_context(closing(GrammarPool(start_after=UNHURRIED_S)))
         redis = await stack.enter_async_context(connected(ground.store, cluster=config.redis.cluster))
         limiter = _limiter(config, redis)
         stack.push_async_callback(limiter.close)

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from engine.model_source import ModelNotFound, find_prepared
 from engine.paths import partials
 from gateway.serve.launch import StartError
 
@@ -18,13 +19,20 @@ PUT_OFF = (signal.SIGINT, signal.SIGTERM)
 """Signals that wait while the converter is being started, or ended."""
 
 
-def prepare(model: str, data_dir: Path) -> Path:
+def prepare(model: str, data_dir: Path, device: str, dtype: str) -> Path:
     """Returns the folder that the engine reads. Interrupted, it leaves nothing unfinished behind.
+
+    Args:
+        device, dtype: the engine's, for which kernels are compiled beside a conversion.
 
     Raises:
         StartError: there is no such model, or it cannot be read; standard error says why.
     """
+    with suppress(ModelNotFound, OSError):  # the process below says what is wrong
+        if (folder := find_prepared(model, data_dir)) is not None:
+            return folder.resolve()
     command = [sys.executable, "-m", "engine.model.prepare", model, "--data-dir", str(data_dir)]
+    command += ["--device", device, "--dtype", dtype]
     process: subprocess.Popen[str] | None = None
     with _ended_by_sigterm():
         try:

@@ -39,6 +39,8 @@ class RequestLog:
         except ValueError:
             self.torn += 1
             return
+        if record["event"] == "log_lines_lost":
+            return  # which lines those were, their requests' records are missing for
         self.records[record["request_id"]].append(record)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 from fakes import BASE, build_house
@@ -204,6 +205,21 @@ def test_a_worker_holds_none_of_its_parents_secrets(monkeypatch):
         libraries = file.read()
     assert "llguidance" in libraries and "torch" not in libraries
     pool.close()
+
+
+def test_workers_that_may_wait_are_started_by_the_first_grammar():
+    with closing(GrammarPool(workers=1, start_after=1000.0)) as pool:
+        assert pool.pids == []
+        assert pool.submit("acme", regex("a")).result(60).reason is None
+    with closing(GrammarPool(workers=1, start_after=1000.0)) as unused:
+        pass
+    assert unused.submit("acme", regex("a")).result(60).reason is not None
+
+
+def test_workers_are_started_after_a_while_without_a_grammar():
+    with closing(GrammarPool(workers=1, start_after=0.01)) as pool:
+        while not pool.pids:
+            time.sleep(0.01)
 
 
 def test_turns_go_round():

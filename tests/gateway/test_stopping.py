@@ -257,7 +257,7 @@ def test_a_converter_that_is_just_being_started_does_not_outlive_an_interrupt(tm
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(raised):
-            prepare.prepare("model", tmp_path)
+            prepare.prepare("model", tmp_path, "cpu", "float32")
     finally:
         signal.signal(signal.SIGINT, before)
     assert born[0].returncode == -signal.SIGKILL

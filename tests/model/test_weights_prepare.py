@@ -1,6 +1,7 @@
 """What a user may call a model, and what folder comes of it."""
 
 import errno
+import signal
 import subprocess
 import sys
 
@@ -8,8 +9,8 @@ import pytest
 from rich.console import Console
 from safetensors import SafetensorError
 
-from engine.model import prepare
-from engine.model.prepare import ModelNotFound, prepare_model
+from engine.model.prepare import compiling_kernels, prepare_model
+from engine.model_source import ModelNotFound, converted_folder, find_prepared
 from tests.model.tiny_gguf import header
 
 QUIET = Console(quiet=True)
@@ -27,7 +28,7 @@ def test_a_converted_gguf_is_found_again(tmp_path, monkeypatch):
     converted = []
 
     def convert(file, out, on_progress):
-        on_progress("working")
+        on_progress("working", 0.5)
         out.mkdir(parents=True)
         (out / "config.json").write_text("{}")
         converted.append(out)
@@ -44,6 +45,48 @@ def test_a_converted_gguf_is_found_again(tmp_path, monkeypatch):
     assert first != second
 
 
+def test_what_is_ready_is_found_without_a_conversion(tmp_path):
+    gguf = tmp_path / "tiny.gguf"
+    gguf.write_bytes(header([(1, 2)]))
+    data = tmp_path / "data"
+    assert find_prepared(str(gguf), data) is None
+    folder = converted_folder(gguf, data)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    assert find_prepared(str(gguf), data) == find_prepared(str(tmp_path), data) == folder
+    assert find_prepared(str(folder), data) == folder
+    assert find_prepared("owner/name", data) is None
+    with pytest.raises(ModelNotFound, match="not a GGUF one"):
+        find_prepared(__file__, data)
+
+
+def test_kernels_are_compiled_beside_a_conversion_and_end_with_it(tmp_path, monkeypatch):
+    started = []
+    popen = subprocess.Popen
+
+    def start(command, **options):
+        started.append(popen([sys.executable, "-c", "import time; time.sleep(60)"], **options))
+        assert "engine.model.compile_kernels" in command
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(OSError, match="full"), compiling_kernels("cpu", "float32"):
+        raise OSError("full")
+    assert started[0].returncode == -signal.SIGKILL
+
+
+COMPILE = [sys.executable, "-m", "engine.model.compile_kernels", "--device", "cpu", "--dtype", "float32"]
+
+
+def test_kernels_are_compiled_by_a_program_of_its_own():
+    with subprocess.Popen(COMPILE, stdin=subprocess.PIPE) as process:
+        assert process.wait() == 0
+
+
+def test_that_program_ends_with_its_standard_input():
+    assert subprocess.run(COMPILE, stdin=subprocess.DEVNULL).returncode == 1
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(ModelNotFound, match="not a model folder"):
         prepare_model(str(tmp_path), tmp_path, QUIET)
@@ -58,7 +101,7 @@ def test_an_unreachable_hub_id_is_refused_with_the_reason(tmp_path, monkeypatch)
         assert not any("bin" in pattern or "pt" in pattern for pattern in allow_patterns)
         raise OSError("no route to the hub\nmore")
 
-    monkeypatch.setattr(prepare, "snapshot_download", unreachable)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     with pytest.raises(ModelNotFound, match=r"no route to the hub$"):
         prepare_model("owner/name", tmp_path, QUIET)
 

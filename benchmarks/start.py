@@ -63,6 +63,8 @@ def parts_of(log: str, begun: float) -> dict[str, float]:
         if not line.startswith("{"):
             continue
         event = json.loads(line)
+        if "timestamp" not in event:
+            continue
         at = datetime.fromisoformat(event["timestamp"]).timestamp() - begun
         match event:
             case {"event": "engine_starting"}:

@@ -121,7 +121,7 @@ class EngineClient:
         self.load_seconds = load_seconds
         options = [
             ("grpc.max_receive_message_length", -1),
-            *((f"grpc.{which}_reconnect_backoff_ms", RECONNECT_MS) for which in ("initial", "min", "max")),
+            *((f"grpc.{which}_reconnect_backoff_ms", RECONNECT_MS) for which in ("initial", "max")),
         ]
         self._channel = grpc.aio.insecure_channel(address, options=options)
         self._stub = pb_grpc.EngineStub(self._channel)

@@ -55,9 +55,12 @@ class LossyStream:
 
     def close(self, seconds: float = LAST_WRITE_S) -> None:
         """Write what waits, for at most so long. A line that comes later starts the thread again."""
-        if self._thread is not None and self._thread.is_alive():
-            self._lines.put(None)
-            self._thread.join(seconds)
+        if self._thread is None:
+            return
+        if not self._thread.is_alive() and self._lines.qsize():
+            self._start()  # a line came just behind the end of the last thread
+        self._lines.put(None)
+        self._thread.join(seconds)
 
     def _start(self) -> None:
         with self._lock:
@@ -66,15 +69,15 @@ class LossyStream:
                 self._thread.start()
 
     def _run(self) -> None:
-        last: str | None = ""
-        while last is not None:
+        is_open = True
+        while is_open:
             lines = [self._lines.get()]
             time.sleep(GATHERING_S if lines[0] is not None else 0)
             with suppress(Empty):
                 while True:
                     lines.append(self._lines.get_nowait())
             self._put([line for line in lines if line is not None])
-            last = lines[-1]
+            is_open = None not in lines
 
     def _put(self, lines: list[str]) -> None:
         if not lines:
@@ -85,7 +88,7 @@ class LossyStream:
         try:
             self._stream.write("".join(lines))
             self._stream.flush()
-        except (OSError, ValueError):  # ValueError: the stream has been closed
+        except (OSError, ValueError):  # ValueError: the stream is closed, or cannot encode a line
             self._count_lost(len(lines) - bool(lost))
         else:
             self._count_lost(-lost)

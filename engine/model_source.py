@@ -25,7 +25,10 @@ def find_local(model: str) -> Path | None:
     """
     if model == EMBEDDED:
         return _embedded_gguf()
-    path = Path(model).expanduser()
+    try:
+        path = Path(model).expanduser()
+    except RuntimeError as error:
+        raise ModelNotFound(f"{model}: {error}") from error
     if path.is_dir():
         return path if (path / "config.json").is_file() else _only_gguf(path)
     return path if path.is_file() else None

@@ -153,7 +153,8 @@ class Gateway:
         shares.add(tenant.name, tenant.weight, answers)
         try:
             if full:
-                self.turns.refused(tenant.name)
+                if not request.patient:  # lines of a batch are tried again by this gateway itself
+                    self.turns.refused(tenant.name)
                 raise unavailable(Fault.LANE_QUEUE_FULL, f"the {lane_name(lane)} lane is full: {full}")
             yield record
             if not record.finish:

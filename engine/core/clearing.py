@@ -14,6 +14,10 @@ from engine.core.state import EngineState
 from engine.core.step_budget import StepBudget
 from engine.core.types import AdapterId, Cause, Lane, PageId, ScheduledChunk
 
+MOST_DISPLACED = 8
+"""Sequences that make room for other tenants of their lane in one plan. Each such search looks at all that run, which
+with 256 of them takes half a millisecond."""
+
 
 class Clearing:
     """Attributes:
@@ -114,6 +118,8 @@ class Clearing:
                 return None
             if victim.id in self.preempted:
                 continue
+            if victim.lane is seq.lane and not seq.pages and len(self.preempted) + len(victims) >= MOST_DISPLACED:
+                return None
             victims.append(victim)
             freed = self._adapters.freed_by(victim, adapters)
             room = room.plus(freed).plus(Room(self._pages.gain(self._held(victim), pages), 1))

@@ -1,73 +1,103 @@
-"""Which running sequences of a lane make room for another tenant of the same lane: those beyond their tenant's share.
+"""How tenants share the slots and pages of a lane, and which running sequences make room for another tenant.
 
-Dominant resource fairness (Ghodsi et al., NSDI 2011) over sequence slots and pages: a tenant holds the larger of its
-fraction of the slots and its fraction of the pages, divided by its weight. The fair level is 1 over the sum of the
-weights of all tenants that run or wait in the lane. A tenant that stays within the fair level takes room from tenants
-above it. Without this rule, a tenant whose answers fill every slot makes the others wait until one of its answers ends:
-17 s in place of 0.4 s with 64 answers of 200 tokens on two CPU cores.
+Dominant resource fairness (Ghodsi et al., NSDI 2011): a tenant's level is the larger of its fraction of the slots and
+its fraction of the pages, divided by its weight. The fair level is 1 over the sum of the weights of all tenants that
+run or wait in the lane. A tenant that stays within the fair level takes room from tenants above it. Without this rule,
+a tenant whose answers fill every slot makes the others wait until one of its answers ends: 17 s in place of 0.4 s with
+64 answers of 200 tokens on two CPU cores.
 
-A tenant that is alone may use everything. No tenant loses its last sequence, and none is brought below the fair level
-by more than one sequence, so that two tenants never displace each other in turns.
+A tenant that is alone may use everything. No newcomer takes a tenant's last sequence, and none is brought below the
+fair level by more than one sequence. A sequence that grows keeps to the same shares: a tenant above the fair level
+takes no pages from a tenant within it, or the two would preempt each other in turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
+from collections.abc import Sequence as Listed
 
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
+from engine.core.types import Lane
 from engine.core.victims import cheapest_first
+
+
+class LaneShares:
+    """What the tenants of a lane hold at one moment."""
+
+    def __init__(self, state: EngineState, lane: Lane) -> None:
+        self._config = state.config
+        self._pages = max(1, state.config.usable_pages - state.adapter_pages)
+        self._waiting = state.waiting.groups(lane)
+        self.held: dict[str, list[Sequence]] = {}
+        """The running sequences of each tenant."""
+        for seq in state.running.values():
+            if seq.lane is lane:
+                self.held.setdefault(seq.request.tenant, []).append(seq)
+        accounts = state.ledger.accounts
+        self._weights = {tenant: accounts.get(lane, tenant).weight for tenant in (*self.held, *self._waiting)}
+        self.fair = 1.0 / (sum(self._weights.values()) or 1.0)
+
+    def level(self, tenant: str, slots: int, pages: int) -> float:
+        """Return a tenant's level if it held so many slots and pages."""
+        return max(slots / self._config.max_seqs, pages / self._pages) / self._weights.get(tenant, 1.0)
+
+    def level_of(self, tenant: str, held: Listed[Sequence]) -> float:
+        return self.level(tenant, len(held), sum(map(self.num_pages, held)))
+
+    def num_pages(self, seq: Sequence) -> int:
+        """Return the pages of a sequence. Those that several sequences share count for each."""
+        return max(len(seq.pages), self._config.pages_for(len(seq.tokens)))
+
+    def above(self) -> Set[str]:
+        """Return the tenants above the fair level."""
+        return {tenant for tenant, held in self.held.items() if self.level_of(tenant, held) > self.fair}
+
+    def crowding(self) -> Set[str]:
+        """Return the tenants that hold more than their share, or run something and have more waiting."""
+        return self.above() | (self.held.keys() & self._waiting.keys())
+
+    def is_only_request(self, seq: Sequence) -> bool:
+        """Return whether its tenant has no other sequence in the lane."""
+        tenant = seq.request.tenant
+        return all(other is seq for other in (*self.held.get(tenant, ()), *self._waiting.get(tenant, ())[:2]))
 
 
 def displaceable(state: EngineState, needy: Sequence) -> Iterator[Sequence]:
     """Yield the running sequences that make room for a waiting one, from the tenant that is farthest above its share,
     the cheapest to preempt first."""
-    running = _running_by_tenant(state, needy)
-    fair = _fair_level(state, needy, running)
-    own = running.pop(needy.request.tenant, [])
-    if own and _level(state, [*own, needy]) > fair:
+    shares = LaneShares(state, needy.lane)
+    tenant = needy.request.tenant
+    own = shares.held.pop(tenant, [])
+    is_too_much = shares.level_of(tenant, [*own, needy]) > shares.fair
+    # A tenant's first sequence may be larger than its share, but not for ever at the others' cost.
+    if is_too_much and (own or needy.num_preemptions >= state.config.scheduling.max_preemptions):
         return
-    queues = {tenant: cheapest_first(state, held) for tenant, held in running.items() if len(held) > 1}
-    while queues:
-        tenant = max(queues, key=lambda tenant: _level(state, queues[tenant]))
-        if _level(state, queues[tenant]) <= fair:
+    slots = {other: len(held) for other, held in shares.held.items() if len(held) > 1}
+    pages = {other: sum(map(shares.num_pages, shares.held[other])) for other in slots}
+    queues: dict[str, list[Sequence]] = {}
+    while slots:
+        other = max(slots, key=lambda name: shares.level(name, slots[name], pages[name]))
+        if shares.level(other, slots[other], pages[other]) <= shares.fair:
             return
-        yield queues[tenant].pop(0)
-        if len(queues[tenant]) == 1:
-            del queues[tenant]
+        queue = queues.get(other)
+        if queue is None:
+            queue = queues[other] = cheapest_first(state, shares.held[other])[::-1]
+        victim = queue.pop()
+        yield victim
+        slots[other] -= 1
+        pages[other] -= shares.num_pages(victim)
+        if slots[other] == 1:
+            del slots[other]
 
 
-def crowding(state: EngineState, seq: Sequence) -> Set[str]:
-    """Return the other tenants of a sequence's lane that hold more than their share, or have more waiting. Where the
-    sequence's own tenant runs others, there are none: it is one of them."""
-    running = _running_by_tenant(state, seq)
-    own = running.pop(seq.request.tenant, [])
-    if not running or any(other is not seq for other in own):
-        return frozenset()
-    fair, waiting = _fair_level(state, seq, running), state.waiting.groups(seq.lane)
-    return {tenant for tenant, held in running.items() if tenant in waiting or _level(state, held) > fair}
-
-
-def _fair_level(state: EngineState, seq: Sequence, running: Mapping[str, list[Sequence]]) -> float:
-    tenants = {seq.request.tenant, *running, *state.waiting.groups(seq.lane)}
-    return 1.0 / sum(_weight(state, seq, tenant) for tenant in tenants)
-
-
-def _running_by_tenant(state: EngineState, needy: Sequence) -> dict[str, list[Sequence]]:
-    running: dict[str, list[Sequence]] = {}
-    for seq in state.running.values():
-        if seq.lane is needy.lane:
-            running.setdefault(seq.request.tenant, []).append(seq)
-    return running
-
-
-def _weight(state: EngineState, needy: Sequence, tenant: str) -> float:
-    return state.ledger.accounts.get(needy.lane, tenant).weight
-
-
-def _level(state: EngineState, held: list[Sequence]) -> float:
-    """Return the dominant share of one tenant's sequences over its weight. Pages that several share count for each."""
-    config = state.config
-    pages = sum(max(len(seq.pages), config.pages_for(len(seq.tokens))) for seq in held)
-    share = max(len(held) / config.max_seqs, pages / max(1, config.usable_pages - state.adapter_pages))
-    return share / _weight(state, held[0], held[0].request.tenant)
+def within_shares(state: EngineState, needy: Sequence, victims: list[Sequence]) -> list[Sequence]:
+    """Return which of the victims yield pages to a running sequence that grows, in their order: for a tenant above the
+    fair level only those of such tenants, and for others those first."""
+    shares = LaneShares(state, needy.lane)
+    if len(shares.held) < 2:
+        return victims
+    above = shares.above()
+    if needy.request.tenant in above:
+        return [seq for seq in victims if seq.request.tenant in above]
+    return sorted(victims, key=lambda seq: seq.request.tenant not in above)

@@ -12,7 +12,7 @@ from typing import Protocol
 from engine.core.batching import may_form_batch
 from engine.core.config import Scheduling
 from engine.core.fair_order import fair_order
-from engine.core.fair_share import displaceable
+from engine.core.fair_share import displaceable, within_shares
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import AdapterId, Lane
@@ -46,8 +46,8 @@ class LanePolicy:
 
     A waiting sequence takes room from lower lanes, where the sequences that give most for least yield first, and a
     waiting interactive one then from tenants of its lane that hold more than their share. A running sequence that must
-    grow takes room from lower lanes first, then from the sequences behind it, itself last, so that the head of the
-    line always finishes.
+    grow takes room from lower lanes first, then from the sequences behind it within the shares of the tenants, itself
+    last, so that the head of the line always finishes.
     """
 
     timed, gathers = True, False
@@ -67,7 +67,7 @@ class LanePolicy:
     def victims(self, state: EngineState, needy: Sequence) -> Iterable[Sequence]:
         yield from cheapest_first(state, [s for s in state.running.values() if s.lane > needy.lane])
         if needy.id in state.running:
-            yield from behind(state, needy)
+            yield from within_shares(state, needy, behind(state, needy))
         elif needy.lane is Lane.INTERACTIVE:
             yield from displaceable(state, needy)
 

@@ -15,7 +15,7 @@ from collections.abc import Container
 from math import ceil, inf
 
 from engine.core.config import goal_of
-from engine.core.fair_share import crowding
+from engine.core.fair_share import LaneShares
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.step_time import StepFeatures
@@ -28,6 +28,7 @@ class StepBudget:
     def __init__(self, state: EngineState, now: float, timed: bool) -> None:
         self._state = state
         self._now = now
+        self._shares: LaneShares | None = None
         self._rules = state.config.scheduling
         self._model = state.ledger.model
         self._timed = timed and self._model.is_warm
@@ -207,9 +208,10 @@ class StepBudget:
         """Beside batch work more interactive sequences decode at a time, and a prompt's step is felt by all of them: it
         is cut to be no longer than their tail may be, if what every step costs remains a small part of it. A second
         prompt joins only within the tail: alone, it would rarely have met the first."""
-        ledger, limit = self._state.ledger, max(self._limit, self._newcomer_limit(seq))
+        ledger = self._state.ledger
         if self._decodes and not self._prefill:
-            limit = self._limit = max(limit, self._late_limit())
+            self._limit = max(self._limit, self._late_limit())
+        limit = max(self._limit, self._newcomer_limit(seq))
         if not (ledger.wants_batch and ledger.tail and self._decodes):
             return limit
         tail = self._rules.itl_stretch * ledger.tail
@@ -218,11 +220,16 @@ class StepBudget:
     def _newcomer_limit(self, seq: Sequence) -> float:
         """A tenant's only request does not wait for the decodes of tenants that crowd the lane: its prompt may make the
         step last `full_chunk` decodes."""
-        crowd = crowding(self._state, seq)
-        if not crowd:
+        longest = self._rules.full_chunk * self._one_decode
+        if self._limit >= longest:
+            return 0.0
+        if self._shares is None:
+            self._shares = LaneShares(self._state, Lane.INTERACTIVE)
+        crowd = self._shares.crowding()
+        if seq.request.tenant in crowd or not crowd or not self._shares.is_only_request(seq):
             return 0.0
         left = _times_left(self._state, self._now, crowd)
-        return min(min(left, default=inf) / self._margin, self._rules.full_chunk * self._one_decode)
+        return min(min(left, default=inf) / self._margin, longest)
 
     def _late_limit(self) -> float:
         """Where decodes alone are late already, prompts may stretch their step a little, or they would get `min_chunk`

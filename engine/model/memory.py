@@ -116,6 +116,8 @@ def populate(memory: Tensor) -> None:
 def _provide(memory: Tensor) -> None:
     """The call is made without the interpreter's lock. It holds the kernel's lock of this process's memory, for which
     imports and allocations wait: at a low priority, hence for longer, it made a start two seconds slower."""
+    if memory.nbytes > free_host_bytes():
+        return
     madvise, page = ctypes.CDLL(None).madvise, os.sysconf("SC_PAGE_SIZE")
     first, last = memory.data_ptr() + page - 1, memory.data_ptr() + memory.nbytes
     for start in range(first // page * page, last // page * page, PIECE):

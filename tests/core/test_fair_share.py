@@ -3,6 +3,7 @@
 import pytest
 
 from engine.core.check import leftovers, violations
+from engine.core.clearing import MOST_DISPLACED
 from engine.core.fair_share import displaceable
 from engine.core.types import Lane
 from tests.core.virtual import House
@@ -14,8 +15,7 @@ def flooded(max_seqs=4, count=20, out=200, **config):
     house.learn()
     for number in range(count):
         house.submit(f"flood-{number}", 32, out, tenant="flood")
-    house.step(20)
-    assert len(house.state.running) == max_seqs
+    house.run_until(lambda: len(house.state.running) == max_seqs)
     return house
 
 
@@ -76,6 +76,44 @@ def test_pages_count_as_slots_do():
     house.submit("chat", 400, 10, tenant="newcomer")
     house.step(10)
     assert tenants(house) == ["flood", "newcomer"]
+
+
+@pytest.mark.parametrize(("out", "prompt", "answer"), [(300, 700, 60), (600, 400, 200)])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_flood_that_grows_takes_no_pages_back(out, prompt, answer, prefix_caching):
+    house = House(max_seqs=32, num_pages=100, max_model_len=1000, prefix_caching=prefix_caching)
+    house.learn()
+    for number in range(60):
+        house.submit(f"flood-{number}", 16, out, tenant="flood")
+    house.step(30)
+    house.submit("chat", prompt, answer, tenant="newcomer")
+    house.step(1)
+    chat = house.state.sequences["chat"]
+    house.run_until(lambda: "chat" in house.ends)
+    assert chat.num_preemptions <= 3
+    assert violations(house.state) == []
+
+
+def test_a_request_larger_than_its_share_ends_and_does_not_take_for_ever():
+    house = House(max_seqs=32, num_pages=100, max_model_len=1100)
+    house.learn()
+    for number in range(20):
+        house.submit(f"flood-{number}", 100, 900, tenant="flood")
+    house.step(30)
+    house.submit("chat", 900, 100, tenant="newcomer")
+    house.step(1)
+    chat = house.state.sequences["chat"]
+    house.finish()
+    assert chat.num_preemptions <= 5
+    assert leftovers(house.state) == []
+
+
+def test_one_plan_displaces_a_bounded_number():
+    house = flooded(max_seqs=64, count=80, num_pages=2000, token_budget=2048)
+    for number in range(60):
+        house.submit(f"chat-{number}", 16, 50, tenant="newcomer")
+    house.step(30)
+    assert max(len(plan.preempted) for plan in house.executor.plans) <= MOST_DISPLACED
 
 
 def test_batch_work_takes_nothing_from_other_batch_work():

@@ -32,7 +32,7 @@ from gateway.outputs import print_wide
 ROOT = Path(__file__).parent.parent
 FIRST_GOAL, LATER_GOAL = 20.0, 4.0
 """Seconds on two cores."""
-PARTS = ("model found", "kernels compiled", "weights loaded", "engine ready", "ready")
+PARTS = ("engine imported", "kernels compiled", "weights loaded", "engine ready", "ready")
 
 
 def copied_code(scratch: Path) -> Path:
@@ -67,8 +67,8 @@ def parts_of(log: str, begun: float) -> dict[str, float]:
             continue
         at = datetime.fromisoformat(event["timestamp"]).timestamp() - begun
         match event:
-            case {"event": "engine_starting"}:
-                parts["model found"] = at
+            case {"event": "loading", "what": "compiling kernels", "done": 0}:
+                parts["engine imported"] = at
             case {"event": "loading", "what": "compiling kernels", "done": done, "total": total} if done == total:
                 parts["kernels compiled"] = at
             case {"event": "loading", "what": "loading weights", "done": done, "total": total} if done == total:

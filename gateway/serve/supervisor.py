@@ -117,7 +117,6 @@ class EngineSupervisor:
     async def _spawn(self) -> None:
         self._socket.unlink(missing_ok=True)
         self._pulse.unlink(missing_ok=True)
-        log.info("engine_starting")
         # In a session of its own: a terminal's Ctrl-C is for the gateway, which still lets running requests end.
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", *self._program, "--config", self._config.to_json()),

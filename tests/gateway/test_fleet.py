@@ -204,7 +204,10 @@ async def are_open(ports, count):
 
 
 async def is_running(admin, tenant, count):
-    return await running_of(admin, tenant) == count
+    try:
+        return await running_of(admin, tenant) == count
+    except httpx.ReadError:
+        return False  # the connection was one to the process that has just been killed
 
 
 async def all_answer(fleet):

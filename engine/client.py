@@ -24,7 +24,8 @@ log = structlog.get_logger("engine.client")
 
 RECONNECT_SECONDS = 0.1
 RECONNECT_MS = 100
-"""Between two tries to connect to an engine's socket, which cost little: nothing leaves this machine."""
+"""Milliseconds between two tries to connect to an engine's socket. A try costs little, because it stays on this
+machine."""
 STATS_SECONDS = 10.0
 """An engine that takes longer than this for one step does not answer."""
 LOAD_SECONDS = 300.0

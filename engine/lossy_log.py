@@ -85,10 +85,12 @@ class LossyStream:
         lost = self._lost
         if lost:
             lines = [json.dumps({"event": "log_lines_lost", "level": "error", "lines": lost}) + "\n", *lines]
+        text, encoding = "".join(lines), self._stream.encoding or "utf-8"
         try:
-            self._stream.write("".join(lines))
+            # One character that the stream cannot encode would lose all lines of this write.
+            self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             self._stream.flush()
-        except (OSError, ValueError):  # ValueError: the stream is closed, or cannot encode a line
+        except (OSError, ValueError):  # ValueError: the stream is closed
             self._count_lost(len(lines) - bool(lost))
         else:
             self._count_lost(-lost)

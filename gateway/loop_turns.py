@@ -12,6 +12,8 @@ import asyncio
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from engine.core.recent import RecentTenants
+
 AT_ONCE = 4
 """Requests of one tenant that begin in one iteration of the event loop. Each costs some 0.5 ms of it."""
 REFUSED_PAUSE_S = 0.005
@@ -19,8 +21,6 @@ REFUSED_PAUSE_S = 0.005
 requests at once kept a core from the engine for two seconds."""
 REFUSED_FOR_S = 1.0
 """Seconds after a refusal for which the tenant's requests keep that distance."""
-RECENT_S = 10.0
-"""A tenant is slowed down only for the sake of another one that has sent a request within so many seconds."""
 
 
 @dataclass(slots=True)
@@ -39,14 +39,13 @@ class LoopTurns:
         """Requests of each tenant that have begun in this iteration."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._slowed: dict[str, Slowed] = {}
-        self._seen: dict[str, float] = {}
-        """The two tenants whose requests came last, and when."""
+        self._recent = RecentTenants()
         self._tick_handle: asyncio.Handle | None = None
         self._ticks_soon = False
 
     async def take(self, tenant: str) -> None:
         """Return when a request of this tenant may begin, which is at once if few of them arrive together."""
-        self._see(tenant)
+        self._recent.note(tenant, asyncio.get_running_loop().time())
         waits = tenant in self._waiting or tenant in self._slowed or self._begun[tenant] >= AT_ONCE
         self._tick_in(REFUSED_PAUSE_S if tenant in self._slowed else 0.0)
         if not waits:
@@ -57,20 +56,15 @@ class LoopTurns:
         await turn
 
     def refused(self, tenant: str) -> None:
-        """Slow a tenant down: a request of it has been refused because the tenant takes more than its share."""
+        """Slow a tenant down for the sake of others that are there: a request of it has been refused because the tenant
+        takes more than its share."""
         now = asyncio.get_running_loop().time()
-        if any(other != tenant and now - seen <= RECENT_S for other, seen in self._seen.items()):
+        if self._recent.has_other(tenant, now):
             self._slowed[tenant] = Slowed(now + REFUSED_FOR_S, now + REFUSED_PAUSE_S)
             self._tick_in(REFUSED_PAUSE_S)
 
-    def _see(self, tenant: str) -> None:
-        self._seen.pop(tenant, None)
-        self._seen[tenant] = asyncio.get_running_loop().time()
-        if len(self._seen) > 2:
-            del self._seen[next(iter(self._seen))]
-
     def _tick_in(self, seconds: float) -> None:
-        """Have the next turns given after so long at most; 0 means in the next iteration."""
+        """Give the next turns after so many seconds at most; 0 means in the next iteration of the loop."""
         if self._tick_handle is not None:
             if self._ticks_soon or seconds:
                 return

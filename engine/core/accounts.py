@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from itertools import islice
 
+from engine.core.recent import RecentTenants
 from engine.core.types import Lane
-
-RECENT_S = 10.0
-"""A tenant whose last request came within so many seconds is expected to send another: people read, then answer."""
 
 
 @dataclass(slots=True)
@@ -35,8 +32,7 @@ class Accounts:
     def __init__(self) -> None:
         self.of: dict[tuple[Lane, str], Account] = {}
         self._last_left = dict.fromkeys(Lane, 0.0)
-        self._came: dict[Lane, dict[str, float]] = {lane: {} for lane in Lane}
-        """Of each lane, the two tenants whose requests came last, and when, in seconds on the engine's clock."""
+        self._recent = {lane: RecentTenants() for lane in Lane}
 
     def get(self, lane: Lane, tenant: str) -> Account:
         account = self.of.get((lane, tenant))
@@ -46,11 +42,7 @@ class Accounts:
 
     def arrive(self, lane: Lane, tenant: str, weight: float, waiting: Collection[str], now: float) -> None:
         """A request came. `waiting`: tenants that wait in this lane without it."""
-        came = self._came[lane]
-        came.pop(tenant, None)
-        came[tenant] = now
-        if len(came) > 2:
-            del came[next(iter(came))]
+        self._recent[lane].note(tenant, now)
         account = self.get(lane, tenant)
         account.weight = weight
         if tenant in waiting:
@@ -64,8 +56,8 @@ class Accounts:
 
     def is_shared(self, lane: Lane, waiting: Collection[str], now: float) -> bool:
         """Return whether at least two tenants wait in a lane or have sent a request lately."""
-        recent = [tenant for tenant, came in self._came[lane].items() if now - came <= RECENT_S]
-        return len(waiting) > 1 or len({*recent, *islice(waiting, 1)}) > 1
+        recent = self._recent[lane]
+        return len(waiting) > 1 or any(recent.has_other(tenant, now) for tenant in (*waiting, recent.newest))
 
     def gap(self, lane: Lane, waiting: Iterable[str]) -> float:
         """Largest difference of the counters of tenants that wait, in seconds."""

@@ -54,8 +54,11 @@ def _by_tenant(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]
 
 
 def _holding(state: EngineState, lane: Lane) -> Counter[str]:
-    """Return how many sequences each tenant runs where all slots are taken, and nothing otherwise. Only a tenant that
-    holds little can take a slot then, and one that has just come back has the same counter as the others."""
+    """Return how many sequences of a lane each tenant runs if all slots are taken, and no counts otherwise.
+
+    Only a tenant within its share can take a slot then. A tenant that has just come back is lifted to the same counter
+    as the others, so that without these counts another tenant could be looked at first, fail, and end the search.
+    """
     if len(state.running) < state.config.max_seqs:
         return Counter()
     return Counter(seq.request.tenant for seq in state.running.values() if seq.lane is lane)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from collections.abc import Sequence as Listed
+from functools import cached_property
 
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
@@ -53,8 +54,9 @@ class LaneShares:
         """Return the tenants above the fair level."""
         return {tenant for tenant, held in self.held.items() if self.level_of(tenant, held) > self.fair}
 
+    @cached_property
     def crowding(self) -> Set[str]:
-        """Return the tenants that hold more than their share, or run something and have more waiting."""
+        """The tenants that hold more than their share, or run something and have more waiting."""
         return self.above() | (self.held.keys() & self._waiting.keys())
 
     def is_only_request(self, seq: Sequence) -> bool:
@@ -75,15 +77,14 @@ def displaceable(state: EngineState, needy: Sequence) -> Iterator[Sequence]:
         return
     slots = {other: len(held) for other, held in shares.held.items() if len(held) > 1}
     pages = {other: sum(map(shares.num_pages, shares.held[other])) for other in slots}
-    queues: dict[str, list[Sequence]] = {}
+    queues: dict[str, Iterator[Sequence]] = {}
     while slots:
         other = max(slots, key=lambda name: shares.level(name, slots[name], pages[name]))
         if shares.level(other, slots[other], pages[other]) <= shares.fair:
             return
-        queue = queues.get(other)
-        if queue is None:
-            queue = queues[other] = cheapest_first(state, shares.held[other])[::-1]
-        victim = queue.pop()
+        if other not in queues:
+            queues[other] = iter(cheapest_first(state, shares.held[other]))
+        victim = next(queues[other])
         yield victim
         slots[other] -= 1
         pages[other] -= shares.num_pages(victim)

@@ -66,10 +66,12 @@ class LanePolicy:
 
     def victims(self, state: EngineState, needy: Sequence) -> Iterable[Sequence]:
         yield from cheapest_first(state, [s for s in state.running.values() if s.lane > needy.lane])
-        if needy.id in state.running:
-            yield from within_shares(state, needy, behind(state, needy))
+        if needy.id not in state.running:
+            yield from displaceable(state, needy) if needy.lane is Lane.INTERACTIVE else ()
         elif needy.lane is Lane.INTERACTIVE:
-            yield from displaceable(state, needy)
+            yield from within_shares(state, needy, behind(state, needy))
+        else:
+            yield from behind(state, needy)
 
 
 class QueuePolicy:

@@ -225,7 +225,7 @@ class StepBudget:
             return 0.0
         if self._shares is None:
             self._shares = LaneShares(self._state, Lane.INTERACTIVE)
-        crowd = self._shares.crowding()
+        crowd = self._shares.crowding
         if seq.request.tenant in crowd or not crowd or not self._shares.is_only_request(seq):
             return 0.0
         left = _times_left(self._state, self._now, crowd)

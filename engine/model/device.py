@@ -6,6 +6,11 @@ import torch
 
 
 def pick_device(name: str) -> torch.device:
+    """Return the device that `engine.device` names; auto means CUDA where there is a device, else the CPU.
+
+    Raises:
+        ValueError: it is cuda, and torch finds no CUDA device.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -14,7 +19,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """auto: bfloat16 where the device multiplies in it, else float32."""
+    """Return the dtype that `engine.dtype` names; auto means bfloat16 where the device multiplies in it, and float32
+    elsewhere."""
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -28,8 +28,8 @@ POPULATE_WRITE = 23
 PIECE = 64 << 20
 """Bytes provided at a time: whoever touches other pages meanwhile waits for no more."""
 POPULATE_AFTER_S = 10.0
-"""Seconds from a tensor's allocation: clearing gigabytes takes seconds of a core, which a server that is starting needs
-itself."""
+"""Seconds after a tensor's allocation at which its pages are provided. Clearing gigabytes takes seconds of a core,
+which a server that is starting needs itself."""
 
 
 def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, reserved: int = 0) -> int:
@@ -114,8 +114,9 @@ def populate(memory: Tensor) -> None:
 
 
 def _provide(memory: Tensor) -> None:
-    """The call is made without the interpreter's lock. It holds the kernel's lock of this process's memory, for which
-    imports and allocations wait: at a low priority, hence for longer, it made a start two seconds slower."""
+    """Provide the memory in pieces. Each call runs without the interpreter's lock, but holds the kernel's lock of this
+    process's memory map, for which imports and allocations wait. At a low priority it held that lock for longer, and a
+    start took two seconds more."""
     if memory.nbytes > free_host_bytes():
         return
     madvise, page = ctypes.CDLL(None).madvise, os.sysconf("SC_PAGE_SIZE")

@@ -77,16 +77,16 @@ def _convert(
 @contextmanager
 def compiling_kernels(device: str, dtype: str) -> Iterator[None]:
     """Compile the CPU's kernels in a process of its own while inside: the engine needs them next, and a conversion
-    leaves a core idle. On the way out it is waited for, or ended if there was an error. The engine compiles what it
-    then lacks, and says what is wrong."""
+    leaves a core idle. The process is waited for on the way out, and killed if there was an error. If it fails, the
+    engine compiles the kernels itself and reports what is wrong."""
     command = [sys.executable, "-m", "engine.model.compile_kernels", "--device", device, "--dtype", dtype]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield
-        process.wait()
-    finally:
-        process.kill()
-        process.wait()
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:
+        try:
+            yield
+            process.wait()
+        finally:
+            process.kill()
 
 
 def _check_space(gguf: Path, data_dir: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import structlog
 
 from engine.core.types import Lane
-from engine.lossy_log import LossyStream
+from engine.lossy_log import LossyStream, lossy_loggers
 from gateway.core.lanes import lane_name
 from gateway.request_record import RequestRecord
 
@@ -23,13 +23,12 @@ class RequestLog:
     def __init__(self, stream: TextIO | None = None) -> None:
         """`stream`: standard output unless given."""
         stream = stream or sys.stdout
-        lines = LossyStream(stream)
-        self._terminal = lines if stream.isatty() else None
+        self._terminal = LossyStream(stream) if stream.isatty() else None
         processors: list[Any] = [
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.JSONRenderer(),
         ]
-        self._log: Any = structlog.wrap_logger(structlog.WriteLogger(lines), processors=processors)  # type: ignore[arg-type]  # it writes and flushes
+        self._log: Any = structlog.wrap_logger(lossy_loggers(stream)(), processors=processors)
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
         """Not for the log."""

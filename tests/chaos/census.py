@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from engine.grammar_check.pool import UNHURRIED_S
+from engine.grammar_check.pool import WORKERS
 from tests.chaos.patience import Late, until
 from tests.chaos.plant import Plant, Role
 
@@ -22,8 +21,6 @@ MAX_REDIS_CONNECTIONS = 40
 """Of one gateway: its pool keeps those it has needed at once, and there are lines beside it."""
 
 SETTLE_SECONDS = 5.0
-START_SECONDS = UNHURRIED_S + 5.0
-"""A younger process may still start the workers that check grammars."""
 
 
 @dataclass
@@ -74,8 +71,9 @@ class Census:
         links = process.net_connections("tcp")
         redis = [link for link in links if link.raddr and link.raddr.port == self._plant.redis_port]
         now = Quiet(_descriptors(process) - Counter(socket=len(redis)), await self._tasks(process))
-        starts = time.time() - process.create_time() < START_SECONDS
-        then = now if starts else self._known.setdefault(process.pid, now)
+        serves = role == ("gateway" if self._plant.kind.gateways > 1 else "house")
+        is_complete = not serves or _grammar_workers(process) >= WORKERS
+        then = self._known.setdefault(process.pid, now) if is_complete else now
         who = f"{role} {process.pid}"
         wrong = [f"{who} has {len(redis)} connections to Redis"] if len(redis) > MAX_REDIS_CONNECTIONS else []
         more = now.descriptors - then.descriptors
@@ -106,6 +104,11 @@ def _descriptors(process: psutil.Process) -> Counter[str]:
         with suppress(OSError):
             kinds[os.readlink(link).split(":[")[0]] += 1
     return kinds
+
+
+def _grammar_workers(process: psutil.Process) -> int:
+    """A gateway starts them some seconds after it is ready, so a younger one has fewer descriptors than later."""
+    return sum("engine.grammar_check.worker" in child.cmdline() for child in process.children())
 
 
 def _wanted_late(task: str) -> int:

@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from gateway.config.whole import load_config
-from gateway.serve.app import serve
 from gateway.serve.launch import Launch
 from gateway.serve.process import configure_logging, run_loop
+from gateway.serve.single import serve
 
 
 def main() -> None:

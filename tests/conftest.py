@@ -5,6 +5,8 @@ import os
 # Before gRPC is imported: its fork handlers abort the child of a test process in which other threads use gRPC, between
 # fork and exec, as it did once in a run of CI.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# Before torch is imported: threads of two test processes that spin for long keep each other's cores.
+os.environ.setdefault("GOMP_SPINCOUNT", "500")
 
 from pathlib import Path
 
@@ -17,6 +19,15 @@ from engine.model.prepare import prepare_model
 
 SERVERS = ("tests/e2e/", "tests/chaos/")
 """Where tests start whole servers, with patience for one at a time."""
+LONGEST = (
+    *SERVERS,
+    "tests/model/test_parity.py",
+    "tests/kernels/test_triton",
+    "tests/model/test_graphs.py",
+    "tests/fuzz/",
+    "tests/core/test_fair_share.py",
+)
+"""Begun first, so that no process is left alone with one of them at the end. They take a minute or more each."""
 
 
 class OneServer(LoadFileScheduling):
@@ -26,7 +37,12 @@ class OneServer(LoadFileScheduling):
         return "servers" if nodeid.startswith(SERVERS) else str(super()._split_scope(nodeid))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneServer:
+    config.option.loadscopereorder = False  # it would begin files of many tests first, which are the quickest
     return OneServer(config, log)
 
 

@@ -1,9 +1,9 @@
-"""Puts a gateway together and runs it: the composition root of the gateway process."""
+"""Puts a gateway together: the composition root of the gateway process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 
@@ -31,15 +31,12 @@ from gateway.observe.loop_metrics import LoopMetrics
 from gateway.observe.metrics import Metrics
 from gateway.observe.opened import open_observers
 from gateway.operations import Operations
-from gateway.serve.addresses import Listening, Ports
+from gateway.serve.addresses import Ports
 from gateway.serve.banner import Banner
-from gateway.serve.doors import Door, Offer, doors, opened
-from gateway.serve.launch import Ground, Launch, StartError, grounded, model_name
+from gateway.serve.doors import Door, Offer, doors
+from gateway.serve.launch import Ground, Launch, StartError, model_name
 from gateway.serve.live import Live, cache_of, seeded
-from gateway.serve.process import settle_memory, told_to_reload
-from gateway.serve.reload import Read, reloading
 from gateway.serve.sampling import sampled
-from gateway.serve.stopping import Stop, tell_stopping
 from gateway.serve.supervisor import EngineSupervisor
 from gateway.service import Gateway
 from gateway.settings import ServiceSettings
@@ -68,66 +65,6 @@ class Built:
     def banner(self, ports: Sequence[Ports]) -> Banner:
         """`ports`: of every door."""
         return Banner(self.config, self.gateway, self.engine.info, ports)
-
-
-@dataclass(frozen=True, slots=True)
-class Running(Listening):
-    """A gateway that answers, with an engine of its own."""
-
-    gateway: Gateway
-    engine: EngineClient
-    supervisor: EngineSupervisor
-    limiter: FailoverLimiter
-    banner: Banner
-    live: Live
-
-    async def take_up(self, config: Config) -> Mapping[str, str]:
-        self.supervisor.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
-        return await self.live.take_up(config)
-
-
-async def serve(launch: Launch, console: Console, read: Read | None = None) -> bool:
-    """Serve until a signal says to stop (see `stopping`); returns whether it was in a hurry.
-
-    Args:
-        read: reads the configuration again, for SIGHUP. None means that there is no file: SIGHUP stops the gateway.
-
-    Raises:
-        StoppedEarly: the signal came before the gateway was ready.
-        StartError, ConfigError: as `running`.
-    """
-    stop, asked = Stop(), told_to_reload() if read else asyncio.Event()
-    stop.listen(hangup=read is None)
-    stop.at_last(lambda: console.show_cursor(True))
-    with stop.starting():
-        async with running(launch, console, stop) as app:
-            stop.started()
-            settle_memory()
-            app.banner.print(console)
-            async with reloading(asked, read, launch.config, app.take_up, console):
-                await stop.asked.wait()
-            tell_stopping(stop, console)
-    return stop.in_hurry
-
-
-@asynccontextmanager
-async def running(launch: Launch, console: Console, stop: Stop | None = None) -> AsyncIterator[Running]:
-    """Run a gateway with its store and engine; they are taken down in the opposite order of how they are built up.
-
-    Args:
-        stop: says how soon they are to end; None means that they have all the time they need.
-
-    Raises:
-        StartError: something that the configuration names is not there or not usable.
-        ConfigError: it asks for what is not installed, or for certificates that cannot be used.
-    """
-    stop = stop or Stop()
-    async with (
-        grounded(launch, stop) as (ground, supervisor),
-        built(launch, ground, console, supervisor) as app,
-        opened(app.doors, stop, shared=False) as ports,
-    ):
-        yield Running(app.gateway, app.engine, supervisor, app.limiter, app.banner(ports), app.live, ports=ports)
 
 
 @asynccontextmanager

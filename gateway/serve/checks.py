@@ -13,7 +13,7 @@ from gateway.config.file import ConfigError
 from gateway.config.whole import Config
 from gateway.serve.addresses import fronts
 from gateway.serve.launch import StartError
-from gateway.serve.listeners import bound
+from gateway.serve.sockets import bound
 from gateway.store import StoreStartError, exclusive, prepared
 
 MIN_FREE_BYTES = 128 * 2**20

@@ -26,10 +26,10 @@ from rich.console import Console
 from gateway.config.whole import Config
 from gateway.serve.addresses import Front, Listening, Ports, fronts, with_ports
 from gateway.serve.launch import Launch, StartError, grounded, share_of
-from gateway.serve.listeners import reserved
 from gateway.serve.orders import ANNOUNCE, FOLLOW, LISTEN, LISTENING, READY, SEED, Orders
 from gateway.serve.process import told_to_reload
 from gateway.serve.reload import Read, reloading
+from gateway.serve.sockets import reserved
 from gateway.serve.stopping import Stop, tell_stopping
 from gateway.serve.supervisor import Backoff, EngineSupervisor
 

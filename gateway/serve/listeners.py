@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
-from collections.abc import AsyncIterator, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager
 
 import structlog
 import uvicorn
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp
 from gateway.http.guard import guarded
 from gateway.rpc.api import GrpcServer
 from gateway.serve.launch import StartError
+from gateway.serve.sockets import bound
 from gateway.serve.stopping import DRAIN_SECONDS
 from gateway.tls import Certificate
 
@@ -78,34 +78,6 @@ async def grpc_port(server: GrpcServer) -> int:
         return await server.start()
     except OSError as error:
         raise StartError(str(error)) from error
-
-
-@contextmanager
-def reserved(host: str, port: int) -> Iterator[int]:
-    """Keeps a port for processes that will share it, without listening; yields it, which tells what port 0 became.
-
-    Raises:
-        StartError: somebody else has it. Sharing is asked for only after that: two servers that both share would each
-            get half of the other's connections, without a word.
-    """
-    with bound(host, port) as probe:
-        port = probe.getsockname()[1]
-    with bound(host, port, shared=True) as kept:
-        yield kept.getsockname()[1]
-
-
-def bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Raises StartError."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if shared:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}; use another port") from error
-    return listener
 
 
 class _Server(uvicorn.Server):

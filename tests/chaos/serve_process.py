@@ -19,7 +19,7 @@ def main() -> None:
     launch = Launch(load_config(config, os.environ), model_dir, data_dir, tuple(sys.argv[4:]))
     leave_torch_out()
     if launch.config.gateways == 1:
-        from gateway.serve.app import serve
+        from gateway.serve.single import serve
     else:
         from gateway.serve.fleet import serve
     configure_logging()

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from engine.demo.characters import CHARACTERS
 from gateway.config.whole import demo_config
-from gateway.serve.app import running
 from gateway.serve.launch import Launch
+from gateway.serve.single import running
 
 
 @pytest.fixture(scope="session")

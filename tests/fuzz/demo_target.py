@@ -22,8 +22,8 @@ from engine.paths import default_data_dir
 from gateway.config.sections import AdminConfig, TenantConfig
 from gateway.config.whole import Config, demo_config
 from gateway.core.tenants import Tenant, hash_key
-from gateway.serve.app import Running, running
 from gateway.serve.launch import Launch
+from gateway.serve.single import Running, running
 
 IDLE_SECONDS = 60
 TENANTS = ("acme", "globex", "initech")

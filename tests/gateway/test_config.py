@@ -11,7 +11,7 @@ import yaml
 from engine.config import EngineConfig
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
 from engine.core.types import Lane
-from gateway.cli.main import _with_model
+from gateway.cli.serve import _with_model
 from gateway.config import whole as config_module
 from gateway.config.file import ConfigError
 from gateway.config.sections import BatchLane, LaneConfig, LanesConfig

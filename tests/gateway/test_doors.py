@@ -28,9 +28,9 @@ from gateway.config.whole import Config, TenantConfig, parse_config
 from gateway.core.tenants import Tenant, hash_key
 from gateway.pb import adapters_pb2, adapters_pb2_grpc, generation_pb2, generation_pb2_grpc
 from gateway.serve.addresses import Ports
-from gateway.serve.app import running
 from gateway.serve.fleet import sailing
 from gateway.serve.launch import Launch
+from gateway.serve.single import running
 
 ROOT = Path(__file__).parents[2]
 KEY, ADMIN_KEY = "sk-acme-0123456789", "sk-admin-0123456789"

@@ -23,7 +23,7 @@ from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key
 from gateway.serve.fleet import sailing
 from gateway.serve.launch import Launch, StartError, share_of
-from gateway.serve.listeners import bound, reserved
+from gateway.serve.sockets import bound, reserved
 
 PROCESSES = 3
 LEASE_SECONDS = 2.0

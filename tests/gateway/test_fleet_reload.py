@@ -29,9 +29,9 @@ from gateway.config.whole import Config
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key
 from gateway.serve.addresses import Ports
-from gateway.serve.app import running
 from gateway.serve.fleet import Fleet, sailing
 from gateway.serve.launch import Launch
+from gateway.serve.single import running
 
 ACME, GLOBEX, ADMIN = (f"sk-{name}-0123456789" for name in ("acme", "globex", "admin"))
 BASE = "smollm2-135m-instruct"

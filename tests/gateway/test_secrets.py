@@ -41,7 +41,7 @@ SERVE = """
 import asyncio, os, sys
 from pathlib import Path
 from rich.console import Console
-from gateway.serve.app import running
+from gateway.serve.single import running
 from gateway.config.whole import load_config
 from gateway.serve.launch import Launch
 from gateway.serve.process import configure_logging

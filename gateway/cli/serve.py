@@ -1,0 +1,139 @@
+"""`loralane serve` runs a gateway and its engine; `loralane check` validates the configuration they would run with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from engine.config import DTYPES, LOAD_FORMATS
+from engine.paths import default_data_dir
+from gateway.config.file import ConfigError
+from gateway.config.sections import ModelConfig
+from gateway.config.whole import Config, load_config
+from gateway.count_option import count
+from gateway.outputs import fail
+
+console = Console(stderr=True)
+
+
+def serve(
+    config: Annotated[Path | None, typer.Option(help="YAML configuration; without it, the embedded demo.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model folder, GGUF file or Hugging Face id.")] = None,
+    dtype: Annotated[str | None, typer.Option(help=f"One of {', '.join(DTYPES)}.")] = None,
+    load_format: Annotated[str | None, typer.Option(help=f"One of {', '.join(LOAD_FORMATS)}.")] = None,
+    lora: Annotated[list[str] | None, typer.Option(metavar="NAME=DIR", help="Adapter to serve; repeatable.")] = None,
+    adapter_root: Annotated[list[Path] | None, typer.Option(help="Folder to hot-load from; repeatable.")] = None,
+    http_port: Annotated[
+        int | None, typer.Option(parser=count(0, 65535), help="HTTP port; 0 takes any free one.")
+    ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(parser=count(0, 65535), help="gRPC port; 0 takes any free one.")
+    ] = None,
+    gateways: Annotated[
+        int | None, typer.Option(parser=count(1), help="Gateway processes that share the ports.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where converted models and the embedded store live.")] = None,
+) -> None:
+    """Serve a base model and its adapters over HTTP and gRPC.
+
+    - `loralane serve` runs the demo: SmolLM2 with four adapters, on loopback.
+    - `loralane serve --model ./llama-3-8b --lora support=./loras/support`
+    - `loralane serve --config configs/production.yaml`
+    - `loralane serve --gateways 4` shares the ports between four gateway processes, over one engine
+    - `kill -HUP PID` has the file of `--config` read again, while it serves
+    """
+    data_dir = (data_dir or default_data_dir(os.environ)).expanduser()
+
+    def read() -> Config:
+        settings = _with_model(load_config(config, os.environ), model, demo=config is None)
+        settings = _with_adapters(settings, lora or [], [*(adapter_root or []), data_dir / "adapters"])
+        settings = _with_engine(settings, dtype, load_format)
+        settings = _with_ports(settings, http_port, grpc_port)
+        return settings if gateways is None else replace(settings, gateways=gateways)
+
+    try:
+        settings = read()
+    except ValueError as error:
+        fail(str(error))
+    _run(settings, data_dir, read if config else None)
+
+
+def check(file: Annotated[Path, typer.Argument(help="YAML configuration.")]) -> None:
+    """Validate a configuration file, where the variables it names are set: `loralane check my.yaml`.
+
+    Everything that is wrong with it is told at once.
+    """
+    try:
+        load_config(file, os.environ)
+    except ConfigError as error:
+        fail(str(error))
+    console.print(f"[green]{file} is valid[/green]")
+
+
+def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> None:
+    """`read`: the same configuration anew, where a file says what it is."""
+    from gateway.serve.stopping import INTERRUPTED, StoppedEarly, dying_at_once, leave
+
+    with dying_at_once():
+        # Imported here: `--help` and `check` should not wait for a tokenizer library.
+        from gateway.serve.checks import check_start
+        from gateway.serve.launch import Launch, StartError
+        from gateway.serve.prepare import prepare
+        from gateway.serve.process import configure_logging, leave_torch_out, run_loop
+        from gateway.store import StoreStartError
+
+        leave_torch_out()
+        if config.gateways == 1:
+            from gateway.serve.single import serve as serve_gateways
+        else:
+            from gateway.serve.fleet import serve as serve_gateways
+        configure_logging()
+    try:
+        check_start(config, data_dir)
+        folder = prepare(config.model.source, data_dir, config.engine.device, config.engine.dtype)
+        if run_loop(serve_gateways(Launch(config, folder, data_dir), console, read)):
+            leave(0)
+    except (ConfigError, StartError, StoreStartError) as error:
+        fail(str(error))
+    except (StoppedEarly, KeyboardInterrupt):
+        console.print("stopped before it was ready")
+        leave(INTERRUPTED)
+
+
+def _with_model(config: Config, model: str | None, *, demo: bool) -> Config:
+    """Serve another model. The demo's adapters and its chat template are left out: they fit the demo's model only."""
+    if model is None:
+        return config
+    if demo:
+        return replace(config, model=ModelConfig(source=model), adapters=replace(config.adapters, preload={}))
+    return replace(config, model=replace(config.model, source=model))
+
+
+def _with_adapters(config: Config, lora: list[str], roots: list[Path]) -> Config:
+    preload = dict(config.adapters.preload)
+    for item in lora:
+        name, separator, folder = item.partition("=")
+        if not (separator and name and folder):
+            raise ConfigError(f"--lora wants NAME=DIR, not {item!r}")
+        preload[name] = Path(folder).expanduser().resolve()
+    all_roots = (*config.adapters.roots, *(root.expanduser().resolve() for root in roots))
+    return replace(config, adapters=replace(config.adapters, preload=preload, roots=all_roots))
+
+
+def _with_engine(config: Config, dtype: str | None, load_format: str | None) -> Config:
+    engine = config.engine
+    return replace(
+        config, engine=replace(engine, dtype=dtype or engine.dtype, load_format=load_format or engine.load_format)
+    )
+
+
+def _with_ports(config: Config, http_port: int | None, grpc_port: int | None) -> Config:
+    http = config.http if http_port is None else replace(config.http, port=http_port)
+    grpc = config.grpc if grpc_port is None else replace(config.grpc, port=grpc_port)
+    return replace(config, http=http, grpc=grpc)

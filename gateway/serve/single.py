@@ -1,0 +1,96 @@
+"""One gateway process with a store and an engine of its own: `loralane serve`.
+
+The engine is started before the rest of the gateway is imported. Its start is the longest part of a server's, and the
+gateway's imports take two seconds of another core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from gateway.config.whole import Config
+from gateway.serve.addresses import Listening
+from gateway.serve.launch import Launch, grounded
+from gateway.serve.process import settle_memory, told_to_reload
+from gateway.serve.reload import Read, reloading
+from gateway.serve.stopping import Stop, tell_stopping
+from gateway.serve.supervisor import EngineSupervisor
+
+if TYPE_CHECKING:
+    from engine.client import EngineClient
+    from gateway.limiter.failover import FailoverLimiter
+    from gateway.serve.banner import Banner
+    from gateway.serve.live import Live
+    from gateway.service import Gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Running(Listening):
+    """A gateway that answers, with an engine of its own."""
+
+    gateway: Gateway
+    engine: EngineClient
+    supervisor: EngineSupervisor
+    limiter: FailoverLimiter
+    banner: Banner
+    live: Live
+
+    async def take_up(self, config: Config) -> Mapping[str, str]:
+        self.supervisor.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
+        return await self.live.take_up(config)
+
+
+async def serve(launch: Launch, console: Console, read: Read | None = None) -> bool:
+    """Serve until a signal says to stop (see `stopping`); returns whether it was in a hurry.
+
+    Args:
+        read: reads the configuration again, for SIGHUP. None means that there is no file: SIGHUP stops the gateway.
+
+    Raises:
+        StoppedEarly: the signal came before the gateway was ready.
+        StartError, ConfigError: as `running`.
+    """
+    stop, asked = Stop(), told_to_reload() if read else asyncio.Event()
+    stop.listen(hangup=read is None)
+    stop.at_last(lambda: console.show_cursor(True))
+    with stop.starting():
+        async with running(launch, console, stop) as app:
+            stop.started()
+            settle_memory()
+            app.banner.print(console)
+            async with reloading(asked, read, launch.config, app.take_up, console):
+                await stop.asked.wait()
+            tell_stopping(stop, console)
+    return stop.in_hurry
+
+
+@asynccontextmanager
+async def running(launch: Launch, console: Console, stop: Stop | None = None) -> AsyncIterator[Running]:
+    """Run a gateway with its store and engine; they are taken down in the opposite order of how they are built up.
+
+    Args:
+        stop: says how soon they are to end; None means that they have all the time they need.
+
+    Raises:
+        StartError: something that the configuration names is not there or not usable.
+        ConfigError: it asks for what is not installed, or for certificates that cannot be used.
+    """
+    stop = stop or Stop()
+    async with grounded(launch, stop) as (ground, supervisor):
+        await asyncio.to_thread(_import_gateway)
+        from gateway.serve.app import built
+        from gateway.serve.doors import opened
+
+        async with built(launch, ground, console, supervisor) as app, opened(app.doors, stop, shared=False) as ports:
+            yield Running(app.gateway, app.engine, supervisor, app.limiter, app.banner(ports), app.live, ports=ports)
+
+
+def _import_gateway() -> None:
+    """Import what a gateway consists of, in a thread: the store, the engine and signals are heeded meanwhile."""
+    import gateway.serve.app  # noqa: F401

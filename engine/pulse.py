@@ -1,4 +1,5 @@
-"""A small shared file in which an engine process says that its step loop moves, and what it computes.
+"""Small shared files in which an engine process says how far its start is, that its step loop moves, and what it
+computes.
 
 The process that started the engine reads it: a loop that has not come round for longer than it said it would take has
 hung, whatever the reason, and cannot be asked. When the process has ended, the file still names the requests that were
@@ -10,6 +11,7 @@ odd during a write tells the reader to read again (a seqlock).
 
 from __future__ import annotations
 
+import json
 import mmap
 import struct
 import time
@@ -36,6 +38,27 @@ class Beat(NamedTuple):
     """Seconds within which it should have come round again."""
     request_ids: tuple[str, ...]
     """Requests in the step under way; empty while the engine is idle."""
+
+
+class Loading(NamedTuple):
+    """How far the start of an engine process has come, in its own words."""
+
+    what: str
+    done: int
+    total: int
+
+
+def write_loading(path: Path, loading: Loading) -> None:
+    """Leave a message for `read_loading`."""
+    path.write_text(json.dumps(loading))
+
+
+def read_loading(path: Path) -> Loading | None:
+    """Return the last message; None means that there is none yet, or that it is being written."""
+    try:
+        return Loading(*json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return None
 
 
 class Pulse:

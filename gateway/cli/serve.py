@@ -86,6 +86,7 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
         from gateway.serve.launch import Launch, StartError
         from gateway.serve.prepare import prepare
         from gateway.serve.process import configure_logging, leave_torch_out, run_loop
+        from gateway.serve.start_bar import StartBar
         from gateway.store import StoreStartError
 
         leave_torch_out()
@@ -96,8 +97,10 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
         configure_logging()
     try:
         check_start(config, data_dir)
-        folder = prepare(config.model.source, data_dir, config.engine.device, config.engine.dtype)
-        if run_loop(serve_gateways(Launch(config, folder, data_dir), console, read)):
+        with StartBar(console) as bar:
+            folder = prepare(config.model.source, data_dir, config.engine.device, config.engine.dtype, bar)
+            in_hurry = run_loop(serve_gateways(Launch(config, folder, data_dir), console, read, bar))
+        if in_hurry:
             leave(0)
     except (ConfigError, StartError, StoreStartError) as error:
         fail(str(error))

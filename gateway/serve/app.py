@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 
 from redis.asyncio import Redis
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from engine.client import EngineClient
 from engine.core.types import Lane
@@ -37,6 +36,7 @@ from gateway.serve.doors import Door, Offer, doors
 from gateway.serve.launch import Ground, Launch, StartError, model_name
 from gateway.serve.live import Live, cache_of, seeded
 from gateway.serve.sampling import sampled
+from gateway.serve.start_bar import Stage, StartBar
 from gateway.serve.supervisor import EngineSupervisor
 from gateway.service import Gateway
 from gateway.settings import ServiceSettings
@@ -48,6 +48,8 @@ from gateway.usage.metrics import UsageMetrics
 
 ENGINE_START_SECONDS = 600.0
 """Reading tens of gigabytes of weights takes minutes."""
+LOOK_SECONDS = 0.2
+"""How often the bar is told how far the engine's start is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,12 @@ class Built:
 
 @asynccontextmanager
 async def built(
-    launch: Launch, ground: Ground, console: Console, supervisor: EngineSupervisor | None = None
+    launch: Launch, ground: Ground, bar: StartBar, supervisor: EngineSupervisor | None = None
 ) -> AsyncIterator[Built]:
     """A gateway over a store and an engine that are there, or about to be.
 
-    `supervisor`: of the engine, where this process started it: one that dies before it was ready will not get better.
+    `bar` shows how far the start is. `supervisor` is the engine's, where this process started the engine: one that dies
+    before it was ready will not get better.
 
     Raises:
         StartError: something that the configuration names is not there or not usable.
@@ -92,9 +95,8 @@ async def built(
         stack.callback(sources.close)
         engine, adapters = await _connect(stack, ground.engine, redis, config, sources)
         tokenizer = await _load_tokenizer(launch)
-        with _progress(console) as progress:
-            await _wait_for_engine(engine, supervisor, progress)
-            await _preload(adapters, config, progress)
+        await _wait_for_engine(engine, supervisor, bar)
+        await _preload(adapters, config, bar)
         metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, ground.metrics, model_name(config))
         operations = Operations(engine, LatencyWindow(metrics.collect), metrics.promises, model_name(config))
         observers = await stack.enter_async_context(open_observers(config.observability))
@@ -176,36 +178,43 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
     return FailoverLimiter(shared, LocalLimiter(limits.replicas, policy=limits.when_redis_is_away))
 
 
-def _progress(console: Console) -> Progress:
-    """One line on a terminal, which is gone when the start is over; nothing elsewhere."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | None, bar: StartBar) -> None:
+    """Wait until the engine is ready, and show on the bar how far its start is.
 
-
-async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | None, progress: Progress) -> None:
-    """Raises StartError: it has died, or is not ready in time."""
-    task = progress.add_task("starting the engine: loading weights and compiling kernels")
+    Raises:
+        StartError: the engine has died, or is not ready in time.
+    """
+    bar.report(Stage.STARTING, "starting the engine")
     waiting = [asyncio.create_task(engine.wait_ready())]
     waiting += [asyncio.create_task(supervisor.wait_first_exit())] if supervisor else []
+    deadline = time.monotonic() + ENGINE_START_SECONDS
     try:
-        await asyncio.wait(waiting, timeout=ENGINE_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        while time.monotonic() < deadline:
+            done, _ = await asyncio.wait(waiting, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                break
+            if supervisor is not None and (loading := supervisor.loading) is not None:
+                what = f"{loading.what}: {loading.done} of {loading.total}"
+                bar.report(Stage.LOADING, what, loading.done / max(loading.total, 1))
     finally:
         for wait in waiting:
             wait.cancel()
-        progress.remove_task(task)
     if not engine.ready:
         raise StartError("the engine did not start; the reason is above")
 
 
-async def _preload(adapters: AdapterRegistry, config: Config, progress: Progress) -> None:
-    """Raises StartError: some cannot be served."""
+async def _preload(adapters: AdapterRegistry, config: Config, bar: StartBar) -> None:
+    """Load the adapters that the configuration names.
+
+    Raises:
+        StartError: some cannot be served.
+    """
     preload, loaded = config.adapters.preload, 0
-    task = progress.add_task(f"loading {len(preload)} adapters")
 
     def one_done() -> None:
         nonlocal loaded
         loaded += 1
-        progress.update(task, description=f"loading adapters: {loaded} of {len(preload)}")
+        bar.report(Stage.ADAPTERS, f"loading adapters: {loaded} of {len(preload)}", loaded / len(preload))
 
     failed = await seeded(adapters, preload, one_done)
     if failed:

@@ -30,6 +30,7 @@ from gateway.serve.orders import ANNOUNCE, FOLLOW, LISTEN, LISTENING, READY, SEE
 from gateway.serve.process import told_to_reload
 from gateway.serve.reload import Read, reloading
 from gateway.serve.sockets import reserved
+from gateway.serve.start_bar import Stage, StartBar
 from gateway.serve.stopping import Stop, tell_stopping
 from gateway.serve.supervisor import Backoff, EngineSupervisor
 
@@ -199,11 +200,13 @@ class Fleet(Listening):
         return failed
 
 
-async def serve(launch: Launch, console: Console, read: Read | None = None) -> bool:
+async def serve(launch: Launch, console: Console, read: Read | None = None, bar: StartBar | None = None) -> bool:
     """Serve until a signal says to stop (see `stopping`); returns whether it was in a hurry.
 
     Args:
+        console: gets what is said of a stop or of a configuration that was read again.
         read: reads the configuration again, for SIGHUP. None means that there is no file: SIGHUP stops the gateways.
+        bar: shows that they start, and is closed when all are ready.
 
     Raises:
         StoppedEarly: the signal came before all gateways were ready.
@@ -213,8 +216,12 @@ async def serve(launch: Launch, console: Console, read: Read | None = None) -> b
     stop.listen(hangup=read is None)
     stop.at_last(lambda: console.show_cursor(True))
     with stop.starting():
+        if bar is not None:
+            bar.report(Stage.STARTING, f"starting the engine and {launch.config.gateways} gateways")
         async with sailing(launch, stop) as fleet:
             stop.started()
+            if bar is not None:
+                bar.close()
             fleet.members[0].announce()
             async with reloading(asked, read, launch.config, fleet.take_up, console):
                 await stop.asked.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -14,16 +15,18 @@ from types import FrameType
 from engine.model_source import ModelNotFound, find_prepared
 from engine.paths import partials
 from gateway.serve.launch import StartError
+from gateway.serve.start_bar import Stage, StartBar
 
 PUT_OFF = (signal.SIGINT, signal.SIGTERM)
 """Signals that wait while the converter is being started, or ended."""
 
 
-def prepare(model: str, data_dir: Path, device: str, dtype: str) -> Path:
+def prepare(model: str, data_dir: Path, device: str, dtype: str, bar: StartBar) -> Path:
     """Returns the folder that the engine reads. Interrupted, it leaves nothing unfinished behind.
 
     Args:
         device, dtype: the engine's, for which kernels are compiled beside a conversion.
+        bar: shows how far a conversion is.
 
     Raises:
         StartError: there is no such model, or it cannot be read; standard error says why.
@@ -32,20 +35,35 @@ def prepare(model: str, data_dir: Path, device: str, dtype: str) -> Path:
         if (folder := find_prepared(model, data_dir)) is not None:
             return folder.resolve()
     command = [sys.executable, "-m", "engine.model.prepare", model, "--data-dir", str(data_dir)]
-    command += ["--device", device, "--dtype", dtype]
+    command += ["--device", device, "--dtype", dtype, "--json-progress"]
     process: subprocess.Popen[str] | None = None
     with _ended_by_sigterm():
         try:
             with _uninterrupted():  # the child, too: Ctrl-C is for this process, which ends that one
                 process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            output, _ = process.communicate()
+            folder = _follow(process, bar)
         finally:
             if process is not None:
                 with _uninterrupted():
                     _end(process, data_dir)
-    if process.returncode != 0:
+    if process.returncode != 0 or folder is None:
         raise StartError(f"the model {model} cannot be served; the reason is above")
-    return Path(output.strip().splitlines()[-1])
+    return folder
+
+
+def _follow(process: subprocess.Popen[str], bar: StartBar) -> Path | None:
+    """Show what a converter reports until it ends. Returns the folder that it names in its last line."""
+    assert process.stdout is not None
+    folder = None
+    with process.stdout:
+        for line in process.stdout:
+            if line.startswith("["):
+                what, share = json.loads(line)
+                bar.report(Stage.CONVERTING, what, share)
+            else:
+                folder = Path(line.strip())
+    process.wait()
+    return folder
 
 
 def _end(process: subprocess.Popen[str], data_dir: Path) -> None:

@@ -19,6 +19,7 @@ from gateway.serve.addresses import Listening
 from gateway.serve.launch import Launch, grounded
 from gateway.serve.process import settle_memory, told_to_reload
 from gateway.serve.reload import Read, reloading
+from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop, tell_stopping
 from gateway.serve.supervisor import EngineSupervisor
 
@@ -46,11 +47,13 @@ class Running(Listening):
         return await self.live.take_up(config)
 
 
-async def serve(launch: Launch, console: Console, read: Read | None = None) -> bool:
+async def serve(launch: Launch, console: Console, read: Read | None = None, bar: StartBar | None = None) -> bool:
     """Serve until a signal says to stop (see `stopping`); returns whether it was in a hurry.
 
     Args:
+        console: gets the banner, and what is said of a stop or of a configuration that was read again.
         read: reads the configuration again, for SIGHUP. None means that there is no file: SIGHUP stops the gateway.
+        bar: shows how far the start is, and is closed when the gateway is ready.
 
     Raises:
         StoppedEarly: the signal came before the gateway was ready.
@@ -60,8 +63,10 @@ async def serve(launch: Launch, console: Console, read: Read | None = None) -> b
     stop.listen(hangup=read is None)
     stop.at_last(lambda: console.show_cursor(True))
     with stop.starting():
-        async with running(launch, console, stop) as app:
+        async with running(launch, stop, bar) as app:
             stop.started()
+            if bar is not None:
+                bar.close()
             settle_memory()
             app.banner.print(console)
             async with reloading(asked, read, launch.config, app.take_up, console):
@@ -71,11 +76,12 @@ async def serve(launch: Launch, console: Console, read: Read | None = None) -> b
 
 
 @asynccontextmanager
-async def running(launch: Launch, console: Console, stop: Stop | None = None) -> AsyncIterator[Running]:
+async def running(launch: Launch, stop: Stop | None = None, bar: StartBar | None = None) -> AsyncIterator[Running]:
     """Run a gateway with its store and engine; they are taken down in the opposite order of how they are built up.
 
     Args:
         stop: says how soon they are to end; None means that they have all the time they need.
+        bar: shows how far the start is; None means that nothing does.
 
     Raises:
         StartError: something that the configuration names is not there or not usable.
@@ -87,7 +93,10 @@ async def running(launch: Launch, console: Console, stop: Stop | None = None) ->
         from gateway.serve.app import built
         from gateway.serve.doors import opened
 
-        async with built(launch, ground, console, supervisor) as app, opened(app.doors, stop, shared=False) as ports:
+        async with (
+            built(launch, ground, bar or StartBar(Console(quiet=True)), supervisor) as app,
+            opened(app.doors, stop, shared=False) as ports,
+        ):
             yield Running(app.gateway, app.engine, supervisor, app.limiter, app.banner(ports), app.live, ports=ports)
 
 

@@ -19,6 +19,7 @@ from google.protobuf import json_format
 from engine.config import EngineConfig
 from engine.core.config import LaneGoals
 from engine.pb import engine_pb2 as pb
+from engine.pulse import Loading, read_loading
 from gateway.serve.watch import LOOK_SECONDS, HangWatch, is_stopped
 
 log = structlog.get_logger("supervisor")
@@ -75,6 +76,7 @@ class EngineSupervisor:
         self._socket = socket
         self._program = program
         self._pulse = socket.with_name("pulse")
+        self._loading = socket.with_name("loading")
         self._previous = ""
         """The engine process before the one that runs, a `PreviousLife` as JSON; empty means that there was none."""
         self._process: asyncio.subprocess.Process | None = None
@@ -87,6 +89,11 @@ class EngineSupervisor:
     def pid(self) -> int | None:
         """Of the engine process, while there is one."""
         return self._process.pid if self._process and self._process.returncode is None else None
+
+    @property
+    def loading(self) -> Loading | None:
+        """How far the start of the engine process is; None means that it has not said anything yet."""
+        return read_loading(self._loading)
 
     def promise(self, interactive: LaneGoals, batch: LaneGoals) -> None:
         """What the lanes promise in the engine's next life; the one there is is not told."""
@@ -117,11 +124,12 @@ class EngineSupervisor:
     async def _spawn(self) -> None:
         self._socket.unlink(missing_ok=True)
         self._pulse.unlink(missing_ok=True)
+        self._loading.unlink(missing_ok=True)
         # In a session of its own: a terminal's Ctrl-C is for the gateway, which still lets running requests end.
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", *self._program, "--config", self._config.to_json()),
             *("--address", self.address, "--until-stdin-closes"),
-            *("--pulse", str(self._pulse), "--previous", self._previous),
+            *("--loading", str(self._loading), "--pulse", str(self._pulse), "--previous", self._previous),
             stdin=asyncio.subprocess.PIPE,
             env=_environment(os.environ),
             start_new_session=True,

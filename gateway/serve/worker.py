@@ -23,6 +23,7 @@ from gateway.serve.doors import opened
 from gateway.serve.launch import StartError
 from gateway.serve.orders import ANNOUNCE, FOLLOW, FOLLOWING, LISTEN, LISTENING, READY, SEED, Orders
 from gateway.serve.process import configure_logging, leave_torch_out, run_loop, settle_memory
+from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import INTERRUPTED, Stop, StoppedEarly, leave
 
 
@@ -34,7 +35,7 @@ async def work(channel: socket.socket) -> bool:
     stop, console = Stop(), Console(stderr=True)
     stop.listen(hangup=False)
     with stop.starting():
-        async with built(orders.launch, orders.ground, console) as app:
+        async with built(orders.launch, orders.ground, StartBar(Console(quiet=True))) as app:
             stop.started()
             settle_memory()
             writer.write(READY)

@@ -17,12 +17,12 @@ from engine.core.types import StepResult
 from engine.executor.base import Executor
 
 STEP_SECONDS = 0.004
-Builder = Callable[[EngineConfig], tuple]
+Builder = Callable[[EngineConfig, server.OnProgress], tuple]
 
 
 def hooked(build: Builder, folder: Path) -> Builder:
-    def built(config: EngineConfig) -> tuple:
-        core, executor, info = build(config)
+    def built(config: EngineConfig, on_progress: server.OnProgress) -> tuple:
+        core, executor, info = build(config, on_progress)
         executor.collect = failing(executor, folder / "out_of_memory")
         return core, executor, info
 

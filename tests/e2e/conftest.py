@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
-from rich.console import Console
 
 from engine.demo.characters import CHARACTERS
 from gateway.config.whole import demo_config
@@ -29,7 +28,7 @@ def demo(smollm2):
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def server(demo, smollm2, tmp_path_factory):
     launch = Launch(demo, smollm2, tmp_path_factory.mktemp("data"))
-    async with running(launch, Console(stderr=True)) as app:
+    async with running(launch) as app:
         yield app
 
 

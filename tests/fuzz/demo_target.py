@@ -47,7 +47,7 @@ def fuzzed_config() -> Config:
 
 async def _serve(folder: Path) -> None:
     model = prepare_model("embedded", default_data_dir(os.environ), Console(stderr=True))
-    async with running(Launch(fuzzed_config(), model, folder), Console(stderr=True)) as app:
+    async with running(Launch(fuzzed_config(), model, folder)) as app:
         addresses = {"http": f"http://127.0.0.1:{app.http_port}", "grpc": f"127.0.0.1:{app.grpc_port}"}
         print(json.dumps(addresses), flush=True)
         engine = app.supervisor.pid

@@ -69,7 +69,7 @@ def launch(authority, tmp_path_factory) -> Launch:
 
 @asynccontextmanager
 async def alone(launch: Launch) -> AsyncIterator[tuple[Ports, ...]]:
-    async with running(launch, Console(stderr=True)) as app:
+    async with running(launch) as app:
         said = io.StringIO()
         app.banner.print(Console(file=said, width=200))
         public, admin = (f"https://127.0.0.1:{port.http}" for port in app.ports)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
-from rich.console import Console
 
 from engine.config import EngineConfig
 from engine.demo import DEMO_ADAPTERS
@@ -65,7 +63,7 @@ AFTER = replace(
 
 @asynccontextmanager
 async def alone(launch):
-    async with running(launch, Console(file=io.StringIO())) as app:
+    async with running(launch) as app:
         yield app
 
 

@@ -49,7 +49,7 @@ from gateway.serve.process import configure_logging
 async def serve():
     config = load_config(Path(sys.argv[1]), os.environ)
     launch = Launch(config, Path(sys.argv[2]), Path(sys.argv[3]), ("engine.server", "--fake"))
-    async with running(launch, Console(stderr=True)) as app:
+    async with running(launch) as app:
         print("repr", config, launch, file=sys.stderr)
         app.gateway._settle = None  # something breaks for real, with a traceback
         print(app.http_port, flush=True)

@@ -1,4 +1,4 @@
-"""Events of one request, between the engine's messages and who reads them."""
+"""The stream of one request's events: the engine's messages fill it, and the request's handler reads from it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from engine.core.types import TokenEvent
 
 
 class EngineUnavailable(Exception):
-    """The engine process is gone, restarting, or not ready yet. The request did not and will not complete."""
+    """The engine process is gone, restarting, or not ready yet. The request has not completed and will not complete."""
 
 
 class EngineLost(EngineUnavailable):
-    """The engine process ended while it had the request."""
+    """The engine process ended while it held the request."""
 
 
 class GivenUp(EngineUnavailable):
-    """The request does not go on in another engine process."""
+    """The request is not resubmitted to another engine process."""
 
 
 class CrashesEngines(GivenUp):
@@ -26,24 +26,25 @@ class CrashesEngines(GivenUp):
 
 
 class EventStream(Protocol):
-    """Of one request: all events that have come, each time; the last carries a finish_reason."""
+    """Async iterator over the events of one request. Each item lists all events that have arrived since the previous
+    one; the last event carries a finish_reason."""
 
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> list[TokenEvent]:
-        """Raises EngineUnavailable, in the middle of the stream."""
+        """Wait for events and return them. Raises EngineUnavailable if the engine is lost midway."""
 
     async def aclose(self) -> None:
-        """Aborts the request, unless it has ended."""
+        """Abort the request, unless it has ended."""
 
 
 class Arrivals:
-    """An `EventStream` of events that are put into it."""
+    """An `EventStream` that is fed by `put` and `lose`."""
 
     __slots__ = ("_abandon", "_events", "_is_lost", "_is_over", "_reader")
 
     def __init__(self, abandon: Callable[[], None]) -> None:
-        """`abandon`: called when the reader leaves before the end."""
+        """`abandon` is called when the reader closes the stream before the request has ended."""
         self._abandon = abandon
         self._events: list[TokenEvent] = []
         self._is_lost = False
@@ -55,7 +56,7 @@ class Arrivals:
         self._wake()
 
     def lose(self) -> None:
-        """The engine is gone: nothing more will come."""
+        """End the stream because the engine is gone: after the events received so far, the reader gets EngineLost."""
         self._is_lost = True
         self._wake()
 

@@ -1,4 +1,4 @@
-"""EngineClient: the gateway's side of `engine.proto`. Async, because it lives in the gateway's event loop."""
+"""EngineClient: the gateway's side of `engine.proto`. It is async because it runs in the gateway's event loop."""
 
 from __future__ import annotations
 
@@ -24,89 +24,102 @@ log = structlog.get_logger("engine.client")
 
 RECONNECT_SECONDS = 0.1
 RECONNECT_MS = 100
-"""Milliseconds between two tries to connect to an engine's socket. A try costs little, because it stays on this
-machine."""
+"""Milliseconds between two attempts to connect to an engine's socket. An attempt is cheap: it is local."""
 STATS_SECONDS = 10.0
-"""An engine that takes longer than this for one step does not answer."""
+"""Timeout in seconds of calls that the engine answers between two steps: an engine whose step takes longer is treated
+as unavailable."""
 LOAD_SECONDS = 300.0
-"""Reading an adapter of a large model from a slow disk takes minutes."""
+"""Default timeout in seconds for loading an adapter: for a large model on a slow disk, reading one takes minutes."""
 UNLOAD_MARGIN_SECONDS = 30.0
-"""For aborting and freeing what is left when the drain time is over."""
+"""Seconds that unloading may take beyond the drain time, to abort the remaining requests and free the adapter."""
 REJECTIONS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNKNOWN)
-"""UNKNOWN is an exception that nobody foresaw, while this adapter was read; the engine lives on."""
+"""Status codes that mean that the engine rejects this adapter. UNKNOWN is an unexpected exception while the adapter was
+read; the engine keeps running."""
 
 
 class AdapterRejected(Exception):
-    """The engine refused an adapter; the message says why in words an operator can act on."""
+    """The engine refused an adapter; the message tells the operator why."""
 
 
 class LaneRejected(Exception):
-    """The engine's policy has no such lane to stop."""
+    """The engine's scheduling policy has no separate lanes, so that no single lane can be paused or drained."""
 
 
 class EngineApi(Protocol):
-    """What the gateway asks of an engine, however far away it is."""
+    """The operations that the gateway needs from an engine, whether it is in another process or in this one."""
 
     info: pb.EngineInfo
 
     @property
     def ready(self) -> bool:
-        """Connected to an engine whose model is loaded."""
+        """Whether the client is connected to an engine whose model is loaded."""
 
     async def wait_ready(self) -> None:
-        """Returns when the engine is ready."""
+        """Wait until the engine is ready."""
 
     def generate(self, request: Request) -> EventStream:
-        """Submits a request, at once, and returns its events as they come. To be closed (`contextlib.aclosing`).
+        """Submit a request at once and return the stream of its events. The caller must close the stream, for example
+        with `contextlib.aclosing`.
 
         Raises:
-            EngineUnavailable.
+            EngineUnavailable: the engine is not ready.
         """
 
     async def load_adapter(self, path: str) -> pb.AdapterInfo:
-        """Raises AdapterRejected (it cannot be served, or took too long to read), EngineUnavailable."""
-
-    async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
-        """Number of requests aborted because they outlived the drain time. Raises EngineUnavailable."""
-
-    async def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
-        """Keeps an adapter on the device, once it is there, or no longer.
+        """Load an adapter folder, so that requests may use the adapter.
 
         Raises:
-            AdapterRejected: there is no such adapter, or pinned it would leave too little room for others.
-            EngineUnavailable.
+            AdapterRejected: the adapter cannot be served, or took too long to read.
+            EngineUnavailable: the engine is gone or does not answer.
+        """
+
+    async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
+        """Unload an adapter and return the number of requests that were aborted when the drain time was over.
+
+        Raises:
+            EngineUnavailable: the engine is gone or does not answer.
+        """
+
+    async def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
+        """Pin an adapter, so that it stays on the device once it has been loaded there, or unpin it.
+
+        Raises:
+            AdapterRejected: there is no such adapter, or pinning it would leave too little room for others.
+            EngineUnavailable: the engine is gone or does not answer.
         """
 
     async def stats(self, *, check: bool = False) -> pb.EngineStats:
-        """`check`: with the integrity check, which holds up the steps while it looks at every page.
+        """Return the engine's statistics. `check` adds the integrity check, which delays the steps while it looks at
+        every page.
 
         Raises:
-            EngineUnavailable: also where no step ended in time.
+            EngineUnavailable: the engine is gone, or no step ended in time.
         """
 
     async def live_requests(self, limit: int) -> pb.RequestsResponse:
-        """Live requests of every gateway, at most `limit` of them in full. Raises EngineUnavailable."""
+        """Return the live requests of all gateways, at most `limit` of them in full. Raises EngineUnavailable."""
 
     async def cancel(self, request_ids: Iterable[str]) -> int:
-        """Ends requests of any gateway, by the ids they were submitted with; returns how many were still alive.
+        """End requests of any gateway, given the ids that they were submitted with; return how many were still live.
 
         Raises:
-            EngineUnavailable.
+            EngineUnavailable: the engine is gone or does not answer.
         """
 
     async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
-        """For all gateways, until the engine starts anew. Raises LaneRejected, EngineUnavailable."""
+        """Set a lane's mode for all gateways, until the engine restarts. Raises LaneRejected or EngineUnavailable."""
 
     async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
-        """For all gateways, until the engine starts anew. Raises EngineUnavailable."""
+        """Set a lane's goals for all gateways, until the engine restarts. Raises EngineUnavailable."""
 
 
 class EngineClient:
-    """An `EngineApi` over one gRPC channel. Reconnects by itself until closed; what was in flight is lost and says so.
+    """An `EngineApi` over one gRPC channel. It reconnects until it is closed. When a connection breaks, the streams of
+    all requests in flight end with EngineLost.
 
     Args:
-        address: what the engine listens on, e.g. `unix:/path/to/socket`.
-        on_connect: awaited after every (re)connection, before the client counts as ready; restores adapters.
+        address: where the engine listens, e.g. `unix:/path/to/socket`.
+        on_connect: awaited after each connection, before the client counts as ready; it restores the adapters.
         load_seconds: how long the engine may take to read an adapter.
     """
 
@@ -130,7 +143,7 @@ class EngineClient:
         self._commands: asyncio.Queue[pb.Command] | None = None
         self._streams: dict[str, Arrivals] = {}
         self._identity: tuple[tuple[str, str], ...] = ()
-        """Metadata of this session's calls."""
+        """gRPC metadata with which all calls of this session identify the gateway."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -138,7 +151,7 @@ class EngineClient:
         return self._ready.is_set()
 
     async def start(self) -> None:
-        """Begins to connect; `wait_ready` tells when it has."""
+        """Begin to connect in the background; `wait_ready` waits for the connection."""
         self._task = asyncio.create_task(self._stay_connected(), name="engine-client")
 
     async def wait_ready(self) -> None:
@@ -235,14 +248,14 @@ class EngineClient:
                 await self._connect_once()
             except grpc.aio.AioRpcError as error:
                 log.warning("engine_lost", reason=error.details())
-            except Exception:  # a bug, in on_connect for example: without another try nothing is ever served again
+            except Exception:  # a bug, for example in on_connect: without another attempt, no request is served again
                 log.exception("engine_session_failed")
             finally:
                 self._lose()
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _connect_once(self) -> None:
-        """Holds one session from its beginning to its end."""
+        """Open a session and serve it until it ends."""
         self.info.CopyFrom(await self._stub.Describe(pb.DescribeRequest(), wait_for_ready=True))
         commands: asyncio.Queue[pb.Command] = asyncio.Queue()
         self._identity = ((GATEWAY, uuid.uuid4().hex),)
@@ -278,12 +291,12 @@ class EngineClient:
                 del self._streams[told.request_id]
 
     def _abort(self, request_id: str, commands: asyncio.Queue[pb.Command]) -> None:
-        """Unless it has ended. `commands`: those of the session that it was submitted in."""
+        """Abort a request unless it has ended. `commands` is the queue of the session in which it was submitted."""
         if self._streams.pop(request_id, None) is not None:
             commands.put_nowait(pb.Command(abort=pb.Abort(request_id=request_id)))
 
     def _lose(self) -> None:
-        """Tells every open stream that its engine is gone."""
+        """Mark the client as not ready and end every open stream with EngineLost."""
         self._ready.clear()
         self._commands = None
         for stream in self._streams.values():

@@ -1,4 +1,4 @@
-"""Configuration of one engine process: frozen, validated once, sent to it as JSON by whoever starts it."""
+"""Configuration of one engine process: frozen, validated once, and sent to the engine as JSON by its parent process."""
 
 from __future__ import annotations
 
@@ -19,62 +19,67 @@ NESTED = {"interactive": LaneGoals, "batch": LaneGoals, "scheduling": Scheduling
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What to serve and how much memory to give it.
+    """The model that an engine serves, and the memory and limits that it has.
 
     Raises:
         ValueError: a value is out of range; the message names it and the values allowed.
     """
 
     model: str
-    """A prepared model folder: config.json, safetensors (unless load_format is dummy), tokenizer."""
+    """A prepared model folder with config.json, safetensors (unless load_format is dummy) and the tokenizer."""
     load_format: str = "auto"
-    """auto: safetensors. dummy: random weights of the shape config.json gives."""
+    """`auto` reads safetensors; `dummy` makes random weights of the shapes that config.json gives."""
     dtype: str = "auto"
-    """auto: bfloat16 where the device computes in it, else float32."""
+    """`auto` is bfloat16 if the device computes in it, otherwise float32."""
     device: str = "auto"
-    """auto: cuda where there is one, else cpu."""
+    """`auto` is cuda if the machine has a GPU, otherwise cpu."""
     adapter_dtype: str = "auto"
-    """auto: adapters are stored in dtype. fp8: in e4m3 with a scale for each rank, in half the pages; on a GPU only."""
+    """`auto` stores adapters in dtype; `fp8` stores them in e4m3 with a scale for each rank, which takes half the pages
+    and needs a GPU."""
     kv_dtype: str = "auto"
-    """auto: the KV cache is in dtype. fp8: in e4m3, twice as many tokens to a page pool; GPUs of 8.9 and above only."""
+    """`auto` keeps the KV cache in dtype; `fp8` keeps it in e4m3, so that a page pool holds twice as many tokens, and
+    needs a GPU of compute capability 8.9 or above."""
     graphs: bool = True
-    """On a GPU, steps of decodes alone are captured as CUDA graphs when the engine starts."""
+    """On a GPU, decode-only steps are captured as CUDA graphs when the engine starts."""
     overlap: bool = True
     """On a GPU, each step is planned while the one before it is computed."""
     memory_gb: float = 0.0
-    """Size of the page pool in GiB; 0: a quarter of free memory, at most 4, on the CPU, and 90 % of it on a GPU."""
+    """Size of the page pool in GiB. 0 means a quarter of free memory, at most 4 GiB, on the CPU, and 90 % of free
+    memory on a GPU."""
     num_pages: int = 0
-    """Size of the page pool in pages, taking precedence over memory_gb; 0: from memory_gb."""
+    """Size of the page pool in pages, which takes precedence over memory_gb. 0 means that memory_gb decides."""
     block_size: int = 16
     max_seqs: int = 32
     max_model_len: int = 0
-    """Tokens of one sequence; 0: what the model was made for, at most 8192."""
+    """Maximum length of a sequence in tokens. 0 means the length that the model was made for, at most 8192."""
     token_budget: int = 256
-    """Tokens computed a step, over all sequences."""
+    """Maximum number of tokens that one step computes, over all sequences."""
     max_resident_adapters: int = 1024
     min_kv_pages: int = 0
-    """Pages that adapters may never take."""
+    """Pages of the pool that adapters may never take."""
     max_adapter_pages: int = 0
-    """Pages that adapters may take at most; 0: all but min_kv_pages."""
+    """Maximum number of pages that adapters may take. 0 means all but min_kv_pages."""
     adapter_half_life_s: float = 300.0
-    """A start counts half as much for keeping an adapter when it is so long ago."""
+    """Half-life in seconds of an adapter's popularity: when adapters are evicted, a request that started this long ago
+    counts half as much as one that starts now."""
     host_adapter_gb: float = 2.0
-    """Bound on packed adapters in host memory, in GiB; those beyond it are read from disk when they are wanted. On a
-    CPU address space for all of it is taken at the start, memory as it is used."""
+    """Maximum size of the packed adapters in host memory, in GiB; adapters beyond it are read from disk when a request
+    needs them. On a CPU, address space for the maximum is reserved at the start, but memory only as it is used."""
     fetch_threads: int = 2
     """Threads that read adapters from disk and pack them."""
     swap_gb: float = 1.0
-    """Host memory for the KV of preempted sequences, in GiB, of at most a quarter of what is free; 0: none."""
+    """Host memory for the KV cache of preempted sequences, in GiB, at most a quarter of free memory. 0 disables it."""
     prefix_caching: bool = True
     share_prefixes: bool = False
-    """Tenants reuse each other's prefixes, and may find out by cached_tokens and times what others have asked."""
+    """Tenants reuse each other's cached prefixes. A tenant may then find out from cached_tokens and latencies what
+    other tenants have sent."""
     threads: int = 0
-    """CPU threads of one operation; 0: every core this process may use."""
+    """CPU threads of one operation. 0 means every core that this process may use."""
     seed: int = 0
-    """Of dummy weights."""
+    """Seed of dummy weights."""
     state_dir: str = ""
-    """Folder for what outlives the process: the step-time model, so that a restart is warm, and loads of adapters that
-    never ended. Empty means that neither is kept."""
+    """Folder for state that outlives the process: the step-time model, so that a restart is warm, and the record of
+    adapter loads that never ended. Empty means that neither is kept."""
     interactive: LaneGoals = INTERACTIVE_GOALS
     batch: LaneGoals = BATCH_GOALS
     scheduling: Scheduling = field(default_factory=Scheduling)
@@ -107,6 +112,6 @@ class EngineConfig:
 
     @classmethod
     def from_json(cls, text: str) -> EngineConfig:
-        """The inverse of `to_json`. Raises ValueError or TypeError where a value or a name is none of ours."""
+        """Parse the output of `to_json`. Raises ValueError if a value is not valid, TypeError if a name is unknown."""
         values: dict[str, Any] = json.loads(text)
         return cls(**values | {name: kind(**values[name]) for name, kind in NESTED.items() if name in values})

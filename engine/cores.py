@@ -1,4 +1,4 @@
-"""How many processors this process may use: fewer than the machine has, in a container or under taskset."""
+"""Counts the processors that this process may use: in a container or under taskset, fewer than the machine has."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def usable_cores(cgroup: Path = CGROUP, mounts: Path = MOUNTS) -> int:
     """Return the number of threads that can compute at once, at least one.
 
     It is the number of processors that the scheduler may put this process on, or the CPU quota of its control group
-    (Linux, version 1 or 2) or of one above it, rounded down. A quota is spent by all threads together and then stops
-    all of them until the next period: with a thread more than it pays for, every step would meet that pause.
+    (Linux, version 1 or 2) or of one above it, rounded down. All threads spend a quota together; once it is spent,
+    all of them stop until the next period. With one thread more than the quota allows, every step would be stopped.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -23,7 +23,7 @@ def usable_cores(cgroup: Path = CGROUP, mounts: Path = MOUNTS) -> int:
 
 
 def _quotas(cgroup: Path, mounts: Path) -> Iterator[float]:
-    """Yield the quotas, in processors, that bind this process."""
+    """Yield the CPU quotas that apply to this process, in processors."""
     try:
         lines = cgroup.read_text().splitlines()
     except OSError:

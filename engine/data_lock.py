@@ -1,4 +1,4 @@
-"""Locks on folders of the data directory, which the kernel releases when their holder ends, however it ends."""
+"""Locks on folders of the data directory. The kernel releases a lock when the process that holds it ends or crashes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCK = "lock"
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Keep others from removing a folder while the block runs. Several processes may use it at once.
+    """Keep other processes from removing a folder while the block runs. Several processes may use a folder at once.
 
     A folder that cannot be written to is not locked.
     """
@@ -37,10 +37,10 @@ def _lock_file(folder: Path) -> TextIO | None:
 
 
 def take(folder: Path) -> TextIO | None:
-    """Take a folder for this process alone, for as long as the file that is returned is open.
+    """Lock a folder for this process alone.
 
     Returns:
-        None if another process uses the folder.
+        The lock file; the lock is held while it is open. None means that another process uses the folder.
     """
     file = (folder / LOCK).open("r")
     try:

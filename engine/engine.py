@@ -1,4 +1,4 @@
-"""The engine: one loop, one step at a time, and the only thread that touches the state."""
+"""The engine: a loop that plans and runs one step after the other, and is the only thread that changes the state."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from engine.executor.base import Executor, HostAdapter
 T = TypeVar("T")
 
 PAUSE_S = 0.002
-"""Between steps without anything to do, short beside the window in which a batch gathers."""
+"""Seconds between steps that have nothing to compute: short compared with the window in which a batch gathers."""
 BEAT_S = 1.0
-"""How often an idle loop says that it is alive."""
+"""Seconds between two beats of an idle loop, which show that it is alive."""
 
 
 class EngineStopped(RuntimeError):
-    """The step loop has ended: nobody is left to answer."""
+    """The step loop has ended, so that no question is answered any more."""
 
 
 class Inbox:
-    """Commands and questions from other threads, taken up between two steps."""
+    """Commands and questions from other threads, which the step loop takes between two steps."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class Inbox:
         self._arrived.set()
 
     def ask(self, question: Callable[[], None]) -> None:
-        """Raises EngineStopped."""
+        """Queue a question. Raises EngineStopped if the inbox is closed."""
         with self._lock:
             if self._closed:
                 raise EngineStopped("the engine has stopped")
@@ -57,18 +57,18 @@ class Inbox:
 
     @property
     def is_closed(self) -> bool:
-        """Takes no questions any more."""
+        """Whether the inbox no longer accepts questions."""
         return self._closed
 
     def wake(self) -> None:
         self._arrived.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return whether something has arrived."""
+        """Wait at most `timeout` seconds (None means no limit) for a command or question; return whether one came."""
         return self._arrived.wait(timeout)
 
     def drain(self) -> list[Command]:
-        """All commands in order of arrival."""
+        """Remove all commands and return them in order of arrival."""
         with self._lock:
             commands, self._commands = self._commands, []
         return commands
@@ -80,19 +80,19 @@ class Inbox:
         return questions
 
     def close(self) -> list[Callable[[], None]]:
-        """Takes no more questions; returns those still open."""
+        """Accept no more questions; return the questions that are still open."""
         with self._lock:
             self._closed = True
         return self.drain_questions()
 
 
 class Folders:
-    """Which folders are being read, and who waits for his turn with each."""
+    """One lock for each adapter folder that is being read or that a caller waits for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._turns: dict[str, tuple[threading.Lock, int]] = {}
-        """With how many have or want it."""
+        """Path -> (lock, number of callers that hold it or wait for it)."""
 
     @contextmanager
     def one_at_a_time(self, path: str) -> Iterator[None]:
@@ -110,7 +110,7 @@ class Folders:
 
 
 class Engine:
-    """Runs requests to their end. `step` and `run` belong to one thread; everything else may be called from any."""
+    """Runs requests to their end. `step` and `run` belong to one thread; any thread may call all other methods."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Engine:
         sleep: Callable[[float], None] = time.sleep,
         beat: Callable[[EngineState], None] = lambda state: None,
     ) -> None:
-        """`beat` is called before each step is carried out, and about once a second while there is no work."""
+        """`beat` is called before each step is submitted, and about once a second while there is no work."""
         self.state = state
         self.executor = executor
         self.policy = policy or make_policy(state.config.scheduling)
@@ -132,15 +132,15 @@ class Engine:
         self.step_seconds = 0.0
         self._stopping = False
         self._loop = threading.Lock()
-        """Held while `run` has the state to itself."""
+        """Held while `run` owns the state."""
         self._changing = threading.Lock()
-        """Held while the state changes, which is not while the executor computes: others may look then."""
+        """Held while the state changes, but not while the executor computes: other threads can read the state then."""
         self._folders = Folders()
         executor.connect(self.inbox.put)
 
     def step(self) -> list[TokenEvent]:
-        """One iteration over all running sequences; returns what became of every request it moved or, where the
-        executor overlaps and computes this step behind another, of every request that the other moved."""
+        """Plan one step over all running sequences, submit it, and return the events of the oldest step under way: of
+        this step or, if the executor overlaps steps, of the step before it, if any."""
         now = self.pace.rest(self.state)
         with self._changing:
             apply_commands(self.state, self.inbox.drain())
@@ -155,7 +155,7 @@ class Engine:
             return absorb(self.state, result, self.clock())
 
     def run(self, deliver: Callable[[list[TokenEvent]], None]) -> None:
-        """Steps while there is work and sleeps while there is none, until `stop`."""
+        """Step while there is work and sleep while there is none, until `stop` is called."""
         with self._loop:
             self._run(deliver)
 
@@ -177,20 +177,20 @@ class Engine:
                 question()
 
     def _rest(self) -> None:
-        """Sleep until something arrives."""
+        """Sleep until a command or question arrives, and beat meanwhile."""
         self._beat(self.state)
         while not self.inbox.wait(BEAT_S):
             self._beat(self.state)
 
     @property
     def _is_stuck(self) -> bool:
-        """There was nothing to do, though requests wait: for a batch to be gathered, or for a fetch."""
+        """Whether the last step had nothing to do although requests wait: for a batch to gather, or for a fetch."""
         state = self.state
         return bool(state.counters.steps) and state.in_flight.is_empty and state.absorbed.is_empty
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """Answers what was asked before a step after it, when the commands put before the questions are applied."""
+        """Answer the questions that were asked before a step after that step, when all earlier commands are applied."""
         questions = self.inbox.drain_questions()
         try:
             yield
@@ -203,12 +203,12 @@ class Engine:
         self.inbox.wake()
 
     def inspect(self, question: Callable[[EngineState], T], timeout: float = 30.0) -> T:
-        """The answer to a question put to the state between two steps, after every command put before it. While nobody
-        runs the loop, whoever asks looks for himself.
+        """Return the answer of a question to the state, which is asked between two steps, after all earlier commands
+        have been applied. While no thread runs the loop, the caller's thread asks the question itself.
 
         Raises:
             TimeoutError: no step ended within `timeout` seconds.
-            EngineStopped: and none will.
+            EngineStopped: the loop has ended.
         """
         if not self.inbox.is_closed and self._loop.acquire(blocking=False):
             try:
@@ -221,7 +221,7 @@ class Engine:
 
         def settle() -> None:
             if not answer.set_running_or_notify_cancel():
-                return  # whoever asked has gone, and takes what has not happened to be undone
+                return  # the caller has timed out, and relies on the question not being asked any more
             try:
                 with self._changing:
                     answer.set_result(question(self.state))
@@ -234,16 +234,16 @@ class Engine:
         except TimeoutError:
             if answer.cancel():
                 raise
-            return answer.result()  # it is being answered just now
+            return answer.result()  # the loop is answering just now
 
     def look(self, question: Callable[[EngineState], T]) -> T:
-        """The answer to a question that changes nothing, now: a step that is being computed is not waited for."""
+        """Return the answer of a read-only question to the state at once, without waiting for a step under way."""
         with self._changing:
             return question(self.state)
 
     def load_adapter(self, path: str) -> HostAdapter:
-        """Makes an adapter usable by requests submitted from now on. The same folder is read by one caller at a time,
-        different ones side by side. Raises ValueError with the reason if it is not usable."""
+        """Load an adapter, so that requests submitted from now on can use it. Callers read the same folder one at a
+        time, and different folders concurrently. Raises ValueError with the reason if the adapter is not usable."""
         with self._folders.one_at_a_time(path):
             return self.executor.load_host(path, lambda host: self._claim(path, host))
 
@@ -252,14 +252,13 @@ class Engine:
         return self.inspect(lambda state: add_adapter(state, command))
 
     def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
-        """Keeps an adapter on the device, once it is there, or no longer. Raises ValueError with the reason if it does
-        not fit beside what else must."""
+        """Pin an adapter, so that it stays on the device once it has been loaded there, or unpin it. Raises ValueError
+        with the reason if the adapter is not loaded, or if pinning it would leave too little room."""
         self.inspect(lambda state: pin_adapter(state, adapter, pinned))
 
     def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
-        """Lets requests of an adapter end, aborts those still there after `drain_seconds`, and frees every tier.
-
-        An adapter that is loaded again meanwhile stays, with its requests.
+        """Wait for the requests of an adapter to end, abort those that are left after `drain_seconds`, and free the
+        adapter's memory in every tier. An adapter that is loaded again meanwhile stays, and so do its requests.
 
         Returns:
             The number of requests aborted.
@@ -279,5 +278,5 @@ def _is_closing(state: EngineState, adapter: AdapterId) -> bool:
 
 
 def _has_users(state: EngineState, adapter: AdapterId) -> bool:
-    """Requests that an adapter on its way out waits for."""
+    """Return whether an adapter is being unloaded and still has live requests."""
     return _is_closing(state, adapter) and state.adapters[adapter].live > 0

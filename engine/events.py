@@ -1,4 +1,5 @@
-"""News of requests put together and taken apart: sent on, several tokens of one request cost little more than one."""
+"""Merges events of one request into one event, and splits such an event again. A message with several tokens of one
+request costs little more than a message with one."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from engine.core.types import TokenEvent, TokenLogprobs
 
 
 def joined(events: Iterable[TokenEvent]) -> list[TokenEvent]:
-    """Events of several steps, those of one request in one. An end that brings no token stays by itself."""
+    """Merge the events of several steps so that each request has one. A final event without a token stays separate."""
     runs: list[list[TokenEvent]] = []
     own: dict[str, list[TokenEvent]] = {}
     for event in events:
@@ -23,7 +24,7 @@ def joined(events: Iterable[TokenEvent]) -> list[TokenEvent]:
 
 
 def united(events: Sequence[TokenEvent]) -> TokenEvent:
-    """Events of one answer, in order, as one."""
+    """Merge the events of one request, given in order, into one event."""
     if len(events) == 1:
         return events[0]
     return events[-1]._replace(
@@ -37,7 +38,7 @@ def united(events: Sequence[TokenEvent]) -> TokenEvent:
 
 
 def apart(event: TokenEvent) -> Sequence[TokenEvent]:
-    """An event for each token, with its log probabilities; the last of them has the end."""
+    """Split an event into one event for each token, with its log probabilities; the last one carries the finish."""
     if len(event.tokens) < 2:
         return (event,)
     rest = event.num_cached, None, event.device_seconds, event.wait, event.adapter_wait

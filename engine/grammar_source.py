@@ -1,7 +1,7 @@
 """Turns a grammar's text into llguidance's own format, and asks llguidance what is wrong with it.
 
-`objection` may crash the process or take minutes and gigabytes: only the worker processes of `engine.grammar_check`
-call it with what a tenant sent.
+On a hostile grammar, `objection` may crash the process or take minutes and gigabytes: only the worker processes of
+`engine.grammar_check` call it with the grammars of tenants.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from engine.core.grammars import Grammar, GrammarKind
 from engine.json_schema import without_idle_keywords
 
 MAX_CHARACTERS = 65_536
-"""Most characters of a grammar's text. Sound grammars of this length compile in 0.2 s on a slow core and hold 7 MB.
-Hostile ones of 31 characters crash the library, and others work and allocate without an end before the limits below
-apply: `engine.grammar_check` bounds those."""
+"""Maximum length of a grammar's text in characters. Sound grammars of this length compile in 0.2 s on a slow core and
+hold 7 MB. Hostile grammars of 31 characters crash the library, and others compute and allocate without end before the
+limits below apply: `engine.grammar_check` bounds those."""
 MAX_TOLD = 500
-"""Characters of an error message."""
+"""Maximum length of an error message in characters."""
 WHITESPACE = r"[\x20\x0A\x0D\x09]{0,20}"
-"""Between the parts of a JSON document. With a bound, because small models otherwise write nothing else for ever."""
+"""Regex of the whitespace that an answer may have between two JSON tokens. It is bounded, because small models would
+otherwise generate whitespace without end."""
 LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000,
     step_lexer_fuel=50_000,
@@ -39,14 +40,14 @@ and large `multipleOf` take seconds and gigabytes regardless, which only the lim
 
 
 def library_source(grammar: Grammar) -> str:
-    """In the library's own format. Raises ValueError: it is no such grammar, or too long."""
+    """Convert a grammar to the format of llguidance. Raises ValueError if the text is malformed or too long."""
     if len(grammar.text) > MAX_CHARACTERS:
         raise ValueError(f"it is {len(grammar.text)} characters long, and may be {MAX_CHARACTERS}")
     return _SOURCES[grammar.kind](grammar.text)
 
 
 def objection(grammar: Grammar) -> str:
-    """What is wrong with a grammar whatever the model is; empty if nothing is. See the module about its dangers."""
+    """Return what is wrong with a grammar for any model; empty if nothing is. See the module docstring for dangers."""
     try:
         return told(LLMatcher.validate_grammar(library_source(grammar), limits=LIMITS))
     except ValueError as error:
@@ -54,15 +55,16 @@ def objection(grammar: Grammar) -> str:
 
 
 def told(error: str) -> str:
-    """Shorten an error of the library and drop what is meant for its authors. It may quote the whole grammar."""
+    """Shorten an error of the library, which may quote the whole grammar, and drop the marker at its end."""
     text = error.removesuffix("<non-verbose/>").strip()
     return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]} ..."
 
 
 def inline_schema(schema: Mapping[str, Any]) -> str:
-    """A JSON schema as a part of a grammar in Lark's notation, read as strictly as one that stands alone.
+    """Return a JSON schema as a part of a Lark grammar. It is enforced as strictly as a schema that stands alone.
 
-    Raises ValueError: the schema needs what no grammar can express.
+    Raises:
+        ValueError: the schema demands something that no grammar can express.
     """
     return "%json " + json.dumps(
         {**without_idle_keywords(schema), "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}
@@ -70,7 +72,8 @@ def inline_schema(schema: Mapping[str, Any]) -> str:
 
 
 def _json_source(schema: str) -> str:
-    """Have the library refuse keywords that it would have to ignore, even if the schema itself allows ignoring them."""
+    """Convert a JSON schema so that the library refuses keywords that it cannot enforce, even if the schema itself
+    allows it to ignore them."""
     try:
         document = json.loads(schema)
     except (ValueError, RecursionError) as error:
@@ -92,7 +95,7 @@ def _without_idle_keywords(document: dict[str, Any]) -> Any:
 
 
 def _context_free_source(text: str) -> str:
-    """Lark's notation, or GBNF (llama.cpp's; xgrammar's EBNF is much the same)."""
+    """Convert a grammar in Lark's notation or in GBNF (the notation of llama.cpp; the EBNF of xgrammar is similar)."""
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(text))
     except Exception as error:  # the library raises nothing more specific

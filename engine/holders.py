@@ -1,4 +1,4 @@
-"""Which gateways want an adapter kept: an engine lets go of one when the last of them does."""
+"""Tracks which gateways hold each adapter. The engine unloads an adapter when the last of them releases it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,27 @@ from engine.core.types import AdapterId
 
 
 class Holders:
-    """Thread-safe. Gateways are told apart by an id that each gives its session."""
+    """The gateways that hold each adapter, by the id that each gateway gives its session. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[AdapterId, set[str]] = {}
         self._now = 0
+        """Logical time: number of times that the engine was told to unload an adapter."""
         self._dropped: dict[AdapterId, int] = {}
-        """When the engine was last told to let go of each."""
+        """Logical time at which the engine was last told to unload each adapter."""
 
     def now(self) -> int:
-        """A moment, for `hold`."""
+        """Return the logical time, to be passed to `hold`."""
         with self._lock:
             return self._now
 
     def hold(self, adapter: AdapterId, gateway: str, since: int) -> bool:
-        """False: the engine was told to let go of it since it began to be read for this gateway; read it again."""
+        """Record that a gateway holds an adapter that it began to load at `since`.
+
+        Returns:
+            False if the engine was told to unload the adapter since then; the caller must load it again.
+        """
         with self._lock:
             if self._dropped.get(adapter, 0) > since:
                 return False
@@ -31,7 +36,8 @@ class Holders:
             return True
 
     def let_go(self, adapter: AdapterId, gateway: str) -> bool:
-        """True: nobody wants it any more, and the engine is to be told."""
+        """Record that a gateway releases an adapter. Returns True if no gateway holds it any more, so that the engine
+        must be told to unload it."""
         with self._lock:
             holders = self._held.get(adapter, set())
             holders.discard(gateway)
@@ -43,7 +49,8 @@ class Holders:
             return True
 
     def leave(self, gateway: str) -> None:
-        """A gateway is gone. What only it held stays, unused, until another gateway lets go of it."""
+        """Forget a gateway whose session has ended. An adapter that only this gateway held stays loaded, unused, until
+        another gateway releases it."""
         with self._lock:
             for holders in self._held.values():
                 holders.discard(gateway)

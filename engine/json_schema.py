@@ -1,4 +1,4 @@
-"""JSON schema keywords that the grammar library lacks, and that can be left out where they demand nothing."""
+"""Removes JSON schema keywords that the grammar library does not support, where they demand nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def without_idle_keywords(schema: Any) -> Any:
 
 
 def _below(keyword: str, value: Any) -> Any:
-    """The value of a keyword, treated where it holds schemas. Enumerated values and the like stay as they are."""
+    """Return the value of a keyword with idle keywords removed from the schemas in it. Other values, such as those of
+    `enum`, are returned unchanged."""
     if keyword in _BY_NAME and isinstance(value, Mapping):
         return {name: without_idle_keywords(schema) for name, schema in value.items()}
     if keyword in _SCHEMA | _LIST and isinstance(value, list):

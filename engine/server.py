@@ -1,7 +1,8 @@
-"""The engine process: `python -m engine.server --config JSON --address unix:PATH`. A composition root.
+"""Main module of the engine process: `python -m engine.server --config JSON --address unix:PATH`.
 
-It loads the model, then serves `engine.proto` and steps until it is told to stop: by SIGTERM or SIGINT, or by the end
-of its standard input when `--until-stdin-closes` is given, so that it never outlives the gateway that started it.
+The process loads the model, then serves `engine.proto` and runs steps until it is told to stop: by SIGTERM or SIGINT
+or, if `--until-stdin-closes` is given, by the end of its standard input, so that it never outlives the gateway that
+started it.
 """
 
 from __future__ import annotations
@@ -45,18 +46,20 @@ OnProgress = Callable[[str, int, int], None]
 """Takes what is being loaded or compiled, how many parts of it are done, and how many there are."""
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""A prompt of a million token ids is 5 MB."""
+"""Maximum size of a received message in bytes. A prompt of a million token ids takes 5 MB."""
 GIB = 2**30
 SAVE_EVERY_S = 60.0
+"""Seconds between two saves of the step-time model."""
 GRAMMAR_BYTES_OF_A_SEQUENCE = 8 << 20
-"""Each running sequence may follow a grammar of its own, and as many more may be ready for those that start next."""
+"""Memory in bytes for compiled grammars, for each sequence that may run at once: each may follow a grammar of its own,
+and as many more grammars may be ready for the requests that start next."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SERVER_THREADS = 32
-"""One a connected gateway, and some for adapter loads and questions."""
+"""Number of gRPC threads: one for each connected gateway, and some for adapter loads and other calls."""
 
 
 def build_real(config: EngineConfig, on_progress: OnProgress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
-    """The model on this machine's device."""
+    """Load the model onto this machine's device. Returns the core's configuration, the executor and a description."""
     from engine.model.runner import ModelRunner
 
     runner = ModelRunner(config, on_progress)
@@ -76,7 +79,7 @@ def build_real(config: EngineConfig, on_progress: OnProgress) -> tuple[CoreConfi
 
 
 def build_fake(config: EngineConfig, on_progress: OnProgress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
-    """No model: tokens are digests (see executor/fake.py). For tests of everything around a model."""
+    """Return the same without a model, for tests of everything else: tokens are digests (see executor/fake.py)."""
     core = core_config(config, config.num_pages or 4096, 4096, config.max_model_len or 2048, ())
     executor = FakeExecutor()
     info = pb.EngineInfo(model=config.model, model_hash="fake", device="none", dtype="none", backend="fake")
@@ -87,7 +90,7 @@ def build_fake(config: EngineConfig, on_progress: OnProgress) -> tuple[CoreConfi
 def core_config(
     config: EngineConfig, num_pages: int, host_pages: int, max_model_len: int, eos_token_ids: tuple[int, ...]
 ) -> CoreConfig:
-    """A sequence may be as long as the model and the pool allow, whichever is less."""
+    """Return the core's configuration. A sequence may be as long as both the model and the pool allow."""
     return CoreConfig(
         num_pages=num_pages,
         block_size=config.block_size,
@@ -99,7 +102,7 @@ def core_config(
         max_adapter_pages=config.max_adapter_pages,
         adapter_half_life_s=config.adapter_half_life_s,
         grammar_bytes=config.max_seqs * GRAMMAR_BYTES_OF_A_SEQUENCE,
-        max_fetches=max(2, config.fetch_threads),  # one is the interactive lane's
+        max_fetches=max(2, config.fetch_threads),  # one is reserved for the interactive lane
         host_adapter_bytes=int(config.host_adapter_gb * GIB),
         eos_token_ids=eos_token_ids,
         prefix_caching=config.prefix_caching,
@@ -124,8 +127,11 @@ def serve(
     """Serve until told to stop.
 
     Args:
-        loading: the file in which the start says how far it is (see `engine.pulse`).
-        pulse, previous: as in `engine.lives`.
+        fake: run without a model.
+        until_stdin_closes: stop when standard input ends.
+        loading: file in which the start records how far it is (see `engine.pulse`).
+        pulse: file for the beats of the step loop (see `engine.lives.heart`).
+        previous: the engine process before this one, a `PreviousLife` as JSON; empty if there was none.
     """
     core, executor, info = (build_fake if fake else build_real)(config, _teller(loading))
     info.max_model_len, info.num_pages = core.max_model_len, core.usable_pages
@@ -146,7 +152,7 @@ def serve(
     log.info("ready", address=address, device=info.device, dtype=info.dtype, pages=info.num_pages)
     try:
         engine.run(service.deliver)
-    finally:  # after a crash too: sessions still open would keep this process alive, and their requests waiting
+    finally:  # after a crash too: open sessions would keep this process alive and their requests waiting
         server.stop(grace=0.5).wait()
         executor.close()
     attempts.forget()
@@ -161,7 +167,7 @@ def _step_store(config: EngineConfig, info: pb.EngineInfo) -> StepStore | None:
 
 
 def _hardware(config: EngineConfig, info: pb.EngineInfo) -> str:
-    """What a step's time depends on, beside the model."""
+    """Return the hardware that a step's duration depends on: the GPU, or the machine type and CPU threads."""
     if info.device.startswith("cuda"):
         import torch
 
@@ -171,7 +177,7 @@ def _hardware(config: EngineConfig, info: pb.EngineInfo) -> str:
 
 
 def _keep_saving(engine: Engine, store: StepStore) -> None:
-    """Until the engine stops: a process that is killed keeps all but the last minute of what it learned."""
+    """Save the step-time model every minute until the engine stops. A killed process loses at most the last minute."""
     while True:
         time.sleep(SAVE_EVERY_S)
         try:
@@ -192,8 +198,11 @@ def _listen(service: EngineService, address: str) -> grpc.Server:
 
 
 def _stop_with_signals(engine: Engine) -> None:
-    """By SIGTERM or SIGINT, at once: Python calls a handler when the main thread next comes round to it, and an idle
-    engine's is asleep, for good if another thread was given the signal. What the system writes into a pipe is read."""
+    """Stop the engine at once on SIGTERM or SIGINT.
+
+    A thread waits for the byte that Python writes to a pipe when a signal arrives. A signal handler alone would not do:
+    Python runs it in the main thread, which sleeps in an idle engine, forever if another thread received the signal.
+    """
     told, tell = os.pipe()
     os.set_blocking(tell, False)
     signal.set_wakeup_fd(tell)
@@ -208,7 +217,7 @@ def _stop_with_signals(engine: Engine) -> None:
 
 
 def _stop_with_stdin(engine: Engine) -> None:
-    # Not sys.stdin: its lock, held by a thread that still reads when the interpreter ends, is a fatal error.
+    # Not sys.stdin: if this thread still holds its lock when the interpreter ends, that is a fatal error.
     while os.read(0, 4096):
         pass
     engine.stop()
@@ -227,7 +236,11 @@ def _teller(loading: Path | None) -> OnProgress:
 
 
 def local_address(text: str) -> str:
-    """Nobody is asked for a key here, so nobody else may connect. Raises argparse.ArgumentTypeError."""
+    """Check that an address can be reached from this machine alone, because the engine authenticates no caller.
+
+    Raises:
+        argparse.ArgumentTypeError: the address is neither a Unix socket nor a loopback port.
+    """
     host = text.rpartition(":")[0].strip("[]")
     if not text.startswith("unix:") and host not in LOOPBACK:
         raise argparse.ArgumentTypeError(f"it must be unix:PATH, or a port of {' or '.join(LOOPBACK)}, not {text!r}")
@@ -249,7 +262,7 @@ def main() -> None:
             structlog.processors.add_log_level,
             *log_renderers(sys.stderr),
         ],
-        # On a terminal the gateway shows how the start goes, and lines of ours would break into that.
+        # On a terminal the gateway shows the progress of the start, which info lines of the engine would disturb.
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING if sys.stderr.isatty() else logging.INFO),
         logger_factory=lossy_loggers(sys.stderr),
     )

@@ -1,4 +1,4 @@
-"""The engine behind `engine.proto`: sessions of gateways on one side, the engine's inbox on the other."""
+"""Implements `engine.proto`: passes the commands of gateway sessions to the engine, and its events to the sessions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from engine.wire import GATEWAY, lane_mode_from_pb, request_from_pb
 
 
 class EngineService(pb_grpc.EngineServicer):
-    """Thread-safe. `deliver` is called by the step loop, everything else by gRPC's threads."""
+    """Thread-safe gRPC service of one engine. The step loop calls `deliver`; gRPC's threads call all other methods."""
 
     def __init__(self, engine: Engine, info: pb.EngineInfo, attempts: LoadAttempts | None = None) -> None:
         """`attempts` counts loads of adapters. None means that they are not counted."""
@@ -33,10 +33,11 @@ class EngineService(pb_grpc.EngineServicer):
         self._attempts = attempts or LoadAttempts(None)
         self._lock = threading.Lock()
         self._owner: dict[str, GatewaySession] = {}
+        """Request id -> session that submitted the request."""
         self._holders = Holders()
 
     def deliver(self, events: list[TokenEvent]) -> None:
-        """Hands each session its events of one step, all at once."""
+        """Give each session its events of one step in a single call."""
         theirs: dict[GatewaySession, list[TokenEvent]] = {}
         with self._lock:
             for event in events:
@@ -131,7 +132,13 @@ class EngineService(pb_grpc.EngineServicer):
         return pb.SetGoalsResponse()
 
     def _load(self, path: str, gateway: str) -> HostAdapter:
-        """Raises ValueError, OSError, TimeoutError."""
+        """Load an adapter and record that a gateway holds it, again if the engine was told to unload it meanwhile.
+
+        Raises:
+            ValueError: the adapter is not usable, or its loads have killed too many engine processes.
+            OSError: its files cannot be read.
+            TimeoutError: no step ended in time.
+        """
         while True:
             began = self._holders.now()
             with self._attempts.counted(path):
@@ -145,7 +152,7 @@ class EngineService(pb_grpc.EngineServicer):
                 for command in message.commands:
                     self._take(session, command)
         except grpc.RpcError:
-            pass  # the stream broke: its callback ends the session, which aborts what it carried
+            pass  # the stream broke: its callback ends the session, which aborts its requests
         finally:
             session.end()
 
@@ -155,7 +162,7 @@ class EngineService(pb_grpc.EngineServicer):
             return
         request = request_from_pb(command.submit, self._engine.clock())
         with self._lock:
-            if session.ended:  # its gateway left while this was on its way: nobody would ever abort it
+            if session.ended:  # the gateway left meanwhile, so that no command would ever abort this request
                 return
             if self._owner.setdefault(request.id, session) is session:
                 session.expect(request.id, whole=command.submit.whole)

@@ -1,4 +1,4 @@
-"""One gateway's stream of events: who waits for a token gets it with its step, who does not gets many at once."""
+"""The event stream to one gateway. Tokens that a client waits for are sent after each step; others are gathered."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from engine.pb import engine_pb2 as pb
 from engine.wire import event_to_pb
 
 MAX_EVENTS = 1024
-"""Of one message, before those of one request become one: what a gateway that is behind may get at once."""
+"""Maximum number of events gathered into one message for a gateway that is behind, before events of the same request
+are merged; the last step may exceed it."""
 HOLD_SECONDS = 0.05
-"""For which tokens are kept back that nobody waits for. Told at once, with a step every 2 ms, they took 280 us of a
-gateway's time a step for one request and 420 us for sixteen; kept back, 31 and 41."""
+"""Seconds for which tokens that no client waits for are held back. Sent at once, with a step every 2 ms, they cost a
+gateway 280 us a step for one request and 420 us for sixteen; held back, 31 us and 41 us."""
 
 
 class GatewaySession:
-    """The requests that one gateway owns are told of here. `put` is called by the step loop, `messages` by gRPC."""
+    """Queue of events about one gateway's requests. The step loop calls `put`; a gRPC thread calls `messages`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.ended = False
         self._outbox: queue.SimpleQueue[tuple[list[TokenEvent], bool] | None] = queue.SimpleQueue()
-        """What each step has, and whether somebody waits for some of it. None ends the stream."""
+        """(events of a step, whether a client waits for any of them), the oldest step first. None ends the stream."""
         self._whole: dict[str, bool] = {}
-        """Requests of which nobody waits for single tokens, and whether they have had their first."""
+        """Id of each live request whose client does not wait for single tokens -> whether its first token was sent."""
         self._clock = clock
 
     def expect(self, request_id: str, *, whole: bool) -> None:
+        """Announce a request. `whole` says that its client does not wait for single tokens."""
         if whole:
             self._whole[request_id] = False
 
     def put(self, events: list[TokenEvent]) -> None:
-        """What a step has for this gateway."""
+        """Queue the events that a step has for this gateway."""
         waited_for = [self._is_waited_for(event) for event in events]
         self._outbox.put((events, any(waited_for)))
 
@@ -42,7 +44,8 @@ class GatewaySession:
         self._outbox.put(None)
 
     def messages(self) -> Iterator[pb.StepEvents]:
-        """One a step; fewer, to a gateway that is behind or that has time."""
+        """Yield messages until the session ends: one for each step, or one for several steps if the gateway is behind
+        or no client waits for their tokens."""
         is_open = True
         while is_open:
             events, is_open = self._gathered()
@@ -50,10 +53,11 @@ class GatewaySession:
                 yield pb.StepEvents(events=map(event_to_pb, joined(events)))
 
     def _gathered(self) -> tuple[list[TokenEvent], bool]:
-        """All that is there as soon as somebody waits for some of it; and whether more may come."""
+        """Return all queued events, after at most `HOLD_SECONDS` or as soon as a client waits for one of them, and
+        whether more may come."""
         events: list[TokenEvent] = []
         until = 0.0
-        """When there has been enough waiting, on the clock; 0: as soon as nothing more is there."""
+        """Time on the clock until which further events are gathered; 0 means until the queue is empty."""
         while len(events) < MAX_EVENTS:
             try:
                 step = self._outbox.get(timeout=max(0.0, until - self._clock()) if events else None)
@@ -70,7 +74,8 @@ class GatewaySession:
         return events, True
 
     def _is_waited_for(self, event: TokenEvent) -> bool:
-        """Every event is, but for the tokens between first and last of an answer that is wanted whole."""
+        """Return whether a client waits for an event: always, except for tokens between the first and the last of an
+        answer that is wanted whole."""
         has_begun = self._whole.get(event.request_id)
         if has_begun is None:
             return True

@@ -1,7 +1,7 @@
-"""A picture of the engine for operators: EngineStats from EngineState, taken while no step changes it.
+"""Makes a snapshot of the engine for operators: EngineStats from an EngineState that no step changes meanwhile.
 
-One function a group of figures; each costs at most a walk over the live requests, the tenants or the adapters. Only the
-integrity check looks at every page, so it is made when somebody asks for it.
+Each function makes one group of figures and costs at most one pass over the live requests, the tenants or the adapters.
+Only the integrity check looks at every page, so it runs only on request.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ HOST_STATES = {
 }
 
 Figures = dict[str, Any]
-"""Fields of EngineStats."""
+"""Names and values of fields of EngineStats."""
 
 
 def snapshot(state: EngineState, step_seconds: float, now: float, *, check: bool = False) -> pb.EngineStats:
-    """
+    """Return the engine's statistics.
+
     Args:
-        step_seconds: spent in steps so far.
-        now: on the engine's clock.
-        check: run the integrity check too, in time proportional to the pool.
+        step_seconds: total duration of all steps so far.
+        now: current time in seconds on the engine's clock.
+        check: also run the integrity check, which takes time proportional to the page pool.
     """
     return pb.EngineStats(
         lanes=map(_lane, lane_reports(state, now)),

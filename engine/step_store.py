@@ -1,4 +1,4 @@
-"""Where the step-time model rests between two lives of an engine, so that a restart is warm."""
+"""Keeps the step-time model on disk between two engine processes, so that a restart is warm."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ log = structlog.get_logger("engine")
 
 
 class StepStore:
-    """One file a device and model: what a step takes depends on nothing else that lasts.
+    """The file with the step-time model of one device and model. The duration of a step depends on nothing else that
+    outlasts the process.
 
     Args:
-        folder: created when something is saved.
-        subject: the device, its threads, the dtype and the model; becomes the file's name.
+        folder: parent folder, created by the first save.
+        subject: names the device, its threads, the dtype and the model; the file name is made from it.
     """
 
     def __init__(self, folder: Path, subject: str) -> None:
         self._path = folder / "step_time" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', subject)}.json"
 
     def load(self, model: StepTimeModel) -> bool:
-        """Fills the model with what was saved, if anything was. A file that cannot be read is left out, and said."""
+        """Load the saved values into `model`; return whether there were any. Logs and ignores an unreadable file."""
         if not self._path.is_file():
             return False
         try:
@@ -37,7 +38,7 @@ class StepStore:
         return True
 
     def save(self, saved: dict[str, object]) -> None:
-        """Writes `StepTimeModel.to_json()` in one piece: a crash leaves the old file. Failing is no reason to stop."""
+        """Write the output of `StepTimeModel.to_json()` atomically: a crash leaves the old file. Errors are logged."""
         temporary = self._path.with_suffix(f".{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

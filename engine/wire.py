@@ -1,4 +1,4 @@
-"""engine.proto messages to core types and back. The only place that knows both."""
+"""Converts core types to messages of engine.proto and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.core.types import (
 from engine.pb import engine_pb2 as pb
 
 GATEWAY = "loralane-gateway"
-"""Metadata that tell gateways of one engine apart: an id of the session."""
+"""gRPC metadata key whose value, an id of the session, tells the gateways of one engine apart."""
 
 _FINISH: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_NONE,
@@ -82,9 +82,10 @@ def _grammar_from_pb(message: pb.Grammar) -> Grammar | None:
 
 
 def request_to_pb(request: Request) -> pb.Submit:
-    """Only differences of times cross the wire, because the two ends' clocks have nothing in common.
+    """Convert a request to a message. Only time differences cross the wire, because the clocks of the two processes are
+    unrelated.
 
-    `arrival` and `deadline` are on the sender's clock, whichever that is, and become seconds from one to the other. A
+    `arrival` and `deadline` are on the sender's clock; the message holds the seconds from `arrival` to `deadline`. A
     gateway leaves `arrival` at 0 and so gives `deadline` in seconds from submission.
     """
     return pb.Submit(
@@ -128,7 +129,7 @@ def lane_mode_from_pb(mode: pb.LaneMode) -> LaneMode:
 
 
 def request_from_pb(message: pb.Submit, arrival: float) -> Request:
-    """`arrival` is on the engine's own clock, and so is the deadline of the result."""
+    """Convert a message to a request. `arrival` is on the engine's clock, and so is the deadline of the result."""
     deadline = _optional(message, "deadline_seconds")
     return Request(
         id=message.request_id,
@@ -170,7 +171,7 @@ def event_to_pb(event: TokenEvent) -> pb.TokenEvent:
 
 def event_from_pb(message: pb.TokenEvent) -> TokenEvent:
     tokens, logprobs, finish, cached = message.token_ids, message.logprobs, message.finish_reason, message.cached_tokens
-    if tokens and not (logprobs or finish or cached or message.wait_seconds):  # as most are, and there is one a token
+    if tokens and not (logprobs or finish or cached or message.wait_seconds):  # the common case, once a token
         return TokenEvent(message.request_id, tuple(tokens), device_seconds=message.device_seconds)
     return TokenEvent(
         request_id=message.request_id,

@@ -1,7 +1,8 @@
-"""The one door to the kernels: a protocol of five calls, and three more for what lies between (pointwise.py).
+"""The interface to the kernels: `Backend`, a protocol of five calls, with three more in `Pointwise` (pointwise.py).
 
 All tensors of one call live on one device. KV of a layer is a view of the arena, [num_pages, 2, block_size, kv_heads,
-head_dim] with 0 = K and 1 = V, strided across pages. Adapter rows are read from the same arena, flat: [num_elements].
+head_dim] with 0 = K and 1 = V, strided across pages. Adapter rows are read from the same arena as a flat tensor,
+[num_elements].
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class AttentionBatch:
         context_lens: int32 [num_seqs]. Tokens in the KV cache once this step's are written; the last query row of
             a sequence sees all of them, the one before it one fewer.
         block_tables: int32 [num_seqs, max_blocks]. Page of each block; padded with page 0.
-        kv_slots: int64 [num_rows]. `page * block_size + offset` where each row's K and V are written.
-            In a captured step, rows that pad it have a negative one, and context 0: they write and read nothing.
-        num_decodes: leading sequences with exactly one query row.
-        max_query, max_context: host integers, the largest of the batch.
-        host_query_starts, host_context_lens: the same numbers on the host, for loops and launch sizes.
+        kv_slots: int64 [num_rows]. `page * block_size + offset` where each row's K and V are written. In a captured
+            step, padding rows have a negative slot and context 0: nothing is written or read for them.
+        num_decodes: number of leading sequences with exactly one query row.
+        max_query, max_context: the largest number of query rows and the largest context length, on the host.
+        host_query_starts, host_context_lens: `query_starts` and `context_lens` on the host, for loops and launch sizes.
     """
 
     query_starts: Tensor
@@ -44,22 +45,23 @@ class AttentionBatch:
 
 
 class Backend(Protocol):
-    """What every backend can do. Implementations are stateless but for caches."""
+    """The calls that every backend implements. Implementations hold no state except caches."""
 
     name: str
 
     @property
     def pointwise(self) -> Pointwise:
-        """What a decoder does between its products."""
+        """The row-wise operations between a decoder's matrix products."""
 
     def rotate_and_write(
         self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
     ) -> Tensor:
-        """From the fused projection to attention: head norms, the rotary embedding, and `write_kv`.
+        """Performs the steps between the fused projection and attention: head norms, rotary embedding, and `write_kv`.
 
         Args:
-            qkv: [num_rows, (heads + 2 * kv_heads) * head_dim], query, key and value side by side; may be changed.
-            cos, sin: as in `Pointwise.rotate`.
+            qkv: [num_rows, (heads + 2 * kv_heads) * head_dim], query, key and value side by side; may be modified.
+            cos, sin: see `Pointwise.rotate`.
+            norms: None means that the model has no head norms.
 
         Returns:
             The query, [num_rows, heads, head_dim].
@@ -71,20 +73,20 @@ class Backend(Protocol):
     def attention(
         self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
     ) -> Tensor:
-        """Causal attention of query rows [num_rows, heads, head_dim] over paged KV; the same shape back.
+        """Computes causal attention of query rows [num_rows, heads, head_dim] over paged KV. Returns the same shape.
 
         GQA: query head h reads KV head `h // (heads // kv_heads)`. With `window`, a row sees only the last
-        `window` positions up to itself.
+        `window` positions up to and including its own.
         """
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> Any:
-        """Once a step: whatever `add_lora` needs in every layer, on the device. None when there are no segments."""
+        """Returns, once per step, the device data that `add_lora` needs in all layers, or None without segments."""
 
     def add_lora(self, out: Tensor, x: Tensor, prepared: Any, layer: int, group: ProjectionGroup) -> None:
-        """`out[row, slice_t] += B_t A_t x[row]` for every target of the group, each row with its own adapter.
+        """Computes `out[row, slice_t] += B_t A_t x[row]` for every target of the group, each row with its own adapter.
 
         Args:
-            out: [num_rows, sum(group.out_features)], the base projections' result, changed in place.
+            out: [num_rows, sum(group.out_features)], the base projections' result, modified in place.
             x: [num_rows, group.in_features].
-            prepared: what `prepare_lora` returned; never None.
+            prepared: the result of `prepare_lora`, which must not be None.
         """

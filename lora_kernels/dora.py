@@ -1,11 +1,13 @@
-"""DoRA: adapters that scale what the base model computes, output by output, before their delta is added.
+"""Applies DoRA adapters, which scale each output of the base model's projections before their delta is added.
 
-A DoRA adapter makes a projection g (W x + s B A x) + bias, with g = magnitude / ||W + s B A|| a number for each output
-(Liu et al. 2024, section 4.3). g times the delta is folded into B when the adapter is packed. What is left is an affine
-map of the base output, out (1 + scale) + shift, where scale = g - 1 and shift = -scale * bias keeps the bias out of it:
-the two rows of a *scale tile*. Storing g - 1, which is near 0, keeps it exact to a few thousandths in 16 bits too.
+A DoRA adapter turns a projection into g (W x + s B A x) + bias, where g = magnitude / ||W + s B A|| is one number for
+each output (Liu et al. 2024, section 4.3). The factor g of the delta is folded into B when the adapter is packed. What
+remains is an affine map of the base output, out (1 + scale) + shift, where scale = g - 1, and shift = -scale * bias
+keeps the bias unscaled. The two are the rows of a *scale tile*. Storing g - 1, which is near 0, keeps g exact to a few
+thousandths even in 16 bits.
 
-This is no call of `Backend`: it needs nothing of how a backend multiplies, and a step without such adapters skips it.
+This is not a call of `Backend`, because it does not depend on how a backend multiplies. A step without DoRA adapters
+skips it.
 """
 
 from __future__ import annotations
@@ -23,26 +25,26 @@ from lora_kernels.segments import SegmentPlan
 
 
 class BaseScales(Protocol):
-    """What one step's DoRA adapters do to the base model's outputs."""
+    """The scaling of the base model's outputs by one step's DoRA adapters."""
 
     def apply(self, out: Tensor, layer: int, group: ProjectionGroup) -> None:
-        """`out[row] *= 1 + scale; out[row] += shift` in every slice that the row's own adapter scales.
+        """Computes `out[row] *= 1 + scale; out[row] += shift` in every slice that the row's own adapter scales.
 
         Args:
-            out: [num_rows, sum(group.out_features)], the base projections' result, changed in place.
+            out: [num_rows, sum(group.out_features)], the base projections' result, modified in place.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
-    """Rows of a step whose adapters scale anything: `rows` in the batch, and the table slot of each, int64."""
+    """The rows of a step whose adapters scale any base output: `rows` are batch rows, `slots` their table slots."""
 
     rows: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]
 
 
 def scaled_rows(table: LoraTable, plan: SegmentPlan) -> ScaledRows | None:
-    """None when no adapter of the step scales anything, as in most steps."""
+    """Returns the rows whose adapters scale base outputs, or None when no adapter of the step does (most steps)."""
     scaling = table.has_scales[plan.slots]
     if not scaling.any():
         return None
@@ -53,17 +55,19 @@ def scaled_rows(table: LoraTable, plan: SegmentPlan) -> ScaledRows | None:
 
 @dataclass(frozen=True, slots=True)
 class ScaledTarget:
-    """One projection's scale tiles. `starts`: a layer each, int64 [num_rows] elements; None: no row is scaled there."""
+    """The scale tiles of one projection. `starts` holds, for each layer, the element offset of each scaled row's tile,
+    int64 [num_rows]; None means that the layer scales no row. `columns` is the projection's slice of the output."""
 
     starts: tuple[Tensor | None, ...]
     tiles: Tensor
-    """[num_elements - SCALE_ROWS * out_features + 1, SCALE_ROWS * out_features], a view of the arena."""
+    """[num_elements - SCALE_ROWS * out_features + 1, SCALE_ROWS * out_features], a view of the arena whose row i is the
+    tile that starts at element i."""
     columns: slice
 
 
 @dataclass(slots=True)
 class TorchScales:
-    """`BaseScales` in torch, on any device: one gather and one product a projection, in fp32."""
+    """`BaseScales` in torch, for any device. Each projection takes one gather and one multiply-add, in fp32."""
 
     arena: Tensor
     table: LoraTable
@@ -96,7 +100,7 @@ class TorchScales:
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TorchScales | None:
-    """Once a step: what `apply` needs in every layer. None when no adapter of the step scales anything."""
+    """Returns, once per step, what `apply` needs in every layer, or None when no adapter scales base outputs."""
     scaled = scaled_rows(table, plan)
     if scaled is None:
         return None

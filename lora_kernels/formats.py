@@ -1,4 +1,4 @@
-"""The formats numbers have in memory, and loads and stores that convert them to and from fp32 vectors."""
+"""The number formats of tensors in memory, and loads and stores that convert them to and from fp32 vectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lora_kernels.simd import I32, I64, LANES, VEC, VEC_HALF, VEC_I16, VEC_I32, 
 
 
 class Format:
-    """How numbers lie in memory: one of F32, BF16 and F16. A constant to numba functions, which are compiled for it."""
+    """A number format in memory: F32, BF16 or F16. Numba functions take it as a compile-time constant."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name
@@ -46,7 +46,7 @@ def _constant_format(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 
 def emit_load(emit: Emit, fmt: Format, address: Any, mask: Any = None) -> Any:
-    """Sixteen numbers as fp32; lanes that `mask` leaves out are 0 and not touched."""
+    """Emits a load of sixteen numbers as an fp32 vector. Lanes that `mask` excludes are 0 and are not read."""
     if fmt.name == "f32":
         return emit.raw(address, VEC, mask)
     bits = emit.raw(address, VEC_I16, mask)
@@ -57,7 +57,7 @@ def emit_load(emit: Emit, fmt: Format, address: Any, mask: Any = None) -> Any:
 
 
 def emit_bits(emit: Emit, fmt: Format, value: Any) -> Any:
-    """What is stored: rounded to nearest, ties to even; NaN stays NaN."""
+    """Emits the conversion of an fp32 vector to the stored bits, rounded to nearest, ties to even; NaN stays NaN."""
     builder = emit.builder
     if fmt.name == "f32":
         return value
@@ -71,7 +71,7 @@ def emit_bits(emit: Emit, fmt: Format, value: Any) -> Any:
 
 
 def emit_store(emit: Emit, fmt: Format, address: Any, value: Any, count: Any) -> None:
-    """Stores the first `count` lanes of an fp32 vector."""
+    """Emits a store of the first `count` lanes of an fp32 vector."""
     builder, bits = emit.builder, emit_bits(emit, fmt, value)
     pointer = emit.at(address, bits.type)
     with builder.if_else(builder.icmp_signed(">=", count, ir.Constant(I64, LANES))) as (full, tail):
@@ -85,13 +85,13 @@ def emit_store(emit: Emit, fmt: Format, address: Any, value: Any, count: Any) ->
 
 @intrinsic
 def size_of(typingctx, fmt):
-    """Bytes of one number."""
+    """Returns the size of one number in bytes."""
     return types.int64(fmt), lambda context, builder, signature, args: ir.Constant(I64, fmt.of.size)
 
 
 @intrinsic
 def load_as(typingctx, fmt, address, count):
-    """The first `count` of sixteen numbers in a format; lanes from there on are 0."""
+    """Loads the first `count` of sixteen numbers stored in a format. The remaining lanes are 0."""
 
     def codegen(context, builder, signature, args):
         emit = Emit(builder)
@@ -108,7 +108,7 @@ def load_as(typingctx, fmt, address, count):
 
 @intrinsic
 def store_as(typingctx, fmt, address, a, count):
-    """Stores the first `count` lanes in a format."""
+    """Stores the first `count` lanes of a vector in a format."""
 
     def codegen(context, builder, signature, args):
         emit_store(Emit(builder), fmt.of, *args[1:])
@@ -118,7 +118,7 @@ def store_as(typingctx, fmt, address, a, count):
 
 @intrinsic
 def rounded(typingctx, fmt, a):
-    """What a store and a load in a format leave of a vector."""
+    """Rounds an fp32 vector to a format and converts it back to fp32, as a store and a load would."""
 
     def codegen(context, builder, signature, args):
         bits = emit_bits(Emit(builder), fmt.of, args[1])

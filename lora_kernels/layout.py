@@ -1,11 +1,11 @@
-"""Where an adapter's numbers lie inside pages, and the table through which kernels find them.
+"""Places adapter weights in arena pages, and defines the table through which kernels find them.
 
 An adapter is a set of *blocks*: for every layer and projection it touches, an A block (`rank` rows of `in_features`)
 and a B block (`rank` rows of `out_features`; B is stored transposed, and the LoRA scale is folded into it). Blocks are
 cut into *tiles* of at most `RANK_TILE` rows; a tile never straddles two pages, so each is one contiguous run of memory
-reached by one table entry. Ranks are real: nothing is padded to a maximum. Tiles may be stored in FP8 (e4m3), two
-numbers in each element of a 16-bit arena, with a factor for each rank before the rows of B. A projection whose base
-output the adapter scales (DoRA) has one tile more, before the others: see dora.py.
+reached by one table entry. Ranks are not padded to a maximum. Tiles may be stored in FP8 (e4m3), two numbers in each
+element of a 16-bit arena; an FP8 tile of B has a factor for each rank before its rows. A projection whose base output
+the adapter scales (DoRA) has one additional tile, before the others: see dora.py.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ import numpy.typing as npt
 import torch
 
 RANK_TILE = 16
-"""Rows a tile. 16 is the smallest tensor-core tile, and makes one entry serve ranks 1 to 16."""
+"""Maximum rows of a tile. 16 is the smallest tensor-core tile, and one table entry then serves ranks 1 to 16."""
 MAX_RANK = 256
 MAX_TILES = MAX_RANK // RANK_TILE
 ALIGN = 8
-"""Offsets are multiples of 8 elements (16 bytes in bf16), and are stored divided by it: int32 spans any arena."""
+"""Tile offsets are multiples of 8 elements (16 bytes in bf16) and are stored divided by 8, so that an int32 can address
+any arena."""
 SIDE_A, SIDE_B = 0, 1
 FP8_SCALES = RANK_TILE
-"""fp32 numbers before the rows of a B tile in FP8: one for each rank, by which A's row times B's row is multiplied."""
+"""fp32 factors stored before the rows of an FP8 tile of B, one per rank: the product of the rank's rows of A and B is
+multiplied by it."""
 FP8_MAX = 448.0
 """The largest e4m3 number."""
 SCALE_ROWS = 2
-"""Rows of a scale tile, `out_features` wide: what the base output is multiplied by, less one; and what is added."""
+"""Rows of a scale tile, each `out_features` wide: the factor of the base output minus one, and the number to add."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectionGroup:
-    """Projections that read the same input, served by one call: their outputs lie side by side in one tensor.
+    """Projections that read the same input and are served by one call. Their outputs lie side by side in one tensor.
 
     Attributes:
         targets: indices of the projections in the model's target list (the T axis of `LoraTable`).
@@ -50,14 +52,14 @@ class ProjectionGroup:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """Where every tile of an adapter lies, relative to its own pages. Depends on shapes and ranks only.
+    """Positions of an adapter's tiles, relative to its own pages. They depend on shapes and ranks only.
 
     Attributes:
         ranks: int32 [layers, targets]. 0 where the adapter does not touch the projection.
         offsets: int64 [layers, targets, 2, MAX_TILES]. Element offset of each tile in the adapter's blob
             [num_pages * page_elems], on side A or B; 0 where there is no tile.
         scales: int64 [layers, targets]. Element offset of the projection's scale tile; -1 where there is none.
-        num_pages: pages of the blob.
+        num_pages: number of pages of the blob.
         fp8: whether A and B tiles hold e4m3 numbers.
     """
 
@@ -81,11 +83,11 @@ def plan_layout(
         ranks: int32 [layers, targets], each 0 to MAX_RANK.
         widths: int32 [targets, 2]. (in_features, out_features) of each projection.
         page_elems: elements of one page.
-        scaled: bool [layers, targets]. Projections that have a scale tile; None: no one.
-        fp8: A and B in e4m3, in an arena of 16-bit elements.
+        scaled: bool [layers, targets]. Projections that have a scale tile. None means that no projection has one.
+        fp8: whether A and B are stored in e4m3, in an arena of 16-bit elements.
 
     Raises:
-        ValueError: one tile is larger than a page, or a rank is out of range.
+        ValueError: A tile is larger than a page, or a rank is out of range.
     """
     wrong = ranks[(ranks < 0) | (ranks > MAX_RANK)]
     if len(wrong):
@@ -106,21 +108,24 @@ def plan_layout(
 
 
 def _tile_elems(numbers: int, side: int, fp8: bool) -> int:
-    """Elements of the arena that a tile of so many numbers takes."""
+    """Returns how many arena elements a tile of `numbers` weights occupies."""
     if not fp8:
         return numbers
     return -(-numbers // 2) + (2 * FP8_SCALES if side == SIDE_B else 0)
 
 
 class _Cursor:
-    """Hands out room for one tile after the other."""
+    """Allocates tiles one after the other in the blob. `end` is the element offset after the last tile."""
 
     def __init__(self, page_elems: int) -> None:
         self._page_elems = page_elems
         self.end = 0
 
     def place(self, elements: int) -> int:
-        """Offset of a tile of so many elements, on this page or, if it does not fit, at the start of the next."""
+        """Allocates a tile on the current page or, if it does not fit, at the start of the next one.
+
+        Returns its element offset. Raises ValueError if it is larger than a page.
+        """
         size = -(-elements // ALIGN) * ALIGN
         if size > self._page_elems:
             raise ValueError(f"a LoRA tile of {size} elements does not fit a page of {self._page_elems}")
@@ -137,7 +142,7 @@ def pack_adapter(
     dtype: torch.dtype,
     scales: Mapping[tuple[int, int], torch.Tensor] = MappingProxyType({}),
 ) -> torch.Tensor:
-    """Writes an adapter's blocks into one contiguous blob in kernel layout.
+    """Writes an adapter's blocks into one contiguous blob in the layout that the kernels read.
 
     Args:
         blocks: (layer, target) -> (A [rank, in_features], B [out_features, rank] with the scale already folded in).
@@ -162,8 +167,8 @@ def pack_adapter(
 
 
 def _pack_fp8(blob: torch.Tensor, offsets: npt.NDArray[np.int64], a: torch.Tensor, b: torch.Tensor) -> None:
-    """Writes A [rank, in_features] and B [rank, out_features], each row as e4m3 over a scale of its own. Only the
-    product of a rank's two scales is ever needed: it is kept before B."""
+    """Writes A [rank, in_features] and B [rank, out_features] in e4m3, each row divided by its own scale. Kernels need
+    only the product of a rank's two scales, which is stored before the rows of B."""
     memory, (bits_a, scale_a), (bits_b, scale_b) = blob.view(torch.uint8), quantise_rows(a), quantise_rows(b)
     factors = (scale_a * scale_b).view(torch.uint8).view(-1, 4)
     for tile, rows in enumerate(torch.arange(len(a)).split(RANK_TILE)):
@@ -174,25 +179,29 @@ def _pack_fp8(blob: torch.Tensor, offsets: npt.NDArray[np.int64], a: torch.Tenso
 
 
 def quantise_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [rank, width] as the bits of e4m3 numbers, uint8 [rank, width], and what gives back rows when these are
-    multiplied by it, fp32 [rank, 1]."""
+    """Quantises each row of [rank, width] to e4m3. Returns the bits, uint8 [rank, width], and the scales, fp32
+    [rank, 1], by which the e4m3 numbers must be multiplied to restore the rows."""
     largest = rows.float().abs().amax(dim=1, keepdim=True)
     scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
     return (rows.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8), scale
 
 
 class LoraTable:
-    """The indirection from an adapter's slot to its tiles in the arena. Tensors stay at a fixed address for life.
+    """Maps each adapter slot to its tiles in the arena. The tensors keep their addresses for the table's life.
+
+    `ranks`, `offsets` and `scales` are device tensors; each has a copy on the host, named `host_ranks` and so on.
 
     Attributes:
-        ranks: int32 [max_slots, layers, targets], host and device copies.
-        offsets: int32 [max_slots, layers, targets, 2, MAX_TILES]. Element offset in the arena, divided by ALIGN.
-        scales: int32 [max_slots, layers, targets]. The same of scale tiles; 0, which is zeros, where there is none.
-        fp8: whether adapters are stored in e4m3; all of them, or none.
+        ranks: int32 [max_slots, layers, targets].
+        offsets: int32 [max_slots, layers, targets, 2, MAX_TILES]. Element offset of each tile in the arena, divided by
+            ALIGN.
+        scales: int32 [max_slots, layers, targets]. Element offset of each scale tile, divided by ALIGN; 0, where the
+            arena holds zeros, if there is none.
+        fp8: whether all adapters are stored in e4m3; if False, none is.
         max_ranks: int32 [max_slots], host only. The largest rank of each slot.
         has_scales: bool [max_slots], host only. Whether a slot's adapter scales any base output.
-        versions: int64 [max_slots], host only. Grows with every change of a slot, so that what was derived from it
-            can tell that it is stale.
+        versions: int64 [max_slots], host only. Incremented with every change of a slot, so that data derived from the
+            slot can be recognised as stale.
     """
 
     def __init__(
@@ -216,7 +225,7 @@ class LoraTable:
         """Points a slot at the pages its blob was copied into (`pages[i]` holds page i of the blob).
 
         Raises:
-            ValueError: the adapter is stored in FP8 and others are not, or the reverse.
+            ValueError: The adapter is stored in FP8 and this table's adapters are not, or the reverse.
         """
         if layout.fp8 != self.fp8:
             raise ValueError(f"this table's adapters are {'' if self.fp8 else 'not '}stored in FP8")
@@ -227,13 +236,13 @@ class LoraTable:
         self._upload(slot)
 
     def _in_arena(self, offsets: npt.NDArray[np.int64], pages: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """Element offsets in a blob as those in the arena, divided by ALIGN."""
+        """Converts element offsets in a blob to element offsets in the arena, divided by ALIGN."""
         page, within = np.divmod(offsets, self.page_elems)
         absolute = np.asarray(pages or (0,), dtype=np.int64)[page] * self.page_elems + within
         return np.asarray(absolute // ALIGN)
 
     def clear(self, slot: int) -> None:
-        """Makes a slot the identity (rank 0 everywhere)."""
+        """Removes the slot's adapter: rank 0 everywhere, so that the slot changes no output."""
         self.host_ranks[slot] = 0
         self.host_offsets[slot] = 0
         self.host_scales[slot] = 0

@@ -1,4 +1,4 @@
-"""A linear layer in the fastest form its device has."""
+"""Builds linear layers in the fastest form available on their device."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Linear = Callable[[Tensor], Tensor]
-"""[num_rows, in_features] -> [num_rows, out_features], a tensor of its own that the caller may change."""
+"""[num_rows, in_features] -> [num_rows, out_features]. The result is a new tensor, which the caller may modify."""
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """A linear layer of `weight` [out_features, in_features] in the fastest form its device has.
+    """Returns a linear layer of `weight` [out_features, in_features] in the fastest form available on its device.
 
-    On a CPU that is a packed copy of the weight, worth a copy of tied embeddings; the caller should drop the original.
-    With AVX512-BF16 it is packed for numba_gemm.py, else for oneDNN where that computes in the weight's dtype. Measured
-    on two such cores, all layers of a 135M model, 1 / 32 / 256 rows: 8 / 20 / 126 ms, oneDNN's 13 / 24 / 137, plain 38
-    for 32; its 49152-wide head for 32 rows 4.7, 6.0 and 8.9 ms (fp32: 44 ms packed against 71).
+    On a CPU the layer holds a packed copy of the weight, and the caller should drop the original; packing pays even
+    where tied embeddings are then stored twice. With AVX512-BF16 the weight is packed for numba_gemm.py, otherwise for
+    oneDNN where oneDNN computes in the weight's dtype. Measured on two cores with AVX512-BF16, all layers of a 135M
+    model for 1 / 32 / 256 rows take 8 / 20 / 126 ms, with oneDNN 13 / 24 / 137 ms, and unpacked 38 ms for 32 rows. The
+    model's 49152-wide head takes 4.7, 6.0 and 8.9 ms for 32 rows (fp32: 44 ms packed, 71 ms unpacked).
     """
     if weight.device.type == "cpu" and find_spec("numba"):
-        # Imported here: few platforms have no numba.
+        # Imported late because a few platforms have no numba.
         from lora_kernels.numba_gemm import PackedLinear, can_pack
 
         if can_pack(weight):

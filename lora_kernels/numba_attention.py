@@ -1,7 +1,7 @@
-"""Paged attention in one pass over the pages as they lie: nothing is gathered, and what is read is read once.
+"""Paged attention on the CPU in one pass over the pages in place: nothing is gathered, and an item reads its KV once.
 
-Items are planned in numba_attention_plan.py. GQA: the query heads of a KV head are rows like any others. A softmax goes
-online over tiles of about `TILE` tokens, in fp32.
+Items are planned in numba_attention_plan.py. With GQA, the query heads of a KV head are treated as additional rows. The
+softmax is computed online over tiles of about `TILE` tokens, in fp32.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _attend_item(block, fmt, scratch, item, following):
 
 @njit
 def _start_row(block, fmt, row, head, query, sums):
-    """Copies a query, scaled, and clears its sums."""
+    """Copies a query row, scaled, to `query` in fp32, and clears its sums."""
     scale = simd.splat(block.scale)
     source = block.query + row * block.query_row + head * block.query_head
     for d in range(0, block.dims, LANES):
@@ -110,9 +110,10 @@ def _start_row(block, fmt, row, head, query, sums):
 
 @njit
 def _prefetch(block, fmt, table, index, pages, offset):
-    """One head's K or V of a page of the next tile: pages are scattered, and the processor cannot guess the next one.
+    """Prefetches one head's K or V of one page of the next tile. Pages are scattered, so the hardware prefetcher cannot
+    predict the next one.
 
-    A little at a time: more than a core may have under way would make it wait.
+    Prefetches are issued one page at a time, because the core would stall on more than it can have outstanding.
     """
     if index < pages:
         start = block.kv + simd.read_i32(table + 4 * index) * block.page + offset
@@ -140,14 +141,14 @@ def _attend_tile(
     ahead_pages,
     ahead_offset,
 ):
-    """Rows r to r + rows of a KV head, rows of one position side by side, against the pages from `table` on."""
+    """Attends from rows r to r + rows of a KV head to the pages from `table` on. Rows of one position are adjacent."""
     simd.stay_apart()
     size = block.block_size
     step = max(1, TILE // size)
     row_bytes = 4 * (-(-block.dims // LANES) * LANES)
     score_bytes = 4 * (-(-step * size // LANES) * LANES)
     seen = min(step * size, first + (r + rows - 1) // block.group + 1 - tile)
-    if seen <= 0:  # a tile for later rows of the item
+    if seen <= 0:  # only later rows of the item see this tile
         return
     for t in range(0, seen, size):
         _prefetch(block, fmt, ahead, t // size, ahead_pages, ahead_offset)
@@ -172,7 +173,8 @@ def _attend_tile(
 
 @njit
 def _soften(scores, low, high, stop, maximum, total):
-    """One row's scores [stop] become weights, 0 outside [low, high); returns the factor of what was summed before."""
+    """Turns one row's scores [stop] into softmax weights, 0 outside [low, high), and updates its maximum and total.
+    Returns the factor by which the row's earlier sums must be multiplied."""
     simd.stay_apart()
     for t in range(low):
         simd.write_f32(scores + 4 * t, NEVER)

@@ -1,7 +1,7 @@
-"""What one step's attention does on the CPU: its items, and the argument block that its layers share.
+"""Plans one step's attention on the CPU: the work items, and the argument block that its layers share.
 
-An *item* is what one thread does at a time: up to `ITEM_ROWS` query rows of one sequence, for one KV head or, when
-there are sequences enough, for all of them, which then share the pages' cache lines.
+An *item* is the work that a thread takes at a time: up to `ITEM_ROWS` query rows of one sequence, for one KV head or,
+if there are enough items to keep the threads busy, for all KV heads, which then share the pages' cache lines.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from lora_kernels.products import MAX_ROWS
 from lora_kernels.simd import LANES
 
 TILE = 64
-"""Tokens a softmax step takes, in whole pages: enough to hide its fixed cost, few enough for the first cache."""
+"""Tokens per softmax step, in whole pages: enough to hide its fixed cost, and few enough for the first-level cache."""
 ITEM_ROWS = 16
-"""Query rows of a prompt that read K and V together."""
+"""Maximum query rows of an item, which read K and V together."""
 CACHE_LINE = 64
 NO_WINDOW = 1 << 40
 
@@ -31,8 +31,11 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class Block(ctypes.Structure):
-    """Addresses, and strides in bytes. `items`: int32 [num_items, 6], see `plan_items`; `scratch`: a piece a thread.
-    `of_step`: all that differs from step to step, the same in all layers; see `Tape.renew`."""
+    """Argument block of the attention kernel: addresses, and strides in bytes.
+
+    `items` is int32 [num_items, 6], see `plan_items`; `scratch` has one piece of `scratch_bytes` per thread. `of_step`
+    names the fields that change from step to step and are the same in all layers, see `Tape.renew`.
+    """
 
     _fields_ = [
         *TICKETS,
@@ -46,7 +49,8 @@ class Block(ctypes.Structure):
 
 
 class AttentionForm(NamedTuple):
-    """What the layers that are alike have in common. `kv_shape`, `kv_stride`: of one layer's KV, in numbers."""
+    """The parameters that layers must share to use one plan. `kv_shape` and `kv_stride` are those of one layer's KV, in
+    numbers."""
 
     heads: int
     kv_shape: tuple[int, ...]
@@ -58,7 +62,8 @@ class AttentionForm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """A step's argument block, and what it points at. Layers change three addresses of it."""
+    """A step's argument block and the memory it points to. Each layer sets the addresses `query`, `out` and `kv`, and
+    the strides of the query."""
 
     block: Block
     items: Int32Array
@@ -95,9 +100,10 @@ def plan_attention(form: AttentionForm, batch: AttentionBatch) -> AttentionPlan:
 
 
 def plan_items(batch: AttentionBatch, kv_heads: int, threads: int) -> Int32Array:
-    """int32 [num_items, 6]: sequence, first query row, query rows, position of the first, first KV head, KV heads.
+    """Cuts a batch into items. Returns int32 [num_items, 6]: (sequence, first query row, number of query rows, position
+    of the first row, first KV head, number of KV heads).
 
-    The longest come first, so that no thread is left with one at the end.
+    The longest items come first, so that no thread is left with a long one at the end.
     """
     starts = np.asarray(batch.host_query_starts)
     contexts = np.asarray(batch.host_context_lens)
@@ -118,7 +124,8 @@ def plan_items(batch: AttentionBatch, kv_heads: int, threads: int) -> Int32Array
 
 
 def _scratch_bytes(rows: int, dims: int, block_size: int) -> int:
-    """Queries and sums of every row, scores of four, maximum and total of every row."""
+    """Returns the scratch bytes of one thread, in whole cache lines: query, sums, maximum and total of every row, and
+    scores of four rows."""
     padded = -(-dims // LANES) * LANES
     tile = max(1, TILE // block_size) * block_size + LANES
     return -(-4 * (2 * rows * padded + MAX_ROWS * tile + 2 * rows) // CACHE_LINE) * CACHE_LINE

@@ -1,4 +1,4 @@
-"""The backend in numba: the CPU's, compiled on the user's machine without a compiler."""
+"""The numba backend for CPUs, compiled on the user's machine without an installed compiler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lora_kernels.segments import SegmentPlan
 
 
 class NumbaBackend:
-    """`Backend` for CPU tensors. Keeps what it derived from the last batch and the last plan, to use in every layer."""
+    """`Backend` for CPU tensors. Caches what it derives from the last batch and the last plan, for all layers."""
 
     def __init__(self) -> None:
         self._team = team()
@@ -35,7 +35,10 @@ class NumbaBackend:
         self._lora: numba_lora.PreparedLora | None = None
 
     def compile(self, dtype: torch.dtype, on_kernel: Callable[[int, int], None]) -> None:
-        """Compiles every kernel for a dtype now instead of at its first call."""
+        """Compiles every kernel for a dtype now instead of on first use.
+
+        `on_kernel` is called with the number of kernels compiled so far and their total number.
+        """
         compilers: list[Callable[[], object]] = [
             partial(self._kernel, module, dtype) for module in (numba_attention, numba_lora)
         ]
@@ -87,7 +90,7 @@ class NumbaBackend:
         prepared.add(out, x, layer, group, self._team, self._kernel(numba_lora, x.dtype))
 
     def renew(self, tape: Tape, batch: AttentionBatch, prepared: numba_lora.PreparedLora | None) -> None:
-        """Before a recorded step is played: what this step has planned, in place of what the recorded one had."""
+        """Replaces the recorded step's plans on the tape with this step's plans. Call it before playing the tape."""
         for form in tape.forms:
             if isinstance(form, AttentionForm):
                 tape.renew(form, self._attention_plan(form, batch).block)

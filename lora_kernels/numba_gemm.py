@@ -1,9 +1,9 @@
-"""bf16 linears on processors with AVX512-BF16, from weights packed once in the order they are read.
+"""bf16 linear layers for processors with AVX512-BF16, with weights packed once in the order in which they are read.
 
-oneDNN's are made for many rows; these are made for the few dozen that decoding has. A *panel* is 48 outputs: its
-weights are one run of memory, read from there once and from the second cache for every further tile of up to eight
-rows, whose 24 sums stay in registers. While a panel's first tile is computed the next panel is fetched. What a row
-comes to does not depend on the other rows.
+oneDNN's linear layers are made for many rows; these are made for the few dozen rows of decoding. A *panel* is 48
+outputs. Its weights are one run of memory, which is read from memory once and from the second-level cache for every
+further tile of up to eight rows, whose 24 sums stay in registers. While a panel's first tile is computed, the next
+panel is prefetched. A row's result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from lora_kernels.openmp import ITEM, TICKETS, Kernel, team
 from lora_kernels.simd import I32, I64, LANES, VEC, Emit
 
 PANEL_VECTORS, TILE_ROWS = 3, 8
-"""24 sums, three weights and an input: 28 of AVX-512's 32 registers."""
+"""Vectors of a panel, and rows of a tile: 24 sums, three weights and an input take 28 of AVX-512's 32 registers."""
 PANEL = PANEL_VECTORS * LANES
 PAIR_BYTES = 64 * PANEL_VECTORS
-"""Of a panel's weights for two inputs."""
+"""Bytes of a panel's weights for two inputs."""
 CACHE_LINE = 64
 
 
 class _BFloat(ir.types._BaseFloatType):
-    """llvmlite has no name for LLVM's bfloat, which the instruction's intrinsic asks for."""
+    """LLVM's bfloat type, which llvmlite lacks and the instruction's intrinsic requires."""
 
     null = "0.0"
     intrinsic_name = "bf16"
@@ -48,7 +48,8 @@ _PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
 class Block(ctypes.Structure):
-    """`w`: the panels; `bias`: fp32, a number an output of every panel. Strides in bytes."""
+    """Argument block: addresses, and strides in bytes. `w` points to the panels, and `bias` to one fp32 for each output
+    of every panel."""
 
     _fields_ = [
         *TICKETS,
@@ -77,7 +78,7 @@ class PackedLinear:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Raises ValueError for an input of another width or dtype."""
+        """Returns the layer's output, a new tensor. Raises ValueError for an input of another width or dtype."""
         if x.dtype != torch.bfloat16 or x.shape[1] != self._width:
             raise ValueError(f"a linear of bf16 [num_rows, {self._width}] was given {x.dtype} {list(x.shape)}")
         x, rows = x.contiguous(), x.shape[0]
@@ -89,13 +90,14 @@ class PackedLinear:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether this processor has the instruction and the weight a form for it."""
+    """Returns whether this processor has AVX512-BF16 and the weight is bf16 with an even number of inputs."""
     features = numba.core.codegen.get_host_cpu_features()
     return weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 and "+avx512bf16" in features
 
 
 def _pack(weight: Tensor) -> Tensor:
-    """bf16 [panels, in_features / 2, 48, 2], aligned to cache lines; outputs that are not there are zeros."""
+    """Packs a weight into panels. Returns bf16 [panels, in_features / 2, 48, 2], aligned to cache lines, with zeros for
+    outputs that pad the last panel."""
     features, width = weight.shape
     padded = weight.new_zeros(-(-features // PANEL) * PANEL, width)
     padded[:features] = weight
@@ -138,7 +140,7 @@ def _kernel() -> Kernel:
 
 
 def _make_tile(rows: int) -> Any:
-    """`rows` rows of x times a panel: out is bf16, of which `count` columns are stored."""
+    """Makes an intrinsic that multiplies `rows` rows of x by a panel and stores the first `count` columns in bf16."""
 
     def codegen(context, builder, signature, args):
         x, x_row, w, pairs, bias, out, out_row, count, ahead = args

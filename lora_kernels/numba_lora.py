@@ -1,9 +1,10 @@
-"""LoRA out of the arena's pages as they lie, at every adapter's real rank.
+"""LoRA on the CPU, reading weights from the arena's pages in place, at every adapter's real rank.
 
-An *item* is up to four rows of one adapter, and the projections that read the same input: one, or all where the rows
-alone keep every thread busy, whose weights are then one stretch of memory. Shrink and expand go together, so that
-nothing between them leaves the core. Each of an adapter's weights is read once for its four rows, and asked for while
-the thread's item before is computed. High ranks come first, so that neighbours are alike and the last items short.
+An *item* is up to four rows of one adapter, with one of the projections that read the same input, or with all of them
+where the rows alone keep every thread busy; the projections' weights are then one stretch of memory. An item computes
+shrink and expand together, so that its intermediates do not leave the core. Each weight is read once for the item's
+four rows, and is prefetched while the thread computes its previous item. Items of high rank come first, so that
+neighbouring items have similar ranks and the last ones are short.
 """
 
 from __future__ import annotations
@@ -27,21 +28,22 @@ from lora_kernels.segments import SegmentPlan
 from lora_kernels.simd import LANES
 
 CHUNK = 512
-"""Output columns at a time: their sums stay in the first cache."""
+"""Output columns computed at a time: their sums stay in the first-level cache."""
 
 TILES_A_THREAD = 4
-"""Tiles that make items of all projections even out over the threads."""
+"""Tiles per thread from which on an item covers all projections: such items then still balance over the threads."""
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 
 class Block(ctypes.Structure):
-    """Addresses, and strides in bytes.
+    """Argument block of the LoRA kernel: addresses, and strides in bytes.
 
-    `tiles`: int32 [num_tiles, 3], slot, first of `rows`, number of rows. `targets`: int64 [num_targets, 3], index in
-    the table, first output column, output columns; `item_targets` of them are an item's. `ranks` and `offsets`: the
-    layer's, in the table. `of_step`: all that differs from step to step, the same in all layers; see `Tape.renew`.
+    `tiles` is int32 [num_tiles, 3]: (slot, index of the first row in `rows`, number of rows). `targets` is int64
+    [num_targets, 3]: (index in the table, first output column, number of output columns); an item has `item_targets` of
+    them. `ranks` and `offsets` point to the layer's entries in the table. `of_step` names the fields that change from
+    step to step and are the same in all layers, see `Tape.renew`.
     """
 
     _fields_ = [
@@ -69,7 +71,8 @@ def make_kernel(fmt: Format) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """A projection group's argument block, what it points at, and which layers any of its adapters touches."""
+    """A projection group's argument block and the memory it points to. `touched` says for each layer whether any
+    adapter touches the group."""
 
     block: Block
     targets: Int64Array
@@ -79,7 +82,7 @@ class GroupPlan:
 
 @dataclass(slots=True)
 class PreparedLora:
-    """What every layer of a step shares. A group's part is made when the group is first met."""
+    """The data that all layers of a step share. The part of a projection group is made when the group is first used."""
 
     arena: Tensor
     table: LoraTable
@@ -99,7 +102,7 @@ class PreparedLora:
         team.run(kernel, block, block.num_items if plan.touched[layer] else 0, group)
 
     def plan(self, group: ProjectionGroup) -> GroupPlan:
-        """What the layers share in this step."""
+        """Returns the plan of a projection group, which all layers share in this step."""
         return self.groups.get(group) or self._plan(group)
 
     def _plan(self, group: ProjectionGroup) -> GroupPlan:
@@ -135,10 +138,11 @@ def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora 
 
 
 def cut_tiles(plan: SegmentPlan, ranks: Int32Array) -> Int32Array:
-    """int32 [num_tiles, 3]: slot, first of the plan's rows, number of rows; the highest ranks first.
+    """Cuts segments into tiles of up to four rows, highest ranks first. Returns int32 [num_tiles, 3]: (slot, index of
+    the first row in `plan.rows`, number of rows).
 
     Args:
-        ranks: of every slot.
+        ranks: int32 [max_slots]. The largest rank of each slot.
     """
     counts = -(-plan.lengths // MAX_ROWS)
     segment = np.repeat(np.arange(plan.num_segments), counts)
@@ -149,7 +153,8 @@ def cut_tiles(plan: SegmentPlan, ranks: Int32Array) -> Int32Array:
 
 
 def _scratch_bytes(in_features: int) -> int:
-    """Of every row: its input, its shrunk product, a chunk of its output."""
+    """Returns the scratch bytes of one thread: for each row of a tile, its input, its product with A, and a chunk of
+    its output, in fp32."""
     return 4 * MAX_ROWS * (-(-in_features // LANES) * LANES + MAX_RANK + CHUNK)
 
 
@@ -175,7 +180,8 @@ def _add_item(block, fmt, scratch, item, following):
 
 @njit
 def _is_touched(block, slot, target):
-    """Whether the adapter has a rank at any of an item's targets. On a tape every layer and projection is called."""
+    """Returns whether the adapter has a rank at any of an item's targets. A tape runs the kernel for every layer and
+    projection, touched or not."""
     ranks = 0
     for number in range(block.item_targets):
         ranks += _rank(block, (slot, target + 24 * number))
@@ -184,14 +190,15 @@ def _is_touched(block, slot, target):
 
 @njit
 def _parts(block, item):
-    """Addresses of an item's tile and of the first of its targets."""
+    """Returns the addresses of an item's tile and of the first of its targets."""
     parts = block.num_targets // block.item_targets
     return block.tiles + 12 * (item // parts), block.targets + 24 * block.item_targets * (item % parts)
 
 
 @njit
 def _add_target(block, fmt, scratch, x_bytes, rows, num_rows, of, following):
-    """`of`, `following`: slot and address of the target, here and in the thread's next item."""
+    """Adds the delta of one target to an item's rows. `of` and `following` are (slot, address of the target) in this
+    item and in the thread's next item, whose weights are prefetched."""
     simd.stay_apart()
     rank = _rank(block, of)
     if not rank:
@@ -223,7 +230,8 @@ def _rank(block, of):
 
 @njit
 def _weights(block, fmt, of, following, side, first):
-    """Address of the tile of A or B that begins with a rank, and how far away the next item's lies; 0: it has none."""
+    """Returns the address of the A or B tile that begins at rank `first`, and the distance in bytes from there to the
+    next item's tile, or 0 if that item has none."""
     here = _tile(block, fmt, of, side, first)
     return here, _tile(block, fmt, following, side, first) - here if first < _rank(block, following) else 0
 

@@ -1,9 +1,10 @@
-"""Adapters into kernel layout, straight from the bytes of their file.
+"""Packs adapters into kernel layout directly from the bytes of their file.
 
-One call without the interpreter's lock. The same in torch is ten thousand small operations, and a step beside them
-waits for the lock before each of its own. Measured with an adapter of rank 16 (11 MB packed) and a decode of 45 ms,
-both on two cores: tensor by tensor 81 ms a fetch, and steps of 310 ms while one fetch followed the other; in one call
-18 ms, of which 10 pack, and steps of 75 to 98 ms that carried two to four fetches each.
+Packing is one call that runs without the GIL. In torch it would be ten thousand small operations, and a concurrent
+engine step would wait for the GIL before each of its own. Measured with an adapter of rank 16 (11 MB packed) and a
+decode step of 45 ms, both on two cores: tensor by tensor, a fetch takes 81 ms, and steps take 310 ms while fetches
+follow one another. In one call, a fetch takes 18 ms, of which packing takes 10, and steps take 75 to 98 ms with two to
+four fetches each.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 START, ROW_STEP, COLUMN_STEP, ROWS, COLUMNS, TARGET = range(6)
-"""Columns of a table of tiles: where the first number lies in the source, how far apart rows and columns are there,
-how many of them there are, and where the tile begins in the blob. All in numbers, not bytes."""
+"""Columns of a table of tiles: index of the tile's first number in the source, distance between its rows and between
+its columns there, number of rows and of columns, and index of its start in the blob. All count numbers, not bytes."""
 BLOCK = 256
-"""Columns at a time: sixteen rows of them are turned within the first cache."""
+"""Columns processed at a time: sixteen rows of them are transposed within the first-level cache."""
 
 
 def pack_tiles(
@@ -25,7 +26,7 @@ def pack_tiles(
     scales: npt.NDArray[np.float32],
     out: npt.NDArray[np.uint16] | npt.NDArray[np.float32],
 ) -> None:
-    """Copies every tile, times its scale, computed in fp32 and rounded once, to nearest even.
+    """Copies every tile to `out`, multiplied by its scale. Computed in fp32 and rounded once, to nearest even.
 
     Args:
         source: bf16 as uint16, or fp32.
@@ -37,14 +38,14 @@ def pack_tiles(
 
 
 def is_finite(source: npt.NDArray[np.uint16] | npt.NDArray[np.float32], scale: float) -> bool:
-    """Whether all numbers are, and stay so when multiplied by up to `scale`. Reads at the memory's pace.
+    """Returns whether all numbers are finite and stay so when multiplied by up to `scale`. Runs at memory bandwidth.
 
     Args:
         source: bf16 as uint16, or fp32.
     """
     bits = source if source.dtype == np.uint16 else source.view(np.uint32)
     largest = np.uint32(_largest_magnitude(bits)) << np.uint32(16 if source.dtype == np.uint16 else 0)
-    with np.errstate(over="ignore"):  # that it overflows is the answer
+    with np.errstate(over="ignore"):  # an overflow is a result here, not an error
         return bool(np.isfinite(largest.view(np.float32) * np.float32(scale)))
 
 
@@ -59,7 +60,7 @@ SIGNATURES = [
 
 @numba.njit(error_model="numpy")
 def _turn(source, row_step, column_step, out):
-    """In the order of the source, whose neighbours are one column here."""
+    """Transposes a block into `out`, walking the source, where numbers of one column of `out` are adjacent."""
     for i in range(out.shape[1]):
         for number in range(out.shape[0]):
             out[number, i] = source[i * column_step + number * row_step]
@@ -115,7 +116,7 @@ def _pack(source, tiles, scales, out, from_bf16, to_bf16):
     cache=True,
 )
 def _largest_magnitude(bits):
-    """The bits without the sign order numbers by magnitude, infinity and NaN last."""
+    """Returns the largest bit pattern without sign. Such patterns order numbers by magnitude, infinity and NaN last."""
     mask = np.uint32(0x7FFF if bits.itemsize == 2 else 0x7FFFFFFF)
     largest = np.uint32(0)
     for i in range(len(bits)):

@@ -1,4 +1,4 @@
-"""`Pointwise` and the writing of KV in numba: one pass over a row, which stays in the first cache."""
+"""`Pointwise` and the KV write in numba. Each call processes a row at a time, which stays in the first-level cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lora_kernels.openmp import ITEM, TICKETS, Kernel, Team
 from lora_kernels.simd import LANES
 
 ITEM_NUMBERS = 2048
-"""Numbers worth a thread: a team starts in the time these take."""
+"""About how many numbers an item has: processing them takes as long as starting a team."""
 
 
 class NormBlock(ctypes.Structure):
@@ -31,7 +31,7 @@ class SwigluBlock(ctypes.Structure):
 
 
 class RotateBlock(ctypes.Structure):
-    """`row`, `head`: strides of x in bytes."""
+    """Argument block of the rotary embedding. `row` and `head` are strides of x in bytes."""
 
     _fields_ = [
         *TICKETS,
@@ -40,7 +40,7 @@ class RotateBlock(ctypes.Structure):
 
 
 class WriteBlock(ctypes.Structure):
-    """Strides in bytes; `width` numbers of K and V a row, side by side in memory."""
+    """Argument block of the KV write, with strides in bytes. A row has `width` contiguous numbers of K and of V."""
 
     _fields_ = [
         *TICKETS,
@@ -71,7 +71,7 @@ class NumbaPointwise:
         return out
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """See `Pointwise.rotate`. Raises ValueError unless heads are contiguous, and `cos` and `sin`."""
+        """See `Pointwise.rotate`. Raises ValueError unless each head, `cos` and `sin` are contiguous."""
         rows, heads, dims = x.shape
         row, head, one = x.stride()
         if one != 1 or not (cos.is_contiguous() and sin.is_contiguous()):
@@ -108,7 +108,7 @@ class NumbaPointwise:
         self._run("write", kv.dtype, block)
 
     def kernel(self, name: str, dtype: torch.dtype) -> Kernel:
-        """One of `MAKERS`, compiled when first asked for."""
+        """Returns the kernel that `MAKERS` has under `name`, compiled on first use."""
         if (name, dtype) not in self._kernels:
             self._kernels[name, dtype] = MAKERS[name](FORMATS[dtype])
         return self._kernels[name, dtype]
@@ -118,7 +118,8 @@ class NumbaPointwise:
 
 
 def _side_by_side(heads: Tensor) -> Tensor:
-    """[num_rows, heads, head_dim] with the heads of a row side by side; rows may be apart."""
+    """Returns [num_rows, heads, head_dim] with each row's heads contiguous, as a copy if necessary. Rows may have gaps
+    between them."""
     return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
 
 

@@ -1,9 +1,10 @@
-"""Kernels that were run once, one after the other, run again as one.
+"""Records a sequence of kernel runs on a tape, and replays it as one kernel.
 
-Starting a kernel takes 8 us of Python and 2 us of the team. A decoding step of 30 layers starts 300 of them, and 420
-with adapters: 4 of its 17 ms with eight rows. On a tape they follow each other in one parallel region, with a barrier
-after each. They read and write the memory that they did when they were recorded; what is new in a step is written there
-first, and what a step plans for all layers (attention's items, LoRA's tiles) into their argument blocks.
+Starting a kernel takes 8 us of Python and 2 us of the OpenMP team. A decoding step of 30 layers starts 300 kernels, and
+420 with adapters, which is 4 of its 17 ms with eight rows. A tape runs its kernels one after the other in one parallel
+region, with a barrier after each. They read and write the same memory as when they were recorded: the caller first
+writes a step's new inputs there, and writes what a step plans for all layers (attention's items, LoRA's tiles) into the
+kernels' argument blocks.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ from lora_kernels.simd import I64
 T = TypeVar("T")
 
 BLOCK_NUMBERS = 32
-"""int64 that an argument block may have."""
+"""Maximum size of an argument block in int64."""
 
 
 class TapeBlock(ctypes.Structure):
-    """`calls`: int64 [num_calls, 2], a kernel's address and its argument block's; `barrier`: 0 where there is none."""
+    """Argument block of the player. `calls` is int64 [num_calls, 2]: addresses of a kernel and of its argument block.
+    `barrier` is 0 if there is none."""
 
     _fields_ = [*TICKETS, *((name, ctypes.c_int64) for name in ("num_calls", "calls", "barrier"))]
 
 
 @dataclass(slots=True)
 class _Piece:
-    """Of a workspace. `user` is gone when no tensor over it is left."""
+    """A piece of a workspace's memory. `user` returns None when no tensor over the piece is left."""
 
     memory: Tensor
     user: Callable[[], Any]
@@ -52,10 +54,10 @@ class _Piece:
 
 
 class Workspace:
-    """Memory for what kernels give each other, used again as soon as nobody holds a tensor over it.
+    """Memory for tensors that kernels pass to each other. A piece is reused as soon as no tensor over it is left.
 
-    Tapes that are played in turn share one. It stays small, and so in the cache: pieces are powers of two, so that
-    steps that grow row by row do not each leave pieces of their own behind.
+    Tapes that are played in turn share one workspace. It stays small enough for the cache: the size of a piece is a
+    power of two, so that steps that grow row by row do not each add pieces of their own.
     """
 
     def __init__(self) -> None:
@@ -72,11 +74,12 @@ class Workspace:
             piece = _Piece(torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8), lambda: None)
             self._pieces.append(piece)
         seen = piece.memory[:size].numpy()
-        piece.user = weakref.ref(seen)  # which every tensor and view over it holds
+        piece.user = weakref.ref(seen)  # every tensor and view over the piece holds `seen`
         return torch.from_numpy(seen).view(dtype).view(tuple(shape))
 
     def let_go(self, tensor: Tensor) -> Tensor:
-        """The same numbers, until others are written over them. `tensor`: as `empty` gave it."""
+        """Returns a tensor over the same memory that does not keep its piece in use, so that later kernels may
+        overwrite its numbers. `tensor` must be one that `empty` returned."""
         [memory] = [piece.memory for piece in self._pieces if piece.memory.data_ptr() == tensor.data_ptr()]
         return memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
@@ -88,7 +91,7 @@ class _Call(NamedTuple):
 
 
 class _Recording:
-    """A `Recorder`."""
+    """A `Recorder` that collects calls and allocates from a workspace."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.calls: list[_Call] = []
@@ -99,10 +102,10 @@ class _Recording:
 
 
 def record(compute: Callable[[], T], workspace: Workspace) -> tuple[Tape, T]:
-    """A tape of what this thread runs meanwhile, and what came of it: it is computed as ever.
+    """Runs `compute` and records the kernels that this thread runs meanwhile. Returns their tape and the result.
 
-    Nothing but kernels may compute between the first and the last of them: what else does is not on the tape. The
-    caller keeps what they read and write, but for the workspace, where it is.
+    Between the first and the last kernel, only kernels may compute, because other computation is not on the tape. The
+    caller must keep the memory that they read and write in place; the tape itself keeps the workspace.
     """
     recording = _Recording(workspace)
     with team().recorded_by(recording):
@@ -111,14 +114,14 @@ def record(compute: Callable[[], T], workspace: Workspace) -> tuple[Tape, T]:
 
 
 class Tape:
-    """Calls of kernels, to be played any number of times.
+    """A sequence of kernel calls that can be played any number of times.
 
     Attributes:
-        forms: what has planned blocks for a whole step. See `Team.run`.
+        forms: keys of the plans that fill argument blocks anew in each step. See `Team.run`.
     """
 
     def __init__(self, calls: Sequence[_Call], workspace: Workspace) -> None:
-        self._workspace = workspace  # where kernels write: it must not go before the tape
+        self._workspace = workspace  # kernels write there, so it must outlive the tape
         self._kernels = [call.kernel for call in calls]
         self._blocks = np.frombuffer(b"".join(call.block for call in calls), dtype=np.int64).copy()
         self._blocks = self._blocks.reshape(len(calls), BLOCK_NUMBERS)
@@ -136,15 +139,15 @@ class Tape:
         return len(self._kernels)
 
     def renew(self, form: Hashable, block: ctypes.Structure) -> None:
-        """Puts this step's plan into the blocks of a form: the fields that their class lists in `of_step`.
+        """Copies this step's plan into the recorded argument blocks of a form: the fields that `of_step` lists.
 
-        What it points at has to stay where it is until the tape has been played.
+        The memory that `block` points to must stay in place until the tape has been played.
         """
         columns, names = _of_step(type(block))
         self._blocks[np.ix_(self._planned[form], columns)] = [getattr(block, name) for name in names]
 
     def play(self) -> None:
-        """Computes all of it once more."""
+        """Runs all recorded calls again."""
         self._blocks[:, : len(TICKETS)] = 0
         threads = torch.get_num_threads() if team().is_parallel else 1
         self._block.barrier = team().barrier if threads > 1 else 0
@@ -153,13 +156,13 @@ class Tape:
 
 @cache
 def _of_step(kind: Any) -> tuple[list[int], tuple[str, ...]]:
-    """Of an argument block, which int64 a step has planned, and what they are called."""
+    """Returns the int64 indices and the names of the fields that an argument block class lists in `of_step`."""
     return [getattr(kind, name).offset // 8 for name in kind.of_step], kind.of_step
 
 
 @cache
 def player() -> Kernel:
-    """What plays a tape, compiled when first asked for."""
+    """Returns the kernel that plays a tape, compiled on first use."""
 
     def play(pointer):
         block = carray(pointer, 1)[0]
@@ -173,7 +176,7 @@ def player() -> Kernel:
 
 @intrinsic
 def _call_at(typingctx, function, argument):
-    """The C function at an address, with another address."""
+    """Calls the C function at an address, with another address as its argument."""
 
     def codegen(context, builder, signature, args):
         of = ir.FunctionType(ir.VoidType(), [I64])

@@ -1,9 +1,10 @@
-"""Compiled kernels on torch's own threads.
+"""Runs compiled kernels on torch's own threads.
 
-torch, oneDNN and MKL share one OpenMP team, whose threads spin for a while after each operation. A second pool beside
-it wants the same cores. So kernels are C functions that `GOMP_parallel` of the very library torch has loaded runs on
-that team. Measured on two cores, a linear and then a kernel that takes 52 us alone: 0.36 ms, of which starting the team
-is 2 us; as numba's own parallel loop 0.45; on the team of another libgomp 8 ms, what the system lets a thread spin.
+torch, oneDNN and MKL share one OpenMP team, whose threads spin for a while after each operation. A second thread pool
+would compete for the same cores. Kernels are therefore C functions that run on that team, through `GOMP_parallel` of
+the same library that torch has loaded. Measured on two cores, a linear followed by a kernel that takes 52 us alone
+takes 0.36 ms, of which starting the team is 2 us. It takes 0.45 ms with the kernel as numba's own parallel loop, and 8
+ms, the time the system lets a thread spin, on the team of another libgomp.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from torch import Tensor
 MAPS = Path("/proc/self/maps")
 HERE = Path(__file__).parent
 TICKETS = [("item", ctypes.c_int64), ("thread", ctypes.c_int64)]
-"""What every argument block begins with, both 0: where threads draw their next item and their own number."""
+"""The first fields of every argument block, both initially 0: counters from which threads draw their next item and
+their own thread number."""
 ITEM, THREAD = 0, 1
 
 
 class Kernel:
-    """A compiled function of one argument block."""
+    """A compiled function that takes the address of one argument block."""
 
     def __init__(self, function: Callable[[Any], None], block: type[ctypes.Structure]) -> None:
         record = numba.from_dtype(np.dtype(block))
@@ -41,7 +43,7 @@ class Kernel:
 
 
 class Recorder(Protocol):
-    """Is told of every kernel that is run, and has the memory for what they give each other."""
+    """Receives every kernel run while recording, and allocates the tensors that kernels pass to each other."""
 
     def take(self, kernel: Kernel, block: ctypes.Structure, form: Hashable) -> None: ...
 
@@ -53,14 +55,15 @@ class _OfThread(threading.local):
 
 
 _OWN = _OfThread()
-"""Of whoever asks, whichever team he asks."""
+"""The calling thread's recorder, shared by all teams."""
 
 
 class Team:
-    """Runs kernels. `is_parallel` is False where torch's OpenMP library is not one we can call: kernels run alone.
+    """Runs kernels on torch's OpenMP team.
 
     Attributes:
-        barrier: address of the function at which the threads of a team wait for each other; 0: there is no team.
+        is_parallel: False where torch's OpenMP library cannot be called; kernels then run on the calling thread alone.
+        barrier: address of the function at which the threads of a team wait for each other; 0 if there is no team.
     """
 
     def __init__(self) -> None:
@@ -76,7 +79,8 @@ class Team:
 
     @contextmanager
     def recorded_by(self, recorder: Recorder) -> Iterator[None]:
-        """What this thread runs; it is run all the same. Not nested."""
+        """Passes every kernel that this thread runs in the context to `recorder` as well as running it. Contexts must
+        not be nested."""
         _OWN.recorder = recorder
         try:
             yield
@@ -84,16 +88,17 @@ class Team:
             _OWN.recorder = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor for a kernel to fill."""
+        """Returns an uninitialised tensor for a kernel to fill, from the recorder if there is one."""
         if _OWN.recorder is not None:
             return _OWN.recorder.empty(shape, dtype)
         return torch.empty(shape, dtype=dtype)
 
     def run(self, kernel: Kernel, block: ctypes.Structure, num_items: int, form: Hashable = None) -> None:
-        """Returns when every thread has drawn an item beyond the last. One item is not worth a team, none not a call.
+        """Runs a kernel, and returns when every thread has drawn an item beyond the last. A single item runs on the
+        calling thread, and without items the kernel is not called.
 
         Args:
-            form: what has planned the block for a whole step, if anything has. See `Tape.renew`.
+            form: key of the plan that fills the block anew in each step, or None if there is none. See `Tape.renew`.
         """
         if _OWN.recorder is not None:
             _OWN.recorder.take(kernel, block, form)
@@ -109,15 +114,15 @@ class Team:
 
 @cache
 def team() -> Team:
-    """The one there is."""
+    """Returns the process's only `Team`."""
     return Team()
 
 
 def _compile(function: Callable[[Any], None], signature: Any) -> Any:
-    """Kept on disk beside the sources where that can be written to, else where numba keeps what it compiles.
+    """Compiles a function, cached on disk beside the sources if that directory is writable, else in numba's own cache.
 
-    numba looks at a function's own file when it asks whether what it kept is still true, and never at what the function
-    calls: beside the sources it is kept by the hash of all of them.
+    To decide whether a cached function is stale, numba looks only at the function's own file and never at the functions
+    it calls. The cache directory beside the sources is therefore named by a hash of all source files.
     """
     config: Any = numba.config
     before, folder = config.CACHE_DIR, HERE / "__pycache__"
@@ -137,10 +142,12 @@ def _hash_sources() -> str:
 
 
 def find_libgomp(maps: str, torch_folder: Path) -> str | None:
-    """Which libgomp torch runs on, from the list of what is mapped into this process; None when that is not certain.
+    """Returns the path of the libgomp that torch uses, from `maps`, the list of files mapped into this process, or None
+    if it is not certain.
 
-    Other libraries bring one of their own. Its threads would be a second pool, the very thing to avoid: beside torch's
-    on two cores every operation of either was measured to take the 8 ms after which the system lets the other run.
+    Other libraries bring a libgomp of their own, whose threads would be a second pool, which this module avoids: beside
+    torch's pool on two cores, every operation of either was measured to take 8 ms, after which the system lets the
+    other run.
     """
     lines = (line.split(maxsplit=5) for line in maps.splitlines() if "libgomp" in line)
     found = sorted({fields[5] for fields in lines if len(fields) == 6})

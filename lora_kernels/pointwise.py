@@ -1,4 +1,4 @@
-"""What a decoder does between its products, row by row: a protocol of three calls, and its form in torch."""
+"""The row-wise operations between a decoder's matrix products: a protocol of three calls, implemented here in torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from torch import Tensor
 
 
 class Pointwise(Protocol):
-    """Every result is rounded where Hugging Face's models round it, so that both say the same."""
+    """Row-wise operations of a decoder. Results are rounded where Hugging Face's models round them, so that the outputs
+    are the same."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """Adds `delta` to `x` in place, and returns the RMSNorm of the sum.
+        """Adds `delta`, if given, to `x` in place, and returns the RMSNorm of the sum.
 
-        Normalised in fp32, rounded to the dtype of `x`, then scaled, in that order.
+        The sum is normalised in fp32, rounded to the dtype of `x`, and then multiplied by `weight`, in that order.
 
         Args:
             x, delta: [num_rows, width].
@@ -24,7 +25,8 @@ class Pointwise(Protocol):
         """
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Turns `x` [num_rows, heads, head_dim] in place, pairing dimension i with i + head_dim / 2.
+        """Applies the rotary embedding to `x` [num_rows, heads, head_dim] in place. Dimension i is paired with
+        i + head_dim / 2.
 
         Args:
             cos, sin: fp32 [num_rows, 1, head_dim]; the first half of `sin` is negated, so that the result is
@@ -32,19 +34,20 @@ class Pointwise(Protocol):
         """
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up, with `gate_up` [num_rows, 2 * width] holding gate and up side by side."""
+        """Returns silu(gate) * up, where `gate_up` [num_rows, 2 * width] holds gate and up side by side."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMSNorms of every query and every key head, where a model has them. query, key: [head_dim]."""
+    """The RMSNorms of query and key heads, for models that have them. `query` and `key` are the weights, [head_dim]."""
 
     query: Tensor
     key: Tensor
     eps: float
 
     def apply(self, query_key: Tensor, heads: int) -> Tensor:
-        """Of [num_rows, heads + kv_heads, head_dim], rounded as in `Pointwise.add_norm`; a new tensor."""
+        """Normalises query and key heads [num_rows, heads + kv_heads, head_dim], rounded as in `Pointwise.add_norm`.
+        Returns a new tensor."""
         plain = F.rms_norm(query_key, query_key.shape[-1:], None, self.eps)
         return torch.cat((plain[:, :heads] * self.query, plain[:, heads:] * self.key), dim=1)
 
@@ -52,7 +55,8 @@ class HeadNorms:
 def rotated_heads(
     pointwise: Pointwise, qkv: Tensor, kv: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value heads of `qkv`, turned: `Backend.rotate_and_write` call by call, but for the writing."""
+    """Splits `qkv` into query, key and value heads, and applies head norms and the rotary embedding to query and key:
+    `Backend.rotate_and_write` in separate calls, without the write to the KV cache."""
     kv_heads, head_dim = kv.shape[3:]
     split = qkv.view(len(qkv), -1, head_dim)
     heads = split.shape[1] - 2 * kv_heads
@@ -64,7 +68,7 @@ def rotated_heads(
 
 
 class TorchPointwise:
-    """`Pointwise` on any device."""
+    """`Pointwise` in torch, for any device."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """See `Pointwise.add_norm`."""

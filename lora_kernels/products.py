@@ -1,11 +1,12 @@
-"""The two products every CPU kernel is made of: a few rows against weights that lie as rows, in either direction.
+"""The two products from which the CPU kernels are built: a few rows times a matrix stored by rows, or its transpose.
 
-Attention's scores and LoRA's shrink are `dot_rows`, attention's weighted values and LoRA's expand are `mix_rows`. Each
-takes up to four rows, so that a weight is read and converted once for all of them, and keeps its sums in registers.
-What a row comes to does not depend on how many are computed with it.
+Attention's scores and LoRA's shrink use `dot_rows`; attention's weighted values and LoRA's expand use `mix_rows`. Each
+product takes up to four rows, so that a weight is read and converted once for all of them, and keeps its sums in
+registers. A row's result does not depend on how many rows are computed with it.
 
-Weights that nobody has read yet are waited for, so both ask for some while they use others: further ones of their own,
-and what their caller will read next, if it says how far from each weight that lies (`ahead`, bytes; 0: not known).
+Both products prefetch weights, because a weight that is not in cache would stall them. They prefetch later weights of
+their own and, if the caller passes `ahead`, those that the caller will read next: `ahead` is their distance in bytes
+from the current weights, or 0 if it is not known.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from lora_kernels.formats import emit_load
 from lora_kernels.simd import F32, I64, LANES, VEC, Emit, every, stay_apart
 
 MAX_ROWS = 4
-"""Four rows of four vectors are sixteen sums, which leave AVX-512 room for the operands."""
+"""Rows of one product. Four rows of four vectors are sixteen sums, which leaves AVX-512 registers for the operands."""
 LINE = 64
 """Bytes of a cache line."""
 AHEAD = 8 * LINE
-"""How far along a row of weights `mix` asks for what it needs next: no stretch of it is long enough for the processor
-to notice by itself. With that, and `dots` asking for its next four rows, LoRA reads 20 GB/s instead of 12, of 30; with
-`ahead`, 23."""
+"""Bytes that `mix` prefetches ahead along a row of weights, whose runs are too short for the hardware prefetcher. With
+this, and with `dots` prefetching its next four rows, LoRA reads 20 GB/s instead of 12, out of 30; with `ahead` as well,
+23."""
 
 
 def _make_dots(rows: int) -> Any:
@@ -134,10 +135,10 @@ _mix_1, _mix_2, _mix_3, _mix_4 = (_make_mix(rows) for rows in (1, 2, 3, 4))
 
 @njit
 def dot_rows(fmt, rows, x, x_bytes, w, w_bytes, count, width, out, out_bytes, ahead):
-    """out[r, n] = x[r] . w[n], for r < rows and n < count.
+    """Computes out[r, n] = x[r] . w[n], for r < rows and n < count.
 
-    x is fp32 [rows, width], rows `x_bytes` apart and zero up to a multiple of 16; w is [count, width] in `fmt`; out is
-    fp32 [rows, count rounded up to 4], of which what is beyond `count` is meaningless.
+    x is fp32 [rows, width], with rows `x_bytes` apart and padded with zeros to a multiple of 16; w is [count, width] in
+    `fmt`; out is fp32 [rows, count rounded up to 4], where numbers beyond `count` are undefined.
     """
     stay_apart()
     if rows == 1:
@@ -152,7 +153,7 @@ def dot_rows(fmt, rows, x, x_bytes, w, w_bytes, count, width, out, out_bytes, ah
 
 @njit
 def mix_rows(fmt, rows, p, p_bytes, w, w_bytes, count, width, out, out_bytes, ahead):
-    """out[r] += sum over n < count of p[r, n] * w[n], for r < rows.
+    """Adds to out[r] the sum over n < count of p[r, n] * w[n], for r < rows.
 
     p is fp32 [rows, count]; w is [count, width] in `fmt`; out is fp32 [rows, width rounded up to 16].
     """

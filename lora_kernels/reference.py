@@ -1,4 +1,4 @@
-"""What the kernels must compute, as plain loops in fp32. For tests only."""
+"""Reference implementations of the kernels as plain loops in fp32, for tests only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lora_kernels.layout import ALIGN, FP8_SCALES, RANK_TILE, SIDE_A, SIDE_B, Lo
 
 
 def attention(query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None) -> Tensor:
-    """See `Backend.attention`: one softmax a query row and head, in fp32."""
+    """See `Backend.attention`. Computes one softmax per query row and head, in fp32."""
     heads, block_size, kv_heads = query.shape[1], kv.shape[2], kv.shape[3]
     out = torch.zeros(query.shape, dtype=torch.float32)
     for sequence, context in enumerate(batch.host_context_lens):
@@ -33,7 +33,8 @@ def attention(query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, wi
 def lora_delta(
     x: Tensor, row_slots: list[int], arena: Tensor, table: LoraTable, layer: int, group: ProjectionGroup
 ) -> Tensor:
-    """What `Backend.add_lora` adds, [num_rows, sum(out_features)] in fp32. Slot -1 is the base model."""
+    """Returns the delta that `Backend.add_lora` must add, fp32 [num_rows, sum(out_features)]. Rows with slot -1 use the
+    base model, and their delta is 0."""
     delta = torch.zeros(len(row_slots), sum(group.out_features), dtype=torch.float32)
     for row, slot in enumerate(row_slots):
         column = 0
@@ -47,7 +48,7 @@ def lora_delta(
 
 
 def _block(arena: Tensor, table: LoraTable, slot: int, layer: int, target: int, side: int, width: int) -> Tensor:
-    """[rank, width] in fp32, tile by tile."""
+    """Reads an adapter's A or B block (chosen by `side`) tile by tile. Returns fp32 [rank, width]."""
     rank = int(table.ranks[slot, layer, target])
     rows = torch.zeros(rank, width, dtype=torch.float32)
     for first in range(0, rank, RANK_TILE):
@@ -59,7 +60,7 @@ def _block(arena: Tensor, table: LoraTable, slot: int, layer: int, target: int, 
 
 
 def _fp8_tile(arena: Tensor, start: int, count: int, width: int, side: int) -> Tensor:
-    """[count, width] in fp32; B's rows bring the factors of both."""
+    """Reads an FP8 tile as fp32 numbers: flat for A; [count, width] for B, multiplied by the factors of both sides."""
     memory = arena.view(torch.uint8)[2 * start :]
     if side == SIDE_A:
         return memory[: count * width].view(torch.float8_e4m3fn).float()

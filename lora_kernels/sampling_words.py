@@ -1,4 +1,4 @@
-"""What a GPU knows of a request that it samples for: sixteen 64-bit words at a fixed address."""
+"""The sampling state of one request as GPU kernels read it: sixteen 64-bit words at a fixed address."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ import numpy as np
 import numpy.typing as npt
 
 GREEDY, DRAWN, FILTERED = 0, 1, 2
-"""Kinds of requests: argmax; a draw from all tokens; a draw from what top-k, top-p and min-p keep."""
+"""Kinds of requests: argmax, a draw from all tokens, and a draw from the tokens that top-k, top-p and min-p keep."""
 SHARE_BITS = 62
-"""Shares (top_p, min_p) are integers of 2^-62."""
+"""Shares (`top_p`, `min_p`) are stored as integers in units of 2^-62."""
 FLOATS = ("temperature", "repetition", "frequency", "presence")
 SHARES = ("top_p", "min_p")
 
 
 class SlotWords(NamedTuple):
-    """One request. The place of a field is its index in a row of int64 words.
+    """The words of one request. A field's position in the tuple is its index in a row of int64 words.
 
     Attributes:
         kind: GREEDY, DRAWN or FILTERED.
         seed: any 64 bits.
-        position: index of the next token in its sequence. Kernels count it up, and `num_generated`.
-        min_tokens: stop tokens are banned while `num_generated` is below it.
-        top_k: 0 is off, as is one that keeps the whole vocabulary.
-        top_p, min_p: in [0, 1]; 1 and 0 are off.
-        num_stops, num_edits: entries of `edits`, the stop tokens first.
-        edits: address of int64 entries (token << 32 | bits of an fp32 that is added to its score); 0: none.
-        seen: address of int32 [vocab_size], of each token twice how often it was generated, and one more if the
-            sequence had it when it came; 0 where there are no penalties.
+        position: index of the next token in its sequence. Kernels increment it, and `num_generated`, after each token.
+        min_tokens: stop tokens are banned while `num_generated` is below this number.
+        top_k: 0 is off, as is a value that keeps the whole vocabulary.
+        top_p, min_p: in [0, 1]; `top_p` 1 and `min_p` 0 are off.
+        num_stops, num_edits: number of stop tokens, which come first in `edits`, and number of all entries of `edits`.
+        edits: address of int64 entries (token << 32 | bits of an fp32 that is added to the token's score); 0 if there
+            are none.
+        seen: address of int32 [vocab_size], which holds for each token twice the number of times it was generated, plus
+            one if the sequence had the token on arrival; 0 where there are no penalties.
     """
 
     kind: int
@@ -49,7 +50,7 @@ class SlotWords(NamedTuple):
     seen: int
 
     def pack(self) -> npt.NDArray[np.int64]:
-        """int64 [16]: floats as the bits of an fp32, shares as integers."""
+        """Returns the words as int64 [16], with floats as the bits of an fp32 and shares as integers."""
         return np.array([_word(name, value) for name, value in self._asdict().items()], dtype=np.uint64).view(np.int64)
 
 
@@ -62,5 +63,5 @@ def _word(name: str, value: float) -> int:
 
 
 def pack_edits(tokens: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """See `SlotWords.edits`."""
+    """Returns the int64 entries that `SlotWords.edits` points to, for pairs of a token and the number to add."""
     return (tokens << 32) | values.view(np.uint32).astype(np.int64)

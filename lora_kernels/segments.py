@@ -1,8 +1,8 @@
-"""Which rows of a step use which adapter, as segments: built once a step on the host, read by every layer.
+"""Groups the rows of a step into segments by adapter, once per step on the host. Every layer reads the result.
 
 A *segment* is the set of rows of one adapter. Rows are listed sorted by adapter, so a kernel (or a batched product)
-walks each adapter's weights once. Rows of the base model appear in no segment, and a step without adapters has no
-segments at all: backends launch nothing for it.
+walks each adapter's weights once. Rows of the base model appear in no segment. A step without adapters has no segments,
+and backends launch nothing for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SegmentPlan:
 
     Attributes:
         rows: int32 [num_lora_rows]. Batch rows that have an adapter, sorted by adapter, stable within one.
-        slots: int32 [num_segments]. Row of the adapter table (`LoraTable`) each segment uses, ascending.
+        slots: int32 [num_segments]. Adapter table (`LoraTable`) slot of each segment, ascending.
         starts: int32 [num_segments + 1]. Segment i is `rows[starts[i]:starts[i + 1]]`.
     """
 
@@ -35,7 +35,7 @@ class SegmentPlan:
 
     @property
     def lengths(self) -> Int32Array:
-        """int32 [num_segments]: rows a segment."""
+        """The number of rows of each segment, int32 [num_segments]."""
         return np.diff(self.starts)
 
 

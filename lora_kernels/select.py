@@ -1,4 +1,4 @@
-"""Who answers the calls of `Backend`, chosen once; and who scales base outputs where adapters ask for it."""
+"""Selects the implementation of `Backend` for a device, and that of DoRA's scaling of base outputs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ def select_backend(
     head_dim: int = 128,
     data_dir: Path | None = None,
 ) -> Backend:
-    """Triton on CUDA, numba on a CPU, and vectorised torch where there is no numba. Its `name` says which.
+    """Returns the Triton backend on CUDA, numba on a CPU, and vectorised torch where there is no numba.
+
+    The backend's `name` says which one it is.
 
     Args:
-        dtype, head_dim: the model's.
-        on_kernel: told how many of how many kernels are compiled, where that is done now: about ten seconds, once.
-        data_dir: where what was tuned on this machine is kept; None: nowhere.
+        dtype, head_dim: the model's dtype and head dimension.
+        on_kernel: called with the number of kernels compiled so far and their total number, where kernels are compiled
+            during this call, which takes about ten seconds once.
+        data_dir: directory with the tunings measured on this machine. None means that there is none.
 
     Raises:
-        TuningError: what is kept there, or shipped, cannot be used; the message names the file.
+        TuningError: A tuning file in `data_dir`, or a shipped one, cannot be used; the message names the file.
     """
-    # Imported here: a machine without CUDA may have no triton, and few platforms have neither numba.
+    # Imported late: a machine without CUDA may have no triton, and a few platforms have no numba.
     if device.type == "cuda":
         from lora_kernels.triton_tuned import load_backend
 
@@ -48,7 +51,7 @@ def select_backend(
 
 
 def prepare_scales(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> dora.BaseScales | None:
-    """Once a step: how its DoRA adapters scale base outputs. None when there are none."""
+    """Prepares, once per step, the scaling of base outputs by DoRA adapters. Returns None if the step has none."""
     if arena.is_cuda:
         from lora_kernels import triton_dora
 

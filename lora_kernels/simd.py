@@ -1,8 +1,8 @@
-"""Sixteen fp32 numbers at a time inside numba functions.
+"""Vectors of sixteen fp32 numbers for numba functions.
 
 numba compiles with LLVM but has no vector types, and leaves the choice of registers to a vectoriser that gives up on
-loops like those of attention. These intrinsics say what is meant; LLVM turns them into AVX-512, AVX2 or NEON. Addresses
-are int64 bytes: kernels do their own arithmetic on them, and nothing checks bounds.
+loops like those of attention. These intrinsics state the vector operations explicitly; LLVM turns them into AVX-512,
+AVX2 or NEON. Addresses are int64 byte addresses: kernels do their own arithmetic on them, and nothing checks bounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VEC_HALF = ir.VectorType(ir.HalfType(), LANES)
 
 
 class _Vector(types.Type):
-    """fp32 [16], in a register."""
+    """The numba type of a vector of sixteen fp32 numbers in a register."""
 
     def __init__(self) -> None:
         super().__init__(name="f32x16")
@@ -41,7 +41,7 @@ vector = _Vector()
 
 @dataclass(frozen=True)
 class Emit:
-    """LLVM instructions on vectors, behind one builder."""
+    """Emits LLVM instructions on vectors through a builder."""
 
     builder: Any
 
@@ -62,7 +62,7 @@ class Emit:
         return self.builder.shuffle_vector(one, ir.Constant(VEC_I32, ir.Undefined), every(0, VEC_I32))
 
     def prefetch(self, address: Any) -> None:
-        """Asks for a cache line, into the second level."""
+        """Prefetches the cache line at an address into the second-level cache."""
         hints = (ir.Constant(I32, number) for number in (0, 2, 1))
         self.call("llvm.prefetch.p0", ir.VoidType(), self.at(address, BYTE), *hints)
 
@@ -70,7 +70,7 @@ class Emit:
         return self.call("llvm.fma.v16f32", VEC, a, b, c)
 
     def raw(self, address: Any, of: Any, mask: Any | None) -> Any:
-        """A vector of memory; lanes that `mask` leaves out are 0 and not touched."""
+        """Loads a vector of type `of` from memory. Lanes that `mask` excludes are 0 and are not read."""
         size = of.element.width // 8 if isinstance(of.element, ir.IntType) else 4
         pointer = self.at(address, of)
         if mask is None:
@@ -79,7 +79,7 @@ class Emit:
         return self.call(name, of, pointer, ir.Constant(I32, size), mask, every(0, of))
 
     def lanes_below(self, count: Any) -> Any:
-        """The mask of the first `count` lanes."""
+        """Returns a mask that selects the first `count` lanes."""
         counts = self.splat_int(self.builder.trunc(count, I32))
         return self.builder.icmp_signed("<", ir.Constant(VEC_I32, [*range(LANES)]), counts)
 
@@ -87,7 +87,8 @@ class Emit:
         return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
 
     def totals(self, vectors: list[Any]) -> Any:
-        """Sums of the lanes of four vectors, as one vector of four. Lanes are interleaved first, which costs less."""
+        """Returns the sums of the lanes of four vectors, as one vector of four. Lanes are interleaved before they are
+        added, which is cheaper than one sum per vector."""
         groups = range(0, LANES, 4)
         low, even = ([group + lane + of for group in groups for of in (0, LANES) for lane in lanes]
                      for lanes in ((0, 1), (0, 2)))  # fmt: skip
@@ -103,7 +104,7 @@ class Emit:
 
     @contextmanager
     def loop(self, start: Any, stop: Any, step: int) -> Any:
-        """A counted loop of int64; yields the counter."""
+        """Emits a counted loop over int64 and yields the counter."""
         with cgutils.for_range_slice(self.builder, start, stop, ir.Constant(I64, step), inc=True) as (index, _):
             yield index
 
@@ -118,19 +119,19 @@ def _int(value: Any) -> Any:
 
 
 def every(value: Any, of: ir.VectorType) -> ir.Constant:
-    """A constant vector."""
+    """Returns a constant vector of type `of` with `value` in every lane."""
     return ir.Constant(of, [value] * LANES)
 
 
 @intrinsic
 def load(typingctx, address):
-    """Sixteen fp32 numbers."""
+    """Loads sixteen fp32 numbers."""
     return vector(types.int64), lambda context, builder, signature, args: Emit(builder).raw(args[0], VEC, None)
 
 
 @intrinsic
 def store(typingctx, address, a):
-    """Sixteen fp32 numbers."""
+    """Stores sixteen fp32 numbers."""
 
     def codegen(context, builder, signature, args):
         builder.store(args[1], Emit(builder).at(args[0], VEC), align=4)
@@ -140,13 +141,13 @@ def store(typingctx, address, a):
 
 @intrinsic
 def splat(typingctx, number):
-    """A vector of one number."""
+    """Returns a vector with `number` in every lane."""
     return vector(types.float32), lambda context, builder, signature, args: Emit(builder).splat(args[0])
 
 
 @intrinsic
 def fma(typingctx, a, b, c):
-    """a * b + c, rounded once."""
+    """Returns a * b + c, rounded once."""
     return vector(vector, vector, vector), lambda context, builder, signature, args: Emit(builder).fma(*args)
 
 
@@ -167,7 +168,7 @@ def div(typingctx, a, b):
 
 @intrinsic
 def maximum(typingctx, a, b):
-    """Lane by lane; of a number and a NaN, `b`."""
+    """Returns the larger number of each lane. If either number is NaN, the result is the lane of `b`."""
 
     def codegen(context, builder, signature, args):
         return builder.select(builder.fcmp_ordered(">", *args), *args)
@@ -177,7 +178,7 @@ def maximum(typingctx, a, b):
 
 @intrinsic
 def total(typingctx, a):
-    """Sum of the lanes, as a tree."""
+    """Returns the sum of the lanes, added as a tree."""
 
     def codegen(context, builder, signature, args):
         zero = ir.Constant(F32, -0.0)
@@ -196,7 +197,7 @@ def largest(typingctx, a):
 
 @intrinsic
 def first(typingctx, a):
-    """Lane 0."""
+    """Returns lane 0."""
 
     def codegen(context, builder, signature, args):
         return builder.extract_element(args[0], ir.Constant(I32, 0))
@@ -206,7 +207,8 @@ def first(typingctx, a):
 
 @intrinsic
 def exp(typingctx, a):
-    """e to the power of each lane, relative error below 1e-7; 0 below -87, and as of 88 above it."""
+    """Returns e to the power of each lane, with a relative error below 1e-7. Lanes below -87 give 0, and lanes above 88
+    give e to the power of 88."""
 
     def codegen(context, builder, signature, args):
         emit = Emit(builder)
@@ -228,7 +230,7 @@ def exp(typingctx, a):
 
 @intrinsic
 def read_f32(typingctx, address):
-    """One number."""
+    """Loads one fp32 number."""
 
     def codegen(context, builder, signature, args):
         return builder.load(Emit(builder).at(args[0], F32), align=4)
@@ -262,7 +264,7 @@ def read_i64(typingctx, address):
 
 @intrinsic
 def prefetch(typingctx, address):
-    """Asks for a cache line, into the second level."""
+    """Prefetches the cache line at an address into the second-level cache."""
 
     def codegen(context, builder, signature, args):
         Emit(builder).prefetch(args[0])
@@ -272,7 +274,8 @@ def prefetch(typingctx, address):
 
 @intrinsic
 def take_ticket(typingctx, block, index):
-    """Atomically adds 1 to an int64 of an argument block, returning what it was: how a team shares out its work."""
+    """Atomically adds 1 to an int64 of an argument block and returns its old value. Threads of a team use it to share
+    out work."""
 
     def codegen(context, builder, signature, args):
         place = builder.gep(builder.bitcast(args[0], I64.as_pointer()), [args[1]], source_etype=I64)
@@ -283,7 +286,8 @@ def take_ticket(typingctx, block, index):
 
 @intrinsic
 def stay_apart(typingctx):
-    """Keeps the function that says it out of its callers, who would each optimise it again: seconds of compiling."""
+    """Prevents LLVM from inlining the calling function. Each of its callers would optimise it again, which takes
+    seconds of compile time."""
 
     def codegen(context, builder, signature, args):
         builder.function.attributes.add("noinline")

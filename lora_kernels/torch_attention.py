@@ -1,8 +1,9 @@
-"""Paged attention in vectorised torch: pages are gathered, then handed to scaled-dot-product attention.
+"""Paged attention in vectorised torch: pages are gathered and passed to scaled-dot-product attention.
 
-Sequences that decode go together, a few megabytes of KV at a time so that what is gathered is still in cache when it
-is read. A sequence's partly filled last page is gathered first, where one masked fill wipes the tails of all: what was
-never written must not reach a product, since even a weight of zero does not silence a NaN.
+Decoding sequences are computed together, a few megabytes of KV at a time, so that the gathered KV is still in cache
+when it is read. Each sequence's partly filled last page is gathered first, where one masked fill clears the tails of
+all sequences. Slots that were never written must not reach a product, since even a weight of zero does not cancel a
+NaN.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from torch import Tensor
 from lora_kernels.backend import AttentionBatch
 
 GATHER_BYTES = 4 << 20
-"""K and V of one layer gathered at once for decoding; a fraction of the last-level cache."""
+"""Bytes of K and V of one layer gathered at once for decoding, a fraction of the last-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeChunk:
-    """Sequences that decode together.
+    """Decoding sequences whose attention is computed together.
 
     Attributes:
-        rows: int64 [num_seqs]. Their query rows.
-        pages: int64 [num_seqs * blocks]. Each sequence's last page, then those before it in order, then page 0.
-        unwritten: bool [num_seqs, block_size, 1, 1] or None. True at the tail of the last page.
+        rows: int64 [num_seqs]. Query row of each sequence.
+        pages: int64 [num_seqs * blocks]. For each sequence, its last page, the pages before it in order, and page 0 as
+            padding.
+        unwritten: bool [num_seqs, block_size, 1, 1], True at the unwritten tail of the last page. None means that no
+            sequence has such a tail.
         bias: [num_seqs, 1, 1, blocks * block_size]. 0 at visible tokens, -inf elsewhere.
     """
 
@@ -42,10 +45,10 @@ class PrefillChunk:
     """A sequence with several query rows.
 
     Attributes:
-        start, stop: its query rows.
-        pages: int64 [blocks]. Pages of every block it can see.
-        num_tokens: tokens from the first of those pages on.
-        bias: [rows * group, num_tokens]. 0 at visible tokens, -inf elsewhere, once for each head of a group.
+        start, stop: range of its query rows.
+        pages: int64 [blocks]. Pages of all blocks that its rows can see.
+        num_tokens: number of tokens stored in those pages.
+        bias: [rows * group, num_tokens]. 0 at visible tokens, -inf elsewhere, repeated for each head of a group.
     """
 
     start: int
@@ -64,7 +67,7 @@ class AttentionPlan:
 
 
 def plan_attention(kv: Tensor, batch: AttentionBatch, group: int, window: int | None) -> AttentionPlan:
-    """`group` is the number of query heads of a KV head."""
+    """Plans the attention of a step. `group` is the number of query heads per KV head."""
     block_size, page_bytes = kv.shape[2], kv[0].numel() * kv.element_size()
     tables = batch.block_tables.numpy()
     lens = np.array(batch.host_context_lens, dtype=np.int64)
@@ -92,7 +95,8 @@ def attend(query: Tensor, kv: Tensor, plan: AttentionPlan, scale: float) -> Tens
 
 
 def _split_decodes(visible: np.ndarray, num_decodes: int, block_size: int, page_bytes: int) -> list[np.ndarray]:
-    """Decoding sequences from short to long, in runs whose pages, padded to the longest, fit in `GATHER_BYTES`."""
+    """Sorts decoding sequences by visible tokens, ascending, and splits them into runs whose pages, padded to the
+    longest of the run, fit in `GATHER_BYTES`. Returns the sequence indices of each run."""
     order = np.argsort(visible[:num_decodes], kind="stable")
     runs: list[np.ndarray] = []
     start = 0
@@ -147,7 +151,8 @@ def _plan_prefill(
 
 
 def _attend_decodes(query: Tensor, kv: Tensor, chunk: DecodeChunk, scale: float) -> Tensor:
-    """query [num_seqs, heads, head_dim]; GQA heads of one KV head become the query rows of one product."""
+    """Computes attention for `query` [num_seqs, heads, head_dim]. The query heads of one KV head (GQA) become the query
+    rows of one product."""
     num_seqs, heads, head_dim = query.shape
     key, value = (_gather_decodes(kv[:, side], chunk) for side in (0, 1))
     packed = query.view(num_seqs, key.shape[1], -1, head_dim)
@@ -156,7 +161,8 @@ def _attend_decodes(query: Tensor, kv: Tensor, chunk: DecodeChunk, scale: float)
 
 
 def _gather_decodes(pages: Tensor, chunk: DecodeChunk) -> Tensor:
-    """[num_seqs, kv_heads, tokens, head_dim] out of K or V, [num_pages, block_size, kv_heads, head_dim]."""
+    """Gathers K or V from its pages [num_pages, block_size, kv_heads, head_dim]. Returns [num_seqs, kv_heads, tokens,
+    head_dim]."""
     gathered = pages.index_select(0, chunk.pages).unflatten(0, (len(chunk.rows), -1))
     if chunk.unwritten is not None:
         gathered[:, 0].masked_fill_(chunk.unwritten, 0)
@@ -164,7 +170,8 @@ def _gather_decodes(pages: Tensor, chunk: DecodeChunk) -> Tensor:
 
 
 def _attend_prefill(query: Tensor, kv: Tensor, chunk: PrefillChunk, scale: float) -> Tensor:
-    """query [rows, heads, head_dim]; GQA heads of one KV head become more query rows of one product."""
+    """Computes attention for `query` [rows, heads, head_dim]. The query heads of one KV head (GQA) become additional
+    query rows of one product."""
     rows, heads, head_dim = query.shape
     key, value = (
         kv[:, side].index_select(0, chunk.pages).flatten(0, 1)[: chunk.num_tokens].transpose(0, 1)[None]

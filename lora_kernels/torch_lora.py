@@ -1,9 +1,9 @@
-"""LoRA in vectorised torch: rows are cut into tiles, tiles of one shape become batched products.
+"""LoRA in vectorised torch: rows are cut into tiles, and tiles of one shape become batched products.
 
-A tile multiplies each of its rows with all of its adapters and masks out the products that are not the row's own: that
-costs arithmetic, which is free beside reading the weights, and saves most of a small product's fixed cost. A and B rows
-are gathered out of the arena by index, and an index that stands for no row points at offset 0, the null page, which is
-always zero.
+A tile multiplies each of its rows with all of its adapters and masks out the products with other rows' adapters. The
+extra arithmetic is free compared with reading the weights, and it saves most of a small product's fixed cost. A and B
+rows are gathered from the arena by index. An index without a row points at offset 0, the null page, which is always
+zero.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MASK_TYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Weight rows of a tile batch, out of the arena.
+    """Gathers weight rows of a tile batch from the arena.
 
     Attributes:
-        windows: [num_elements - width + 1, width]. A view of the arena: what begins at each element.
-        starts: a layer each, int64 [num_rows]. First element of every row.
-        rows: [num_rows, width]. Where they are gathered to.
+        windows: [num_elements - width + 1, width]. A view of the arena whose row i starts at element i.
+        starts: one entry per layer, int64 [num_rows]. First element of every row.
+        rows: [num_rows, width]. Destination of the gathered rows.
     """
 
     windows: Tensor
@@ -41,11 +41,11 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """One projection of a tile batch. `inner` is adapters a tile times rank, padded.
+    """The B weights of one projection of a tile batch. `inner` is adapters per tile times rank, padded.
 
     Attributes:
-        b: [num_tiles, inner, out_features], a view of what `gather` fills.
-        shrunk: [num_tiles, tile_rows, inner], a slice of the tile batch's.
+        b: [num_tiles, inner, out_features], a view of the rows that `gather` fills.
+        shrunk: [num_tiles, tile_rows, inner], the projection's slice of `TileWeights.shrunk`.
         columns: the projection's slice of the group's output.
     """
 
@@ -57,14 +57,14 @@ class TargetWeights:
 
 @dataclass(frozen=True, slots=True)
 class TileWeights:
-    """The weights of a tile batch for one projection group, and room to work in.
+    """The weights of a tile batch for one projection group, and its working memory.
 
     Attributes:
-        a: [num_tiles, in_features, targets * inner], a view of what `gather` fills.
-        shrunk: [num_tiles, tile_rows, targets * inner].
-        bits: the same memory as integers.
-        own: like `bits`, or None where every tile has one adapter. All ones in binary at products of a row with its own
-            adapter, else 0: a mask that works on infinities too.
+        a: [num_tiles, in_features, targets * inner], a view of the rows that `gather` fills.
+        shrunk: [num_tiles, tile_rows, targets * inner]. Products of x with A.
+        bits: the memory of `shrunk` as integers.
+        own: mask of the shape of `bits`, with all bits set at products of a row with its own adapter and none
+            elsewhere, so that it also clears infinities. None means that every tile has one adapter.
     """
 
     gather: Gather
@@ -75,7 +75,8 @@ class TileWeights:
     targets: tuple[TargetWeights, ...]
 
     def add(self, out: Tensor, x: Tensor, layer: int, touched: tuple[bool, ...]) -> None:
-        """out [num_tiles, tile_rows, sum(out_features)] += B A x, for x [num_tiles, tile_rows, in_features]."""
+        """Adds B A x to `out` [num_tiles, tile_rows, sum(out_features)], for x [num_tiles, tile_rows, in_features].
+        `touched` says for each target whether any adapter touches it in this layer; other targets are skipped."""
         self.gather.fill(layer)
         torch.bmm(x, self.a, out=self.shrunk)
         if self.own is not None:
@@ -88,7 +89,8 @@ class TileWeights:
 
 @dataclass(frozen=True, slots=True)
 class GroupWeights:
-    """A projection group's weights for every tile batch that has any, and which [layer, target] an adapter touches."""
+    """A projection group's weights for each tile batch that has any. `touched` [layers][targets] says which projections
+    any adapter touches."""
 
     batches: tuple[tuple[TileBatch, TileWeights], ...]
     touched: tuple[tuple[bool, ...], ...]
@@ -96,7 +98,7 @@ class GroupWeights:
 
 @dataclass(slots=True)
 class PreparedLora:
-    """What every layer of a step shares. A group's part is made when the group is first met."""
+    """The data that all layers of a step share. The part of a projection group is made when the group is first used."""
 
     arena: Tensor
     table: LoraTable
@@ -134,7 +136,7 @@ class PreparedLora:
         )
 
     def _index_tiles(self, tile: TileBatch, group: ProjectionGroup, rank: int) -> TileWeights:
-        """`rank` is the largest of the batch in this group."""
+        """Indexes the weights of a tile batch. `rank` is the largest rank of its adapters in this group."""
         num_tiles, adapters = tile.slots.shape
         starts = [row_starts(self.table, tile.slots, t, SIDE_A, group.in_features, rank) for t in group.targets]
         gather = self._gather(np.stack(starts, axis=2), group.in_features)
@@ -163,7 +165,8 @@ class PreparedLora:
         return tuple(targets)
 
     def _gather(self, starts: IntArray, width: int) -> Gather:
-        """`starts` is [layers, ...]. Gathered rows share memory while it is large enough: it stays in cache."""
+        """Makes a `Gather` from `starts` [layers, ...]. Gathers share one scratch buffer while it is large enough, so
+        that it stays in cache."""
         by_layer = torch.from_numpy(starts.reshape(len(starts), -1)).unbind(0)
         size = by_layer[0].numel() * width
         if self.scratch.numel() < size:
@@ -179,7 +182,7 @@ def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora 
 
 
 def _own_products(tile: TileBatch, rank: int, bits: Tensor) -> Tensor:
-    """See `TileWeights.own`."""
+    """Returns the mask described at `TileWeights.own`."""
     adapters = tile.slots.shape[1]
     of_column = np.arange(bits.shape[2]) // rank % adapters
     return -torch.from_numpy(tile.owners[:, :, None] == of_column).to(bits.dtype)

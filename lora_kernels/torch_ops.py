@@ -1,4 +1,4 @@
-"""The backend in vectorised torch: the CPU's, and correct on any device."""
+"""The backend in vectorised torch, written for the CPU and correct on any device."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ PreparedLora = torch_lora.PreparedLora | torch_stacked.PreparedStack
 
 
 class TorchBackend:
-    """`Backend` for CPU tensors. Keeps what it derived from the last batch and the last plan, to use in every layer."""
+    """`Backend` for CPU tensors. Caches what it derives from the last batch and the last plan, for all layers."""
 
     name = "torch"
 
     def __init__(self, max_stacked_rank: int = torch_stacked.MAX_INNER) -> None:
-        """`max_stacked_rank`: adapters are stacked up to these ranks together, and tiled beyond; 0 never stacks."""
+        """`max_stacked_rank` is the largest sum of the adapters' ranks at which adapters are stacked. Above it they are
+        tiled; 0 never stacks."""
         self.pointwise = TorchPointwise()
         self._max_stacked_rank = max_stacked_rank
         self._batch: AttentionBatch | None = None
@@ -59,7 +60,7 @@ class TorchBackend:
         return torch_attention.attend(query, kv, self._attention_plans[key], scale)
 
     def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
-        """See `Backend.prepare_lora`. Few adapters are stacked, many are tiled."""
+        """See `Backend.prepare_lora`. Stacks few adapters (torch_stacked.py) and tiles many (torch_lora.py)."""
         parts = (plan.rows, plan.slots, plan.starts, table.versions[plan.slots])
         key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
         if key != self._lora_key:
@@ -75,7 +76,8 @@ class TorchBackend:
         prepared.add(out, x, layer, group)
 
     def _stack_for(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> torch_stacked.Stack | None:
-        """The stack at hand if it serves these adapters, else a new one, if stacking pays at all."""
+        """Returns the cached stack if it serves the plan's adapters, otherwise a new one. Returns None where stacking
+        does not pay or the ranks are too large."""
         if not torch_stacked.worth_it(plan):
             return None
         if self._stack is None or not self._stack.serves(arena, table, plan.slots):
@@ -83,7 +85,7 @@ class TorchBackend:
         return self._stack
 
     def _remember(self, batch: AttentionBatch) -> None:
-        """Forgets what belongs to another batch. Identity is enough: a batch never changes."""
+        """Drops what was cached for another batch. Comparing identity is enough, because a batch never changes."""
         if batch is not self._batch:
             self._batch = batch
             self._slots = None

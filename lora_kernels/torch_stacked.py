@@ -1,9 +1,10 @@
-"""LoRA in dense torch, for few adapters at a time: their weights stacked side by side, and kept from step to step.
+"""LoRA in dense torch for few adapters at a time: their weights are stacked side by side and kept from step to step.
 
-Every row is multiplied with every adapter of the stack, and what is not its own is masked out in between. That is
-arithmetic for nothing, but two large products a projection group instead of many small ones, and no weight is gathered
-while the adapters in use stay the same. Measured on four AVX512-BF16 cores, 135M model, 32 decode rows, 8 adapters of
-rank 8 on all projections: a whole step takes 61 ms, 74 with tiles (torch_lora.py), and 47 without adapters.
+Every row is multiplied with every adapter of the stack, and between shrink and expand the products with other adapters
+are masked out. This wastes arithmetic, but needs two large products per projection group instead of many small ones,
+and gathers no weights while the adapters in use stay the same. Measured on four AVX512-BF16 cores with a 135M model, 32
+decode rows and 8 adapters of rank 8 on all projections, a whole step takes 61 ms; it takes 74 ms with tiles
+(torch_lora.py) and 47 ms without adapters.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ from lora_kernels.segments import SegmentPlan
 from lora_kernels.torch_tiles import row_starts
 
 MAX_INNER = 128
-"""Ranks of all adapters together. Beyond it the arithmetic for nothing outweighs what it saves."""
+"""Largest sum of the adapters' ranks. Above it the wasted arithmetic costs more than stacking saves."""
 MAX_GROUP_BYTES = 128 << 20
-"""Of one projection group's stack, all layers together. A larger group is served by tiles, which keep nothing."""
+"""Largest size in bytes of one projection group's stack, over all layers. Larger groups use tiles, which keep none."""
 MAX_SLACK = 2
-"""A stack may be this many times as wide as the adapters in use: they come and go, and stacking again costs a step."""
+"""A stack may be this many times as wide as the adapters in use need, because adapters come and go, and rebuilding the
+stack costs as much as a step."""
 
 MASK_TYPES = {2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStack:
-    """One projection group's weights, a layer each; None where no adapter touches the layer.
+    """The weights of one projection group, one entry per layer. None means that no adapter touches the layer.
 
     Attributes:
-        a: in_features -> targets * inner.
-        b: targets * inner -> sum(out_features), block-diagonal over targets.
+        a: linear layers in_features -> targets * inner.
+        b: linear layers targets * inner -> sum(out_features), block-diagonal over targets.
     """
 
     a: tuple[Linear | None, ...]
@@ -46,12 +48,12 @@ class GroupStack:
 
 @dataclass(slots=True)
 class Stack:
-    """Weights of some adapters, gathered when a projection group is first met.
+    """The stacked weights of some adapters. A projection group's weights are gathered when the group is first used.
 
     Attributes:
         slots: int32 [num_adapters], ascending.
-        versions: int64 [num_adapters]. Of the table's slots when the stack was made.
-        ranks: int32 [num_adapters]. The largest of each adapter; `inner` is their sum.
+        versions: int64 [num_adapters]. Versions of the table's slots when the stack was made.
+        ranks: int32 [num_adapters]. The largest rank of each adapter; `inner` is the sum of these ranks.
     """
 
     arena: Tensor
@@ -67,11 +69,12 @@ class Stack:
 
     @property
     def owners(self) -> npt.NDArray[np.int32]:
-        """int32 [inner]. Slot of the adapter that each column belongs to."""
+        """The slot of the adapter that each column belongs to, int32 [inner]."""
         return np.repeat(self.slots, self.ranks)
 
     def serves(self, arena: Tensor, table: LoraTable, slots: npt.NDArray[np.int32]) -> bool:
-        """Whether the stack holds what these slots hold now, and not much else."""
+        """Returns whether the stack holds the current weights of these slots, and is at most `MAX_SLACK` times as wide
+        as they need."""
         if self.table is not table or self.arena.data_ptr() != arena.data_ptr():
             return False
         if not np.isin(slots, self.slots).all() or (table.versions[self.slots] != self.versions).any():
@@ -104,7 +107,8 @@ class Stack:
         return GroupStack(tuple(a), tuple(b))
 
     def _starts(self, target: int, side: int, width: int) -> Tensor:
-        """int64 [layers, inner]. First element of every row; 0, which is zeros, where an adapter has fewer rows."""
+        """Returns the first element of every stacked row, int64 [layers, inner]; 0, where the arena holds zeros, for
+        rows that an adapter lacks because its rank is lower there."""
         largest = int(self.ranks.max())
         slots = self.slots[None].astype(np.int64)
         starts: npt.NDArray[np.int64] = row_starts(self.table, slots, target, side, width, largest)[:, 0]
@@ -112,18 +116,18 @@ class Stack:
         return torch.from_numpy(np.ascontiguousarray(starts[:, present]))
 
     def _rows(self, starts: Tensor, width: int) -> Tensor:
-        """[inner, width]"""
+        """Gathers rows of `width` elements from the arena. Returns [inner, width]."""
         return self.arena.as_strided((self.arena.numel() - width + 1, width), (1, 1)).index_select(0, starts)
 
 
 @dataclass(slots=True)
 class PreparedStack:
-    """A stack and the rows of one step."""
+    """A stack together with the rows of one step."""
 
     stack: Stack
     plan: SegmentPlan
     masks: dict[int, Tensor] = field(default_factory=dict)
-    """Number of targets -> mask, for steps of `mask_rows` rows."""
+    """Number of targets -> mask, for inputs of `mask_rows` rows."""
     mask_rows: int = -1
     tiles: torch_lora.PreparedLora | None = None
 
@@ -147,8 +151,9 @@ class PreparedStack:
             self.tiles.add(out, x, layer, group)
 
     def _mask(self, x: Tensor, targets: int) -> Tensor:
-        """[num_rows, targets * inner]. All ones in binary at a row's own columns, else 0: silences infinities too."""
-        if len(x) != self.mask_rows:  # the same plan, with more or fewer rows after the last one that has an adapter
+        """Returns the mask [num_rows, targets * inner], cached. It has all bits set in the columns of a row's own
+        adapter and none elsewhere, so that a bitwise AND also clears infinities and NaN."""
+        if len(x) != self.mask_rows:  # the plan is the same, but the number of rows after its last row differs
             self.masks.clear()
             self.mask_rows = len(x)
         if targets not in self.masks:
@@ -162,7 +167,7 @@ class PreparedStack:
 def make_stack(
     arena: Tensor, table: LoraTable, slots: npt.NDArray[np.int32], max_inner: int = MAX_INNER
 ) -> Stack | None:
-    """None if the ranks of these adapters are together above `max_inner`, or all 0."""
+    """Makes a stack of the adapters in `slots`. Returns None if the sum of their ranks exceeds `max_inner` or is 0."""
     ranks = table.host_ranks[slots].max(axis=(1, 2), initial=0)
     if not 0 < ranks.sum() <= max_inner:
         return None
@@ -170,5 +175,5 @@ def make_stack(
 
 
 def worth_it(plan: SegmentPlan) -> bool:
-    """Whether most rows have an adapter; the others would be multiplied for nothing."""
+    """Returns whether most rows have an adapter. Stacking multiplies the other rows as well, which is wasted."""
     return 2 * len(plan.rows) > int(plan.rows.max(initial=0)) + 1

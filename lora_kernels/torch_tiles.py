@@ -1,7 +1,7 @@
-"""How rows are cut into tiles for the torch backend, and where the weights of a tile lie.
+"""Cuts rows into tiles for the torch backend, and computes where the weights of a tile lie.
 
-A *tile* is a few rows and the adapters they use. Short segments share tiles, long ones are cut into tiles of one
-adapter.
+A *tile* is a few rows and the adapters they use. Short segments share tiles; long segments are cut into tiles of one
+adapter each.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from lora_kernels.layout import ALIGN, RANK_TILE, LoraTable
 from lora_kernels.segments import SegmentPlan
 
 SHARED_ROWS = 4
-"""Rows a tile of short segments, and the longest segment that shares its tile. 4 measured best."""
+"""Rows of a tile of short segments, and the length of the longest segment that shares a tile. 4 measured best."""
 MAX_ROWS = (SHARED_ROWS, 16, 64)
-"""Most rows a tile, by class of segment length. Longer segments than the last are cut evenly."""
+"""Maximum rows of a tile, for each class of segment length. Segments longer than the last are cut evenly."""
 RANK_CLASSES = (16, 64, 256)
-"""Adapters are padded to the largest rank present within their class."""
+"""Upper bounds of the rank classes. Adapters are padded to the largest rank present within their class."""
 
 IntArray = npt.NDArray[np.int64]
 
@@ -31,12 +31,12 @@ class TileBatch:
     """Tiles of one shape.
 
     Attributes:
-        slots: int64 [num_tiles, adapters]. Adapter table slots; -1 where there is none.
-        owners: int64 [num_tiles, tile_rows]. Which of the tile's adapters the row uses.
-        span: the tiles' rows, where they are consecutive rows of the batch in order; else None.
-        rows: int64 [num_tiles * tile_rows]. Batch row of each tile row; some row of the batch where there is none.
-        used_rows: int64 [num_used]. Those that are not padding.
-        used: int64 [num_used]. Which tile rows they are; None for all.
+        slots: int64 [num_tiles, adapters]. Adapter table slots of each tile; -1 is padding.
+        owners: int64 [num_tiles, tile_rows]. Index of the row's adapter among the tile's adapters.
+        span: the batch rows of the tiles, if they are consecutive and in order; otherwise None.
+        rows: int64 [num_tiles * tile_rows]. Batch row of each tile row; an arbitrary batch row for padding.
+        used_rows: int64 [num_used]. Batch rows of the tile rows that are not padding.
+        used: int64 [num_used]. Indices of the tile rows that are not padding. None means all of them.
     """
 
     slots: IntArray
@@ -51,21 +51,23 @@ class TileBatch:
         return self.owners.shape[1]
 
     def take(self, batch: Tensor) -> Tensor:
-        """[num_tiles, tile_rows, width] out of [num_rows, width]: a view where the rows are consecutive."""
+        """Takes the tiles' rows from `batch` [num_rows, width]. Returns [num_tiles, tile_rows, width], which is a view
+        if `span` is set and a copy otherwise."""
         rows = batch[self.span] if self.span else batch.index_select(0, self.rows)
         return rows.view(*self.owners.shape, -1)
 
     def put_back(self, batch: Tensor, tiles: Tensor) -> None:
-        """Undoes `take`."""
+        """Writes tiles that `take` returned back to their rows of `batch`. Views need no copy."""
         if self.span is None:
             rows = tiles.flatten(0, 1)
             batch.index_copy_(0, self.used_rows, rows if self.used is None else rows.index_select(0, self.used))
 
 
 def cut_tiles(table: LoraTable, plan: SegmentPlan) -> tuple[TileBatch, ...]:
-    """Classes of segments by length and rank, each cut into tiles of its own shape. Adapters of rank 0 vanish.
+    """Groups segments into classes by length and rank, and cuts each class into tiles of its own shape.
 
-    Segments are taken by their first row: where every row has an adapter of its own, tiles are consecutive rows.
+    Adapters of rank 0 are left out. Segments are ordered by their first row, so that tiles are consecutive rows where
+    every row has its own adapter.
     """
     ranks = table.host_ranks[plan.slots].max(axis=(1, 2), initial=0)
     length_class = np.searchsorted(MAX_ROWS[:-1], plan.lengths)
@@ -113,7 +115,10 @@ def _cut_class(plan: SegmentPlan, segments: npt.NDArray[np.intp], max_rows: int)
 
 
 def row_starts(table: LoraTable, slots: IntArray, target: int, side: int, width: int, rank: int) -> IntArray:
-    """int64 [layers, num_tiles, adapters, rank]: first element of every row of a block; 0 where it has fewer rows."""
+    """Returns the first arena element of every row of the adapters' A or B blocks (`side`) at one target.
+
+    The result is int64 [layers, num_tiles, adapters, rank]; 0 for rows beyond a block's rank and for slot -1.
+    """
     row = np.arange(rank)
     tile_starts = table.host_offsets[slots, :, target, side].astype(np.int64) * ALIGN
     starts = tile_starts[..., row // RANK_TILE] + row % RANK_TILE * width

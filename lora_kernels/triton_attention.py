@@ -1,5 +1,5 @@
-"""Paged attention of any batch on a GPU: single rows are decoded, chunks are prefilled, with what each needs kept
-between the layers of a step."""
+"""Paged attention of any batch on a GPU: dispatches single rows to decode and chunks to prefill, and keeps the plans
+that the layers of a step share."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from lora_kernels.triton_decode import DecodeTuning, DecodeWorkspace, decode, ma
 from lora_kernels.triton_prefill import PrefillPlan, PrefillTuning, plan_prefill, prefill
 
 BLOCK_ELEMENTS = 8192
-"""Of a block of K or V: 16 KiB in 16 bits."""
+"""Numbers in a block of K or V: 16 KiB in 16 bits."""
 LARGEST_BLOCK = 128
 EXTRA_BYTES = 13 << 10
-"""Shared memory of a decode program besides its blocks: query, weights, layout changes, the driver's own."""
+"""Shared memory, in bytes, that a decode program needs besides its blocks: query, weights, layout changes, and the
+driver's share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What default tunings follow from.
+    """The device properties that determine default tunings.
 
     Attributes:
-        count: multiprocessors of the device.
-        shared_bytes: shared memory of each.
+        count: number of multiprocessors.
+        shared_bytes: shared memory of each multiprocessor.
         capability: compute capability, 90 for 9.0.
     """
 
@@ -36,7 +37,8 @@ class Processor:
 
 
 INTERPRETED = Processor(count=2, shared_bytes=164 << 10, capability=80)
-"""What Triton's interpreter stands in for: so few that every program has several items of work."""
+"""The processor assumed under Triton's interpreter. It has so few multiprocessors that every program has several items
+of work."""
 
 
 def find_processor(device: torch.device) -> Processor:
@@ -48,7 +50,8 @@ def find_processor(device: torch.device) -> Processor:
 
 
 def decode_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> DecodeTuning:
-    """Three blocks of K and V in shared memory where two programs fit side by side so, else two. `dtype` is KV's."""
+    """Returns the default decode tuning for KV of `dtype`. A program has three blocks of K and V in shared memory if
+    two such programs fit on a multiprocessor, otherwise two."""
     block_d = block_width(head_dim)
     block_n = min(LARGEST_BLOCK, BLOCK_ELEMENTS // block_d)
     block_bytes = 2 * block_n * block_d * dtype.itemsize
@@ -60,9 +63,10 @@ def decode_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> De
 
 
 def prefill_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> PrefillTuning:
-    """Tiles as tall as registers allow: the taller, the less is read. `dtype` is KV's."""
+    """Returns the default prefill tuning for KV of `dtype`: tiles as tall as registers allow, because taller tiles read
+    less."""
     block_d, hopper = block_width(head_dim), processor.capability >= 90
-    if dtype.itemsize > 2:  # twice the shared memory, and no tensor cores to be fed
+    if dtype.itemsize > 2:  # takes twice the shared memory, and tensor cores are not used
         return PrefillTuning(block_m=64, block_n=32 if block_d <= 128 else 16, fill=2 * processor.count)
     tall = block_d <= 128 or (hopper and dtype != FP8)
     wide = block_d <= 64 or (block_d <= 128 and hopper)
@@ -72,13 +76,14 @@ def prefill_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> P
 class PagedAttention:
     """`Backend.attention` for the layers of one model on one device.
 
-    A captured decode step replays its launches, whatever contexts there are then. The batch it is captured with has
-    tensors that keep their addresses, a decode for every row, context 0 where a row pads it, and as `max_context` the
-    largest that may ever come. Call `reserve` before the first capture.
+    A captured decode step replays the same launches for any contexts. Its batch must have tensors that keep their
+    addresses, one decode per row with context 0 for padding rows, and as `max_context` the largest context that any
+    replay may have. Call `reserve` before the first capture.
     """
 
     def __init__(self, decode: DecodeTuning | None = None, prefill: PrefillTuning | None = None) -> None:
-        """Tunings decide the bits of results and hold for the object's life; None: the default for the device."""
+        """Takes the tunings, which decide the bits of results and hold for the object's life. None means the default
+        for the device."""
         self._decode = decode
         self._prefill = prefill
         self._workspace: DecodeWorkspace | None = None
@@ -87,23 +92,24 @@ class PagedAttention:
         self._plans: dict[int | None, PrefillPlan] = {}
 
     def reserve(self, max_seqs: int, heads: int, kv: Tensor) -> None:
-        """Makes the decode workspace (`workspace_bytes` of memory) for good: more decodes are refused from now on.
+        """Allocates the decode workspace (`workspace_bytes` of memory) once and for all. From then on, batches with
+        more than `max_seqs` decodes are refused.
 
         Args:
             heads: query heads of a layer.
-            kv: of any layer.
+            kv: the KV cache of any layer.
         """
         self._workspace = make_workspace(max_seqs, heads, kv.shape[-1], self.decode_tuning(kv), kv.device)
         self._is_reserved = True
 
     def decode_tuning(self, kv: Tensor) -> DecodeTuning:
-        """What decoding from `kv` is launched with."""
+        """Returns the tuning with which decoding from `kv` is launched."""
         if self._decode is None:
             self._decode = decode_tuning(kv.shape[-1], kv.dtype, find_processor(kv.device))
         return self._decode
 
     def prefill_tuning(self, kv: Tensor) -> PrefillTuning:
-        """What prefilling into `kv` is launched with."""
+        """Returns the tuning with which prefill over `kv` is launched."""
         if self._prefill is None:
             self._prefill = prefill_tuning(kv.shape[-1], kv.dtype, find_processor(kv.device))
         return self._prefill
@@ -120,7 +126,7 @@ class PagedAttention:
         """See `Backend.attention`, and `AttentionCall` for `kv_scales`.
 
         Raises:
-            ValueError: there are more decodes than were reserved.
+            ValueError: The batch has more decodes than were reserved.
         """
         if batch is not self._batch:
             self._batch, self._plans = batch, {}

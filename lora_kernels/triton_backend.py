@@ -1,4 +1,4 @@
-"""The backend in Triton, for CUDA tensors; under Triton's interpreter also for CPU tensors."""
+"""The Triton backend for CUDA tensors, which also works on CPU tensors under Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lora_kernels.triton_lora_tuning import SHIPPED, LoraTuning
 
 
 class TritonBackend:
-    """`Backend` in Triton. Keeps what it derived from the last batch and the last plan, to use in every layer."""
+    """`Backend` in Triton. Caches what it derives from the last batch and the last plan, for all layers."""
 
     name = "triton"
 
@@ -55,7 +55,7 @@ class TritonBackend:
     def record_lora(
         self, arena: Tensor, table: LoraTable, workspace: triton_lora_plan.LoraWorkspace
     ) -> triton_lora_plan.PreparedLora:
-        """See `triton_lora_plan.record`: for launches that serve any step the workspace does."""
+        """Prepares launches for recording that serve any step the workspace fits. See `triton_lora_plan.record`."""
         return triton_lora_plan.record(arena, table, workspace, workspace.max_rows, self._lora_tuning)
 
     def fill_lora(

@@ -1,5 +1,5 @@
-"""What decoding and prefilling share: query rows that walk over blocks of a paged context with an online softmax
-(FlashAttention-2, Dao 2023), and how each block is found through the block table."""
+"""Code that the decode and prefill kernels share: query rows walk over blocks of a paged context with an online softmax
+(FlashAttention-2, Dao 2023), and find each block through the block table."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import Tensor
 
 LOG2_E = 1.4426950408889634
 MIN_DOT = 16
-"""Tensor cores multiply no smaller tiles."""
+"""Smallest tile that tensor cores multiply."""
 FP8 = torch.float8_e4m3fn
 
 
 def block_width(head_dim: int) -> int:
-    """Columns of a tile of heads, a power of two: those beyond `head_dim` are zeros that nobody reads."""
+    """Returns the number of columns of a tile of heads, a power of two. Columns beyond `head_dim` are unused zeros."""
     return max(MIN_DOT, triton.next_power_of_2(head_dim))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """Attention of one layer, in one step.
+    """The arguments of one layer's attention in one step.
 
     Attributes:
         out, query: [num_rows, heads, head_dim].
         kv: [num_pages, 2, block_size, kv_heads, head_dim], strided across pages, in the query's dtype or float8_e4m3fn.
-        scale: of the scores.
-        window: positions that a row sees, up to its own; None: all.
-        kv_scales: fp32 [2, kv_heads]. What stored K and V are multiplied by; None: 1.
+        scale: factor of the scores.
+        window: number of positions that a row sees, up to and including its own. None means all.
+        kv_scales: fp32 [2, kv_heads]. Factors by which stored K and V are multiplied. None means 1.
     """
 
     out: Tensor
@@ -42,17 +42,17 @@ class AttentionCall:
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head (GQA)."""
+        """The number of query heads per KV head (GQA)."""
         return self.query.shape[1] // self.kv.shape[3]
 
     @property
     def strides(self) -> tuple[int, int, int, int]:
-        """Elements from row to row of the query and of `out`, from page to page, and from K to V."""
+        """The strides, in elements, of the query's rows, the rows of `out`, and pages, and the distance from K to V."""
         return self.query.stride(0), self.out.stride(0), self.kv.stride(0), self.kv.stride(1)
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        """Those that all attention kernels are compiled for."""
+        """The compile-time constants that all attention kernels take."""
         _, _, block_size, kv_heads, head_dim = self.kv.shape
         return {
             "HAS_WINDOW": self.window is not None,
@@ -68,7 +68,7 @@ class AttentionCall:
 
 @triton.jit
 def find_pages(table_ptr, n, end, BLOCK_SIZE: tl.constexpr):
-    """Pages of tokens `n`; the null page from `end` on."""
+    """Returns the pages of tokens `n`, and the null page for tokens from `end` on."""
     return tl.load(table_ptr + n // BLOCK_SIZE, mask=n < end, other=0)
 
 
@@ -95,13 +95,14 @@ def attend_blocks(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Adds context tokens `begin:end` to the softmax (peak, norm, total) of query rows at `position` < `end`.
+    """Adds context tokens `begin:end` to the softmax state (peak, norm, total) of query rows. Returns the new state.
 
-    Without EDGE the tokens fill whole blocks and every row sees them all, so that nothing is compared.
+    Without EDGE, the tokens must fill whole blocks and be visible to every row, and nothing is masked. If they do not
+    fill whole blocks, `position` must be below `end`, which hides the rest of the last block.
     """
     step = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
-    # Pages are looked up one block ahead: a load of K that waits for a load of its page cannot be pipelined.
+    # Look up pages one block ahead, because a load of K that waits for a load of its page cannot be pipelined.
     page = find_pages(table_ptr, begin + step, end, BLOCK_SIZE)
     for block in range(begin, end, BLOCK_N):
         n = block + step
@@ -124,7 +125,7 @@ def attend_blocks(
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         shift = new_peak
         if EDGE:
-            # A row that has seen nothing yet: keep -inf - -inf out of the exponent.
+            # A row that has seen no token yet has peak -inf: avoid -inf - -inf in the exponent.
             shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         weights = tl.exp2(scores - shift[:, None])
         fade = tl.exp2(peak - shift)

@@ -1,9 +1,9 @@
 """Paged attention of single query rows: contexts are split, so that few sequences fill a GPU (Flash-Decoding, Dao et
 al. 2023), and the query heads of one KV head (GQA) share a tile, so that K and V are read once.
 
-How a context is split follows from its length alone, so that a row's bits do not depend on its batch mates. A work
-item is one (sequence, split, KV head). There is a fixed number of programs, which find their items on the device: a
-launch is the same for all contexts, as a CUDA graph wants it.
+The split of a context depends only on its length, so that a row's bits do not depend on the other rows of the batch. A
+work item is one (sequence, split, KV head). A fixed number of programs find their items on the device, so that a launch
+is the same for all contexts, as a CUDA graph requires.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from lora_kernels.triton_partials import Partials, make_partials, merge, store_p
 from lora_kernels.tuning import require_power_of_two
 
 LEAST_SEQS = 64
-"""Sequences a launch is compiled for at least: each power of two beyond it is a kernel of its own."""
+"""Minimum number of sequences for which a kernel is compiled. Each power of two above it is a kernel of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTuning:
-    """What an autotuner may vary. The first three decide a result's bits: an engine keeps them for life.
+    """Parameters that an autotuner may vary. The first three decide a result's bits, so an engine keeps them for life.
 
     Attributes:
-        block_n: tokens a program reads at once, a power of two.
-        split_tokens: a context of at most these is not split; a multiple of `block_n`.
-        max_splits: a power of two. Contexts beyond `split_tokens * max_splits` get longer splits, not more.
+        block_n: tokens that a program reads at once, a power of two.
+        split_tokens: contexts of at most this many tokens are not split; a multiple of `block_n`.
+        max_splits: maximum splits of a context, a power of two. Contexts longer than `split_tokens * max_splits` get
+            longer splits, not more.
         num_warps, num_stages: launch options; a program has `num_stages - 1` blocks of K and V in shared memory.
-        programs: that are launched, as many as fit on the device side by side.
+        programs: number of programs launched, as many as fit on the device at the same time.
 
     Raises:
-        ValueError: a value is none of these; the message names it.
+        ValueError: A value violates these constraints; the message names it.
     """
 
     block_n: int = 64
@@ -54,11 +55,12 @@ class DecodeTuning:
 
 @dataclass(frozen=True, slots=True)
 class DecodeWorkspace:
-    """What decoding writes besides its output. Made once: captured graphs hold its addresses.
+    """The memory that decoding writes besides its output. It is allocated once, because captured graphs hold its
+    addresses.
 
     Attributes:
         partials: room for `max_splits` parts of each of `max_seqs` sequences.
-        rows: int32 [max_seqs, 3], as `merge` reads them.
+        rows: int32 [max_seqs, 3], the `rows` argument of `merge`.
     """
 
     partials: Partials
@@ -68,7 +70,7 @@ class DecodeWorkspace:
 def make_workspace(
     max_seqs: int, heads: int, head_dim: int, tuning: DecodeTuning, device: torch.device
 ) -> DecodeWorkspace:
-    """Takes `workspace_bytes` of the device's memory."""
+    """Allocates a workspace, which takes `workspace_bytes` of the device's memory."""
     return DecodeWorkspace(
         partials=make_partials(max_seqs * tuning.max_splits, heads, head_dim, device),
         rows=torch.empty(max_seqs, 3, dtype=torch.int32, device=device),
@@ -90,12 +92,13 @@ def decode(
 ) -> None:
     """Fills the first rows of `call.out`: row i is the newest token of sequence i.
 
-    What is launched does not depend on the numbers in `contexts`: the device reads them.
+    The launches do not depend on the numbers in `contexts`, which only the device reads.
 
     Args:
-        contexts: int32 [num_seqs], no more than the workspace is for; 0: padding, whose row becomes zero.
+        contexts: int32 [num_seqs], at most as many as the workspace was made for. Context 0 is padding, and its row of
+            the output becomes zero.
         block_tables: int32 [num_seqs, max_blocks].
-        may_split: False where the caller knows that no context is beyond `tuning.split_tokens`.
+        may_split: False if the caller knows that no context is longer than `tuning.split_tokens`.
     """
     num_seqs, kv_heads = len(contexts), call.kv.shape[3]
     decode_kernel[(min(tuning.programs, num_seqs * kv_heads * tuning.max_splits),)](
@@ -123,7 +126,7 @@ def decode(
 
 
 def decode_constants(num_seqs: int, group: int, tuning: DecodeTuning) -> dict[str, int]:
-    """Constants of `decode_kernel` besides those of the shape."""
+    """Returns the compile-time constants of `decode_kernel` that `AttentionCall.constants` does not have."""
     return {
         "SEQS": max(LEAST_SEQS, triton.next_power_of_2(num_seqs)),
         "BLOCK_M": max(MIN_DOT, triton.next_power_of_2(group)),
@@ -135,7 +138,8 @@ def decode_constants(num_seqs: int, group: int, tuning: DecodeTuning) -> dict[st
 
 @triton.jit
 def split_size(span, BLOCK_N: tl.constexpr, SPLIT_TOKENS: tl.constexpr, MAX_SPLITS: tl.constexpr):
-    """Tokens of a split of `span` tokens: whole blocks, but for the last split's."""
+    """Returns the tokens per split of a context of `span` visible tokens, in whole blocks. The last split may be
+    shorter."""
     splits = tl.minimum(tl.maximum(tl.cdiv(span, SPLIT_TOKENS), 1), MAX_SPLITS)
     return tl.maximum(tl.cdiv(tl.cdiv(span, splits), BLOCK_N), 1) * BLOCK_N
 
@@ -173,20 +177,21 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The query heads of one KV head over one split, item after item. `scale` is for base-2 exponentials."""
+    """Computes attention of the query heads of one KV head over one split, item after item. `scale` is for base-2
+    exponentials."""
     index = tl.arange(0, SEQS)
     spans = tl.load(contexts_ptr + index, mask=index < num_seqs, other=0)
     if HAS_WINDOW:
         spans = tl.minimum(spans, window)
     sizes = split_size(spans, BLOCK_N, SPLIT_TOKENS, MAX_SPLITS)
-    # A sequence without context has one split, too, and a program that writes its zeros.
+    # A sequence without context also has one split, whose program writes zeros.
     splits = tl.where(index < num_seqs, tl.maximum(tl.cdiv(spans, sizes), 1), 0)
     ends = tl.cumsum(splits, 0)
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     mask = (m < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
     for item in range(tl.program_id(0), tl.sum(splits, 0) * KV_HEADS, tl.num_programs(0)):
-        # Programs side by side read the heads of the same tokens: together whole pages, one after the other.
+        # Neighbouring programs read different heads of the same tokens, and so together read whole pages in order.
         kv_head = item % KV_HEADS
         done = ends <= item // KV_HEADS
         sequence = tl.sum(done.to(tl.int32), 0)

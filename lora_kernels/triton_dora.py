@@ -1,4 +1,4 @@
-"""DoRA's scaling of base outputs on a GPU: one launch a projection group. See dora.py."""
+"""DoRA's scaling of base outputs on a GPU, with one launch per projection group. See dora.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class TritonScales:
-    """`BaseScales` in Triton. `items` is int32 [num_rows, 2] on the device: (batch row, table slot) of each row."""
+    """`BaseScales` in Triton. `items` is int32 [num_rows, 2] on the device: (batch row, table slot) per scaled row."""
 
     arena: Tensor
     table: LoraTable
@@ -48,7 +48,7 @@ class TritonScales:
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> TritonScales | None:
-    """See `dora.prepare`. One upload."""
+    """See `dora.prepare`. Makes one upload."""
     scaled = scaled_rows(table, plan)
     if scaled is None:
         return None
@@ -73,7 +73,7 @@ def scale_kernel(
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """out[row, columns] = out (1 + scale) + shift, for one (row, block of columns of one target)."""
+    """Computes out[row, columns] = out (1 + scale) + shift, for one (row, block of columns of one target)."""
     block = tl.program_id(1)
     target = GROUP[0]
     features = OUT_FEATURES[0]

@@ -1,4 +1,4 @@
-"""K and V of a step's rows into their pages, as they are or as 8-bit floats (e4m3)."""
+"""Writes K and V of a step's rows to their pages, unchanged or as 8-bit floats (e4m3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from lora_kernels.triton_context import FP8
 
 LARGEST = tl.constexpr(448.0)
-"""What e4m3 reaches; it has no infinity, and larger numbers would become NaN."""
+"""The largest e4m3 number. The format has no infinity, and larger numbers would become NaN."""
 
 
 def write_kv(kv: Tensor, key: Tensor, value: Tensor, slots: Tensor, scales: Tensor | None = None) -> None:
@@ -17,9 +17,10 @@ def write_kv(kv: Tensor, key: Tensor, value: Tensor, slots: Tensor, scales: Tens
 
     Args:
         kv: [num_pages, 2, block_size, kv_heads, head_dim] in the dtype of `key`, or in float8_e4m3fn, to which numbers
-            are rounded, and those beyond its range cut.
-        slots: int64 [num_rows], `page * block_size + offset`; negative: nowhere, for rows that pad a captured step.
-        scales: fp32 [2, kv_heads], by which K and V are divided first; None: 1.
+            are rounded after they are clamped to its range.
+        slots: int64 [num_rows], `page * block_size + offset`. Rows with a negative slot, which pad a captured step, are
+            not written.
+        scales: fp32 [2, kv_heads]. K and V are divided by them first. None means 1.
     """
     num_rows, kv_heads, head_dim = key.shape
     width = kv_heads * head_dim

@@ -1,4 +1,4 @@
-"""Logprobs of chosen and of the likeliest tokens on a GPU: two launches for the rows that ask, one pass over each."""
+"""Logprobs of the chosen and the likeliest tokens on a GPU: two launches for all rows that ask, one pass over each."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ CHUNK = 4096
 
 
 def logprobs(logits: Tensor, rows: Tensor, ids: Tensor, width: int, chunk: int = CHUNK) -> Tensor:
-    """Of the logits as the model gave them. Equal ones are ranked by id.
+    """Computes logprobs from the model's unmodified logits. Tokens with equal logits are ranked by id.
 
     Args:
         logits: [num_rows, vocab_size].
-        rows: int32 [num_wanted]. Rows that ask.
+        rows: int32 [num_wanted]. Rows for which logprobs are wanted.
         ids: int64 [num_rows]. The token chosen in each row.
-        width: how many of the likeliest tokens, at most vocab_size.
+        width: number of likeliest tokens, at most vocab_size.
 
     Returns:
-        int32 [num_wanted, 1 + 2 * width]: bits of the chosen token's fp32 logprob, ids of the likeliest in order, and
-        bits of theirs.
+        int32 [num_wanted, 1 + 2 * width]: bits of the chosen token's fp32 logprob, ids of the likeliest tokens in
+        order, and bits of their logprobs.
     """
     wanted, vocab = len(rows), logits.shape[1]
     chunks = triton.cdiv(vocab, chunk)
@@ -51,7 +51,7 @@ def rank_kernel(
     logits_stride,
     CHUNK: tl.constexpr,
 ):
-    """The highest `width` logits of one (row, chunk), and its highest and sum of exponentials."""
+    """Finds the `width` highest logits of one (row, chunk), its highest logit, and its sum of exponentials."""
     row = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64)
     chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -63,7 +63,7 @@ def rank_kernel(
     tl.store(sums_ptr + place * 2 + 1, tl.sum(tl.exp(logits - tl.where(peak == float("-inf"), 0.0, peak)), 0))
     left = token < vocab
     for i in range(width):
-        # Keys order like the logits; what is taken, or is no token, is below them all.
+        # Keys order like the logits. Tokens already taken and positions beyond the vocabulary get the lowest key.
         bits = (logits + 0.0).to(tl.int32, bitcast=True)
         key = tl.where(left, bits ^ ((bits >> 31) & 0x7FFFFFFF), -0x7FFFFFFF - 1)
         _, best = tl.max(key, 0, return_indices=True)
@@ -88,7 +88,7 @@ def logprob_kernel(
     CHUNKS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One row of the result, out of its chunks."""
+    """Computes one row of the result from its chunks."""
     wanted = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + wanted).to(tl.int64)
     chunk = tl.arange(0, CHUNKS)

@@ -1,14 +1,14 @@
-"""LoRA on a GPU: two launches a projection group, whatever the number of adapters, targets and ranks.
+"""LoRA on a GPU, with two launches per projection group regardless of the number of adapters, targets and ranks.
 
 Shrink multiplies each tile of rows with some ranks of its adapter's A; expand multiplies the result with B and adds it
-to the base output. Weights are the left operand of a tensor-core product and rows of the batch its columns: 16 ranks
-fill the height of an instruction, and 8 columns are its least width, so that one row costs little more than reading its
-adapter, and many share what is read. The instruction is the same for tiles of every width, and the inner dimension is
-cut in parts that depend on nothing but its length, whose sums are added in a fixed order: a row has the same bits
-whoever shares the batch with it. No atomics, nothing to clear.
+to the base output. Weights are the left operand of a tensor-core product, and rows of the batch are its columns: 16
+ranks fill the height of an instruction, and 8 columns are its minimum width, so that one row costs little more than
+reading its adapter, and several rows share one read. Tiles of every width use the same instruction. The inner dimension
+is cut into parts that depend only on its length, and their sums are added in a fixed order. A row's result therefore
+has the same bits in every batch. The kernels use no atomics, and no memory must be cleared for them.
 
-Kernels walk lists of tiles (triton_lora_plan.py) whose lengths lie on the device, so that a launch may be recorded once
-and replayed for any set of adapters. docs/kernels-lora.md has the pictures and the numbers.
+Kernels walk lists of tiles (triton_lora_plan.py) whose lengths are in device memory, so that a launch can be recorded
+once and replayed for any set of adapters. docs/kernels-lora.md has the pictures and the numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def add(out: Tensor, x: Tensor, prepared: PreparedLora, layer: int, group: Proje
 
 
 def shrink(x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup) -> None:
-    """The first half of `add`, into the workspace. Needs the base projection's input only, and may run beside it.
+    """Computes the first half of `add`, into `prepared.sums`. It needs only the input of the base projection, and may
+    run concurrently with that projection.
 
     Args:
         x: [num_rows, group.in_features].
@@ -61,10 +62,10 @@ def shrink(x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup
 
 
 def expand(out: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup) -> None:
-    """The second half of `add`, from the workspace.
+    """Computes the second half of `add`, from `prepared.sums`.
 
     Args:
-        out: [num_rows, sum(group.out_features)], changed in place.
+        out: [num_rows, sum(group.out_features)], modified in place.
     """
     tuning, splits = prepared.tuning, prepared.tuning.num_splits(group.in_features)
     for tiles, long in ((prepared.lists.rows, False), (prepared.lists.long_rows, True)):
@@ -87,12 +88,12 @@ def expand(out: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGro
 
 
 def _stored(prepared: PreparedLora) -> Tensor:
-    """The arena in the type of its A and B tiles."""
+    """Returns the arena viewed in the dtype in which kernels read A and B tiles: int8 for FP8."""
     return prepared.arena.view(torch.int8) if prepared.table.fp8 else prepared.arena
 
 
 def _tables(prepared: PreparedLora, tiles: TileList) -> tuple[Tensor, ...]:
-    """Pointers that both kernels take, in their order."""
+    """Returns the tensors that both kernels take, in the order of their arguments."""
     table = prepared.table
     return (prepared.sums, table.offsets, table.ranks, tiles.tiles, tiles.count, prepared.rows)
 
@@ -133,8 +134,8 @@ def shrink_kernel(
     NARROW_ROWS: tl.constexpr,
     NARROW_K: tl.constexpr,
 ):
-    """sums[part, target, rows, ranks] = x[rows, part of K] A^T for one (target, shrink tile, part), or, if SERIAL, the
-    sum of all parts at part 0."""
+    """Computes sums[part, target, rows, ranks] = x[rows, part of K] A^T for one (target, shrink tile, part). With
+    SERIAL, one program computes all parts and stores their sum at part 0."""
     index = tl.program_id(0)
     target = 0
     for i in tl.static_range(len(GROUP)):
@@ -184,7 +185,8 @@ def _shrink_tile(
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One tile of `shrink_kernel`. `weights` and `sums` [RANKS] point to rows of A and to the sums of the first row."""
+    """Computes one tile of `shrink_kernel`. `weights` [RANKS] points to rows of A, and `sums` [RANKS] to the first
+    row's sums."""
     PART: tl.constexpr = ((IN_FEATURES + SPLITS * PART_UNIT - 1) // (SPLITS * PART_UNIT)) * PART_UNIT
     m = tl.arange(0, ROWS)
     x_row = x_ptr + tl.load(rows_ptr + m, mask=m < count, other=0).to(tl.int64) * x_stride
@@ -206,9 +208,10 @@ def _shrink_tile(
 
 @triton.jit
 def _from_e4m3(bits, dtype: tl.constexpr):
-    """256ths of e4m3 numbers, exactly, so that what they are multiplied with stays in fp16's range: their bits where
-    fp32 has its own, whose exponents begin 120 lower. Expand's factors make up for it, of A and of B."""
-    moved = (bits.to(tl.int32) << 20) & -0x78100000  # int8 copies its sign up: that, and seven bits from the 20th
+    """Converts the bits of e4m3 numbers to 1/256 of the numbers, exactly, so that products stay in fp16's range. The
+    bits are moved to fp32's fields, which lowers the exponent by 120, and multiplied by 2^112. Expand's factors make up
+    for the 1/256 of A and of B."""
+    moved = (bits.to(tl.int32) << 20) & -0x78100000  # keep the extended sign bit and the seven bits from bit 20 on
     return (moved.to(tl.float32, bitcast=True) * 2.0**112).to(dtype)
 
 
@@ -240,7 +243,7 @@ def expand_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """out[rows, columns] += (sum of the parts) B, for one (block of columns of one target, row tile)."""
+    """Computes out[rows, columns] += (sum of the parts) B, for one (block of columns of one target, row tile)."""
     block = tl.program_id(0)
     index = 0
     target = GROUP[0]
@@ -259,7 +262,7 @@ def expand_kernel(
         blocks_before += (OUT_FEATURES[i] + BLOCK_N - 1) // BLOCK_N
         columns_before += OUT_FEATURES[i]
     n = within * BLOCK_N + tl.arange(0, BLOCK_N)
-    RANKS: tl.constexpr = 2 * RANK_TILE if FP8 else RANK_TILE  # 8 bits are fed to an instruction 32 ranks at a time
+    RANKS: tl.constexpr = 2 * RANK_TILE if FP8 else RANK_TILE  # instructions take 8-bit weights 32 ranks at a time
     r = tl.arange(0, RANKS)
     part_stride = (len(GROUP) * max_rows).to(tl.int64) * sums_stride
     for number in range(tl.program_id(1), tl.load(count_ptr), tl.num_programs(1)):

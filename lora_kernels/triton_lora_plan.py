@@ -1,11 +1,11 @@
-"""What the LoRA kernels of a step share: lists of tiles, made on the host in one array and sent in one copy.
+"""Plans the LoRA kernels of a step: lists of tiles, built on the host in one array and sent to the device in one copy.
 
 A *row tile* is some rows of one segment; a *shrink tile* is a row tile and some ranks of its adapter. Long segments
 have lists of their own, with larger tiles.
 
-Without a workspace, everything is as large as the step needs. With one, everything lies where the workspace has it and
-launches depend on nothing but the number of rows they may serve, so that they may be recorded in a CUDA graph: each
-step fills the lists anew, and programs that find no tile end at once.
+Without a workspace, memory and launches are sized for the step. With a workspace, memory has fixed addresses, and
+launches depend only on the number of rows that they may serve, so that they can be recorded in a CUDA graph: each step
+fills the lists anew, and programs that find no tile end at once.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from lora_kernels.triton_lora_tuning import SHIPPED, LoraTuning
 Int32Array = npt.NDArray[np.int32]
 
 MAX_PARTS = 24
-"""Sums a row and rank may have: three projections that share an input, in eight parts each."""
+"""Maximum number of sums per row and rank: three projections that share an input, in eight parts each."""
 NO_TILES: Int32Array = np.empty((0, 4), dtype=np.int32)
 COUNT = 4
-"""Numbers of the header for each list: how many tiles it has, and what keeps the next count aligned to 16 bytes."""
+"""Header numbers per list: its number of tiles, and padding that aligns the next count to 16 bytes."""
 HEADER = 4 * COUNT
-"""Numbers before the rows and the lists: counts in the order of `TileLists`."""
+"""Size of the header, in numbers, before the rows and the lists: the counts in the order of `TileLists`."""
 MAX_PROGRAMS = 65535
-"""Of a launch's second axis; tiles beyond them are walked."""
+"""Maximum size of a launch's second axis. Programs walk over the tiles beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileList:
-    """Where kernels find tiles.
+    """A list of tiles that kernels walk.
 
     Attributes:
         tiles: int32 [capacity, 4] on the device. (slot, first index into the rows, number of rows, first rank).
-        count: int32 [1] on the device: how many of them there are.
-        programs: of a launch, along the list; 0: none is launched.
+        count: int32 [1] on the device. Number of tiles in the list.
+        programs: number of programs that a launch has along the list; 0 means that nothing is launched.
     """
 
     tiles: Tensor
@@ -53,7 +53,7 @@ class TileList:
 
 @dataclass(frozen=True, slots=True)
 class TileLists:
-    """Row and shrink tiles of short segments, and of long ones."""
+    """The row and shrink tiles of short segments, and those of long segments."""
 
     rows: TileList
     shrink: TileList
@@ -63,12 +63,12 @@ class TileLists:
 
 @dataclass(frozen=True, slots=True)
 class PreparedLora:
-    """What every layer of a step shares.
+    """The data that all layers of a step share.
 
     Attributes:
         arena: flat, in the model's dtype.
         rows: int32 [max_rows] on the device. Batch rows sorted by adapter.
-        sums: fp32 [parts, max_rows, max_rank] on the device: what shrink leaves for expand.
+        sums: fp32 [parts, max_rows, max_rank] on the device. Results of shrink, which expand reads.
     """
 
     arena: Tensor
@@ -80,15 +80,16 @@ class PreparedLora:
 
 
 class LoraWorkspace:
-    """Device memory at addresses that stay, for launches that are recorded once and replayed.
+    """Device memory at fixed addresses, for launches that are recorded once and replayed.
 
     Args:
-        max_rows: rows of the largest step it serves.
+        max_rows: number of rows of the largest step that the workspace serves.
         max_rank: largest rank of an adapter of such a step.
-        parts: largest `LoraTuning.num_splits` times targets of any projection group.
-        meta: int32 [workspace_numbers(max_rows, max_rank)] on the device, aligned to 16 bytes; None: its own.
+        parts: largest product of `LoraTuning.num_splits` and number of targets of any projection group.
+        meta: int32 [workspace_numbers(max_rows, max_rank)] on the device, aligned to 16 bytes. None means that the
+            workspace allocates it.
         sums: fp32 [parts, at least max_rows, max_rank] on the device, which steps of other workspaces may use between
-            this one's; None: its own.
+            steps of this one. None means that the workspace allocates it.
     """
 
     def __init__(
@@ -109,10 +110,10 @@ class LoraWorkspace:
         """Writes a step's lists into host memory laid out like `meta`.
 
         Returns:
-            How many numbers, from the first, were written and are to be copied to `meta`.
+            The number of leading numbers of `host` that must be copied to `meta`.
 
         Raises:
-            ValueError: more rows or a higher rank than the workspace was made for.
+            ValueError: The step has more rows or a higher rank than the workspace was made for.
         """
         ranks = table.max_ranks[plan.slots]
         if len(plan.rows) > self.max_rows or ranks.max(initial=0) > self.max_rank:
@@ -122,17 +123,18 @@ class LoraWorkspace:
 
 
 def make_sums(max_rows: int, device: torch.device, max_rank: int = MAX_RANK, parts: int = MAX_PARTS) -> Tensor:
-    """See `LoraWorkspace`."""
+    """Allocates the `sums` of a `LoraWorkspace`."""
     return torch.empty((parts, max_rows, _round_up(max_rank, RANK_TILE)), dtype=torch.float32, device=device)
 
 
 def workspace_numbers(max_rows: int, max_rank: int = MAX_RANK) -> int:
-    """Of `LoraWorkspace.meta`; a multiple of four."""
+    """Returns the size of `LoraWorkspace.meta` in numbers, a multiple of four."""
     return _workspace_sections(max_rows, _round_up(max_rank, RANK_TILE))[-1]
 
 
 def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> PreparedLora | None:
-    """For one step, launched as it is: see `Backend.prepare_lora`. One upload."""
+    """Prepares one step whose launches are not recorded, with one upload. See `Backend.prepare_lora`. Returns None also
+    if all adapters have rank 0."""
     ranks = table.max_ranks[plan.slots]
     if not ranks.any():
         return None
@@ -151,7 +153,7 @@ def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuni
 def record(
     arena: Tensor, table: LoraTable, workspace: LoraWorkspace, num_rows: int, tuning: LoraTuning = SHIPPED
 ) -> PreparedLora:
-    """For launches that serve any step of up to `num_rows` rows whose lists `upload` has put into the workspace."""
+    """Prepares launches that serve any step of up to `num_rows` rows whose lists `upload` put into the workspace."""
     shrink = min(num_rows * workspace.max_rank // RANK_TILE, max(num_rows, tuning.shrink_programs))
     programs = (min(num_rows, tuning.expand_programs), shrink, 0, 0)
     rows = workspace.meta[HEADER : HEADER + workspace.max_rows]
@@ -160,10 +162,11 @@ def record(
 
 
 def upload(workspace: LoraWorkspace, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> None:
-    """Puts a step's lists, which may be empty, where recorded launches look for them. One copy, without waiting.
+    """Copies a step's lists, which may be empty, into the workspace that recorded launches read. Makes one copy and
+    does not wait for it.
 
     Raises:
-        ValueError: see `LoraWorkspace.fill`.
+        ValueError: See `LoraWorkspace.fill`.
     """
     host = np.empty(workspace.sections[-1], dtype=np.int32)
     used = workspace.fill(host, table, plan, tuning)
@@ -171,14 +174,16 @@ def upload(workspace: LoraWorkspace, table: LoraTable, plan: SegmentPlan, tuning
 
 
 def _pinned(host: Tensor, device_tensor: Tensor) -> Tensor:
-    """Memory that is not used again before the copy from it is done: torch's pool of pinned memory sees to that."""
+    """Copies `host` to pinned memory if `device_tensor` is on a GPU. Torch's pool of pinned memory does not reuse the
+    memory before copies from it are done."""
     return host.pin_memory() if device_tensor.is_cuda else host
 
 
 def _cut(
     plan: SegmentPlan, ranks: Int32Array, tuning: LoraTuning, long_from: int
 ) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
-    """int32 [num_tiles, 4] of each list, in the order of `TileLists`. Segments without a rank have no tiles."""
+    """Returns the tiles of each list, int32 [num_tiles, 4], in the order of `TileLists`. Segments whose adapter has
+    rank 0 have no tiles."""
     long = plan.lengths >= long_from
     if not long.any():
         return *_cut_tiles(plan, ranks, tuning.tile_rows, RANK_TILE), NO_TILES, NO_TILES
@@ -187,7 +192,8 @@ def _cut(
 
 
 def _cut_tiles(plan: SegmentPlan, ranks: Int32Array, tile_rows: int, tile_ranks: int) -> tuple[Int32Array, Int32Array]:
-    """Row tiles of the segments with a rank, and the same for all their ranks; widest adapters first."""
+    """Returns the row tiles of segments with a rank, and the shrink tiles that cover all ranks of each row tile.
+    Adapters with the highest ranks come first."""
     order = np.argsort(-ranks, kind="stable")[: int(np.count_nonzero(ranks))]
     counts = -(-np.diff(plan.starts)[order] // tile_rows)
     segment = np.repeat(order, counts)
@@ -203,23 +209,25 @@ def _cut_tiles(plan: SegmentPlan, ranks: Int32Array, tile_rows: int, tile_ranks:
 
 
 def _within(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """0, 1, ... of each run of so many."""
+    """Returns 0, 1, ... count - 1 for each count, concatenated."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _workspace_sections(max_rows: int, max_rank: int) -> tuple[int, ...]:
-    """A tile for every row and all its ranks; segments are never long."""
+    """Returns the sections of a workspace, with room for a row tile per row and for shrink tiles of all its ranks. A
+    workspace has no long segments."""
     return _sections(max_rows, (max_rows, max_rows * max_rank // RANK_TILE, 0, 0))
 
 
 def _sections(max_rows: int, capacities: tuple[int, ...]) -> tuple[int, ...]:
-    """Where the rows and then each list begin behind the header, and where the last one ends; multiples of 16 bytes."""
+    """Returns the indices at which the rows and then each list begin after the header, and at which the last list ends.
+    They are multiples of 16 bytes."""
     first_list = HEADER + _round_up(max_rows, 4)
     return (HEADER, *(first_list + 4 * tiles for tiles in itertools.accumulate(capacities, initial=0)))
 
 
 def _write(host: Int32Array, sections: tuple[int, ...], rows: Int32Array, lists: tuple[Int32Array, ...]) -> int:
-    """Header, rows and lists into their sections. Returns the end of the last number that means anything."""
+    """Writes header, rows and lists into their sections. Returns the index after the last number that is used."""
     host[:HEADER:COUNT] = [len(tiles) for tiles in lists]
     end = HEADER
     for start, part in zip(sections, (rows, *lists), strict=False):

@@ -1,4 +1,4 @@
-"""Block sizes of the LoRA kernels: what an autotuner may vary, and a file for a device may set."""
+"""Block sizes of the LoRA kernels, which an autotuner may vary and a device's tuning file may set."""
 
 from __future__ import annotations
 
@@ -8,35 +8,40 @@ from lora_kernels.layout import RANK_TILE
 from lora_kernels.tuning import require_power_of_two
 
 PART_UNIT = 256
-"""Parts of the inner dimension are multiples of this, whatever the blocks: every block of it divides it."""
+"""Parts of the inner dimension are multiples of this, independent of block sizes: every block of the inner dimension
+divides it."""
 INSTRUCTION_ROWS = 8
-"""Rows of the batch that one tensor-core instruction multiplies with 16 rows of weights: its n, in m16n8k16."""
+"""Rows of the batch that one tensor-core instruction multiplies with 16 rows of weights: the n of m16n8k16."""
 LEAST_K = 32
-"""Inner dimension that is fed to an instruction at once where weights have 8 bits."""
+"""Inner dimension of one instruction with 8-bit weights."""
 WARP_GROUP, WARP_GROUP_HEIGHT = 4, 64
-"""From this many warps and rows of weights on, Hopper multiplies by another instruction (wgmma), to other bits."""
+"""Hopper uses another instruction (wgmma), which gives other bits, from this many warps and rows of weights on."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraTuning:
-    """Shipped block sizes. None of them changes a bit of a result, but for `k_per_split` and `max_splits`.
+    """Block sizes and launch options, with the shipped ones as defaults. Only `k_per_split` and `max_splits` change the
+    bits of results.
 
     Attributes:
-        k_per_split: inner dimension that one shrink program sums up at least, until there are `max_splits` parts.
-        max_splits: parts of the inner dimension at most.
-        narrow_rows, narrow_k: rows of a tile with few of them, and the step over the inner dimension there.
-        tile_rows, tile_k: the same of other tiles of short segments.
-        shrink_warps, shrink_stages: of programs that shrink either.
-        fp8_shrink_warps: where A is FP8: each warp of a narrow tile converts all of it.
-        expand_block, expand_warps, expand_stages: output columns of a program that expands either, and its launch.
-        long_from: rows from which on a segment is long: cut into higher tiles, its inner dimension left in one piece.
+        k_per_split: the inner dimension is cut into parts of about this size, as long as `max_splits` parts suffice.
+        max_splits: maximum number of parts of the inner dimension.
+        narrow_rows, narrow_k: maximum rows of a narrow tile, and the step over the inner dimension in narrow tiles.
+        tile_rows, tile_k: the same for the other tiles of short segments.
+        shrink_warps, shrink_stages: launch options of shrink programs for short segments.
+        fp8_shrink_warps: replaces `shrink_warps` where A is FP8, because each warp of a narrow tile converts all of A.
+        expand_block, expand_warps, expand_stages: output columns of an expand program for short segments, and its
+            launch options; `expand_stages` also holds for long segments.
+        long_from: number of rows from which on a segment is long: it is cut into taller tiles, and each of its shrink
+            programs computes all parts of the inner dimension.
         long_rows, long_ranks, long_k: rows, ranks and inner step of a tile of a long segment.
-        long_shrink_warps, long_shrink_stages, long_expand_block, long_expand_warps: likewise.
-        long_expand_rows: rows that are expanded at a time.
-        shrink_programs, expand_programs: tiles side by side in a recorded launch; what is beyond them is walked.
+        long_shrink_warps, long_shrink_stages, long_expand_block, long_expand_warps: the same options for long segments.
+        long_expand_rows: rows that an expand program for long segments processes at a time.
+        shrink_programs, expand_programs: number of tiles processed side by side in a recorded launch; programs walk
+            over the tiles beyond it.
 
     Raises:
-        ValueError: a size is no power of two, or does not fit the others; the message names it.
+        ValueError: A size is not a power of two, or does not fit the others; the message names it.
     """
 
     k_per_split: int = 1024
@@ -80,11 +85,12 @@ class LoraTuning:
         self._refuse_warp_groups()
 
     def num_splits(self, in_features: int) -> int:
-        """Parts of the inner dimension. Depends on nothing else, so that a row's sums are always added the same way."""
+        """Returns the number of parts of the inner dimension. It depends only on `in_features`, so that a row's sums
+        are always added in the same way."""
         return min(self.max_splits, -(-in_features // self.k_per_split))
 
     def shrink_options(self, long: bool, fp8: bool) -> dict[str, int]:
-        """Constants and launch options of `shrink_kernel`, for segments that are long or not."""
+        """Returns the constants and launch options of `shrink_kernel` for long or short segments."""
         if long:
             blocks = {"RANKS": self.long_ranks, "ROWS": self.long_rows, "BLOCK_K": self.long_k}
             launch = {"num_warps": self.long_shrink_warps, "num_stages": self.long_shrink_stages}
@@ -94,7 +100,7 @@ class LoraTuning:
         return {"SERIAL": False, "NARROW_ROWS": self.narrow_rows, "NARROW_K": self.narrow_k, **blocks, **launch}
 
     def expand_options(self, long: bool, splits: int) -> dict[str, int]:
-        """The same of `expand_kernel`, after a shrink in so many parts."""
+        """Returns the constants and launch options of `expand_kernel`, after a shrink in `splits` parts."""
         if long:
             blocks = {"SPLITS": 1, "ROWS": self.long_expand_rows, "BLOCK_N": self.long_expand_block}
             return {**blocks, "num_warps": self.long_expand_warps, "num_stages": self.expand_stages}
@@ -102,7 +108,8 @@ class LoraTuning:
         return {**blocks, "num_warps": self.expand_warps, "num_stages": self.expand_stages}
 
     def _refuse_warp_groups(self) -> None:
-        """One instruction for all tiles is what makes a row's bits independent of the tile it came to lie in."""
+        """Raises ValueError if a tile would use wgmma. A row's bits are independent of the tile that holds it only if
+        all tiles use the same instruction."""
         heights = {"long_shrink": self.long_ranks, "expand": self.expand_block, "long_expand": self.long_expand_block}
         for name, height in heights.items():
             warps = getattr(self, f"{name}_warps")
@@ -111,5 +118,5 @@ class LoraTuning:
 
 
 _COUNTS = {"shrink_stages", "long_shrink_stages", "expand_stages", "long_from", "shrink_programs", "expand_programs"}
-"""Need not be powers of two."""
+"""Fields that must be positive but need not be powers of two."""
 SHIPPED = LoraTuning()

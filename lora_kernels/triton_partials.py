@@ -1,6 +1,6 @@
-"""Contexts cut into splits: how many, where their partial results lie, and how these are merged.
+"""Stores and merges the partial results of contexts that are cut into splits.
 
-A split leaves, for each query row and head, the largest score, the sum of exponentials and the sum of exponentials
+A split stores, for each query row and head, the largest score, the sum of exponentials, and the sum of exponentials
 times values, all in fp32 (Flash-Decoding, Dao et al. 2023). Merging reads them in the order of the splits.
 """
 
@@ -20,10 +20,10 @@ MERGE_WARPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Room for partial results. A *part* is one split of one query row.
+    """Memory for partial results. A *part* is one split of one query row.
 
     Attributes:
-        totals: fp32 [num_parts, heads, head_dim].
+        totals: fp32 [num_parts, heads, head_dim]. Sums of exponentials times values.
         stats: fp32 [num_parts, heads, 2]. (largest score in base 2, sum of exponentials).
     """
 
@@ -39,11 +39,11 @@ def make_partials(num_parts: int, heads: int, head_dim: int, device: torch.devic
 
 
 def merge(out: Tensor, partials: Partials, rows: Tensor, max_splits: int) -> None:
-    """Fills rows of `out` [num_rows, heads, head_dim].
+    """Merges parts into rows of `out` [num_rows, heads, head_dim].
 
     Args:
-        rows: int32 [num_merged, 3]. (row, its first part, number of its parts); rows of one part are left alone.
-        max_splits: a power of two.
+        rows: int32 [num_merged, 3]. (row, its first part, number of its parts). Rows with one part are left unchanged.
+        max_splits: maximum number of parts of a row, a power of two.
     """
     _, heads, head_dim = out.shape
     merge_kernel[(rows.shape[0], heads)](
@@ -74,7 +74,8 @@ def store_partial(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Stores the softmax of tile rows ([BLOCK_M]; total [BLOCK_M, BLOCK_D]) as parts `part` of heads `head`."""
+    """Stores the softmax state of a tile's rows (`peak` and `norm` [BLOCK_M], `total` [BLOCK_M, BLOCK_D]) as parts
+    `part` of heads `head`, both [BLOCK_M]."""
     d = tl.arange(0, BLOCK_D)
     place = part.to(tl.int64) * HEADS + head
     tl.store(totals_ptr + place[:, None] * HEAD_DIM + d[None, :], total, mask=mask[:, None] & (d < HEAD_DIM)[None, :])
@@ -94,7 +95,7 @@ def merge_kernel(
     MAX_SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One head of one row: a weighted mean of its parts."""
+    """Computes one head of one row as the weighted mean of its parts."""
     count = tl.load(rows_ptr + tl.program_id(0) * 3 + 2)
     if count > 1:
         row = tl.load(rows_ptr + tl.program_id(0) * 3).to(tl.int64)

@@ -1,5 +1,8 @@
-"""`Pointwise` in Triton, and what lies between a fused projection and attention: each call is one launch that reads
-every number once and writes every number once. docs/kernels-step.md counts the bytes."""
+"""`Pointwise` in Triton, and the steps between a fused QKV projection and attention.
+
+Each call is one launch that reads every number once and writes every number once. docs/kernels-step.md counts the
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ NORM_NUMBERS = 512
 """Numbers of a row that one warp normalises."""
 SWIGLU_BLOCK = 1024
 HEAD_TILE = 8
-"""Heads of a row that one program turns."""
+"""Heads of a row that one program processes."""
 
 
 class TritonPointwise:
     """`Pointwise` for CUDA tensors; under Triton's interpreter also for CPU tensors."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """See `Pointwise.add_norm`. Raises ValueError unless the numbers of a row lie side by side."""
+        """See `Pointwise.add_norm`. Raises ValueError unless each row is contiguous."""
         if x.stride(1) != 1 or (delta is not None and delta.stride(1) != 1):
             raise ValueError(f"rows of strides {x.stride()} cannot be added to in place")
         rows, width = x.shape
@@ -43,7 +46,7 @@ class TritonPointwise:
         return out
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """See `Pointwise.rotate`. Raises ValueError unless heads lie side by side in a row, and `cos` and `sin`."""
+        """See `Pointwise.rotate`. Raises ValueError unless each row's heads, `cos` and `sin` are contiguous."""
         _, heads, head_dim = x.shape
         if x.stride()[1:] != (head_dim, 1) or not (cos.is_contiguous() and sin.is_contiguous()):
             raise ValueError(f"heads of strides {x.stride()} cannot be turned in place")
@@ -62,9 +65,10 @@ class TritonPointwise:
 def rotate_and_write(
     qkv: Tensor, kv: Tensor, kv_slots: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None
 ) -> Tensor:
-    """See `Backend.rotate_and_write`. Query heads are turned in place, keys on their way into their page.
+    """See `Backend.rotate_and_write`. Query heads are rotated in place, and keys while they are written to their page.
 
-    Rows with a negative slot, which pad a captured step, are written nowhere; a KV cache in e4m3 gets what it can hold.
+    K and V of rows with a negative slot, which pad a captured step, are not written. For a KV cache in e4m3 they are
+    clamped to its range.
     """
     kv_heads, head_dim = kv.shape[3:]
     heads = qkv.view(len(qkv), -1, head_dim)
@@ -76,7 +80,8 @@ def rotate_and_write(
 def _launch_heads(
     x: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor, norms: HeadNorms | None, kv: Tensor, slots: Tensor
 ) -> None:
-    """Without KV heads, `kv` and `slots` are anything: nothing reads them."""
+    """Launches `heads_kernel`. Without KV heads, `kv` and `slots` may be any tensors, because the kernel does not read
+    them."""
     rows, _, head_dim = x.shape
     heads_kernel[(rows, triton.cdiv(heads, HEAD_TILE) + 2 * triton.cdiv(kv_heads, HEAD_TILE))](
         x,
@@ -103,7 +108,7 @@ def _launch_heads(
 
 
 def norm_tuning(width: int) -> dict[str, int]:
-    """A row in the registers of one program: 16 numbers a thread, up to 16 warps."""
+    """Returns options that keep a row in the registers of one program: 16 numbers per thread, with up to 16 warps."""
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, "num_warps": min(16, max(1, block // NORM_NUMBERS))}
 
@@ -121,7 +126,7 @@ def norm_kernel(
     EPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row: x += delta in place, out = RMSNorm(x) weight."""
+    """Computes one row: x += delta in place, out = RMSNorm(x) * weight."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK)
     mask = n < WIDTH
@@ -139,7 +144,7 @@ def norm_kernel(
 
 @triton.jit
 def swiglu_kernel(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """One row's block of columns: out = silu(gate) up."""
+    """Computes one block of columns of one row: out = silu(gate) * up."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = n < WIDTH
@@ -173,7 +178,8 @@ def heads_kernel(
     TILE: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """A tile of one row's heads, which are all query, all key or all value heads: norm, turn, and store them."""
+    """Processes a tile of one row's heads, which are all query, all key or all value heads. Applies the norm and the
+    rotary embedding to query and key heads, and stores query heads in place and the others in their page."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     QUERY_TILES: tl.constexpr = (HEADS + TILE - 1) // TILE

@@ -1,8 +1,8 @@
-"""Paged attention of chunks of prompts: tall tiles of query rows against a ragged batch of paged contexts.
+"""Paged attention of prompt chunks: tall tiles of query rows attend to a ragged batch of paged contexts.
 
-A tile holds all query heads of one KV head for some rows of one chunk. Blocks that all its rows see are not compared
-with anything; the others, at the diagonal and at a window's start, are masked. A chunk that makes too few tiles for a
-GPU has its context split, as decoding does; how follows from that chunk alone.
+A tile holds all query heads of one KV head for some rows of one chunk. Blocks that all its rows see need no mask; the
+other blocks, at the diagonal and at a window's start, are masked. The context of a chunk that makes too few tiles to
+fill a GPU is split, as in decoding. The split depends only on the chunk itself.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PrefillTuning:
-    """What an autotuner may vary. All but the launch options decide a result's bits: an engine keeps them for life.
+    """Parameters that an autotuner may vary. All but the launch options decide a result's bits, so an engine keeps them
+    for life.
 
     Attributes:
         block_m: (row, head of the group) pairs of a tile, a power of two.
-        block_n: tokens a program reads at once, a power of two.
-        fill: programs that a chunk makes without being split.
-        split_tokens: least tokens of a split.
-        max_splits: a power of two.
+        block_n: tokens that a program reads at once, a power of two.
+        fill: number of programs that fill the GPU; a chunk that makes fewer is split into up to this many.
+        split_tokens: minimum tokens of a split.
+        max_splits: maximum splits of a tile's context, a power of two.
         num_warps, num_stages: launch options.
 
     Raises:
-        ValueError: a value is none of these; the message names it.
+        ValueError: A value violates these constraints; the message names it.
     """
 
     block_m: int = 128
@@ -53,19 +54,19 @@ class PrefillTuning:
             require_power_of_two(name, getattr(self, name))
 
     def height(self, group: int) -> int:
-        """Rows of a tile that holds at least one query row of `group` heads."""
+        """Returns the (row, head) pairs of a tile, enough to hold at least one query row of `group` heads."""
         return max(self.block_m, MIN_DOT, triton.next_power_of_2(group))
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """What a batch's chunks mean for one kind of layer. Made once a step.
+    """The work items of a batch's chunks, for layers with the same window. Made once per step.
 
     Attributes:
         items: int32 [num_items, 6]. (sequence, tile's first query row, first token, token after the last, part of the
             tile's first row, parts of a row); the part is -1 where the tile is not split.
-        rows: int32 [num_merged, 3], what `merge` reads; None where nothing is split.
-        partials: room for the parts, likewise.
+        rows: int32 [num_merged, 3], the `rows` argument of `merge`. None means that no tile is split.
+        partials: memory for the parts. None means that no tile is split.
     """
 
     items: Tensor
@@ -76,7 +77,7 @@ class PrefillPlan:
 def plan_prefill(batch: AttentionBatch, call: AttentionCall, tuning: PrefillTuning) -> PrefillPlan:
     """Cuts the chunks of `batch`, which follow its decodes, into tiles, and long contexts of short chunks into splits.
 
-    Those that read most come first, so that the last to start are short.
+    Items that read most tokens come first, so that the last ones to start are short.
     """
     tiles = _cut_tiles(batch, call, tuning)
     device, index = batch.query_starts.device, np.repeat(np.arange(len(tiles.chunk)), tiles.counts)
@@ -96,14 +97,15 @@ def plan_prefill(batch: AttentionBatch, call: AttentionCall, tuning: PrefillTuni
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """Tiles of all chunks, [num_tiles] each.
+    """The tiles of all chunks. Arrays are [num_tiles].
 
     Attributes:
-        chunk: sequence of the tile; first: its first query row; rows: how many it has.
-        begin, end: tokens it reads.
-        sizes, counts: tokens of its splits, and how many these are.
-        parts: first part of its first row; a row has `counts` of them.
-        num_parts: of all tiles.
+        chunk: sequence of the tile.
+        first, rows: first query row of the tile within its chunk, and number of query rows.
+        begin, end: range of tokens that the tile reads.
+        sizes, counts: tokens per split of the tile, and number of its splits.
+        parts: first part of the tile's first row; a row has `counts` parts.
+        num_parts: number of parts of all tiles.
     """
 
     chunk: Ints
@@ -138,7 +140,7 @@ def _cut_tiles(batch: AttentionBatch, call: AttentionCall, tuning: PrefillTuning
 
 
 def _merged_rows(batch: AttentionBatch, tiles: _Tiles) -> Ints:
-    """int64 [num_merged, 3] of the split tiles' rows: (row, first part, parts)."""
+    """Returns, for each row of the split tiles, (row, first part, number of parts), int64 [num_merged, 3]."""
     split = tiles.counts > 1
     tile = np.repeat(np.arange(len(split)), np.where(split, tiles.rows, 0))
     row = np.concatenate([np.arange(count) for count in tiles.rows[split]])
@@ -179,7 +181,7 @@ def prefill(call: AttentionCall, batch: AttentionBatch, plan: PrefillPlan, tunin
 
 
 def prefill_constants(group: int, split: bool, tuning: PrefillTuning) -> dict[str, int | bool]:
-    """Constants of `prefill_kernel` besides those of the shape."""
+    """Returns the compile-time constants of `prefill_kernel` that `AttentionCall.constants` does not have."""
     return {"SPLIT": split, "BLOCK_M": tuning.height(group), "BLOCK_N": tuning.block_n}
 
 
@@ -214,7 +216,7 @@ def prefill_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One split of one tile, and one KV head. `scale` is for base-2 exponentials."""
+    """Computes one split of one tile for one KV head. `scale` is for base-2 exponentials."""
     kv_head = tl.program_id(0) % KV_HEADS
     item_ptr = items_ptr + tl.program_id(0) // KV_HEADS * 6
     sequence = tl.load(item_ptr)
@@ -241,7 +243,8 @@ def prefill_kernel(
     peak = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     norm = tl.zeros((BLOCK_M,), dtype=tl.float32)
     total = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    # Every row sees the tokens of opened:closed. Before them lies a window's start, behind them the diagonal.
+    # Every row sees the tokens opened:closed. The tokens before them contain the window's start, and those after them
+    # the diagonal.
     opened = begin
     closed = begin + tl.maximum(tl.minimum(start + 1, end) - begin, 0) // BLOCK_N * BLOCK_N
     if HAS_WINDOW:
@@ -278,6 +281,6 @@ def prefill_kernel(
         heads = KV_HEADS * GROUP
         store_partial(totals_ptr, stats_ptr, parts, head, here, peak, norm, total, heads, HEAD_DIM, BLOCK_D)
     else:
-        # Rows that pad the tile may have seen nothing.
+        # Rows that pad the tile may have seen no token, and their norm is then 0.
         result = total / tl.where(norm > 0, norm, 1.0)[:, None]
         tl.store(out_ptr + row * out_stride + column, result.to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,15 +1,16 @@
-"""Searching a row of scores without sorting it: the pieces of the sampling kernels.
+"""Searches a row of scores without sorting it. The sampling kernels are built from these functions.
 
-Tokens are ordered by (score, descending; id, ascending). Every filter keeps a prefix of that order and a draw is a
-place in it, so all of them are one search: how far down until there is more than so much (so many tokens, or so much
-probability). A histogram of the likely scores answers to a sixteenth of a logit; the tokens above that are put side by
-side, and passes over those few, which measure three candidates each, quarter the interval until it is one score.
+Tokens are ordered by (score, descending; id, ascending). Every filter keeps a prefix of that order, and a draw is a
+place in it, so all of them are the same search: how far down the order until a given amount (a number of tokens, or a
+probability) is exceeded. A histogram of the likely scores answers to a sixteenth of a logit. The tokens above that
+score are then gathered side by side, and passes over those few, each of which measures three candidates, divide the
+interval by four until it holds one score.
 
-Probabilities are integers of 2^-43. Sums of integers do not depend on the order in which they are added, atomically or
-not: a row's outcome is the same in every batch, for every tile size and on every device that computes the same
-exponentials. A bin of the histogram counts tokens in its low bits and probability in those above.
+Probabilities are integers in units of 2^-43. Sums of integers do not depend on the order of addition, with or without
+atomics, so a row's outcome is the same in every batch, for every tile size, and on every device that computes the same
+exponentials. A bin of the histogram counts tokens in its low bits and probability in the bits above.
 
-Whatever is passed over is `n` scores and then -inf up to the end of a tile.
+Rows and gathered scores that functions pass over have `n` scores, followed by -inf up to the end of a tile.
 """
 
 from __future__ import annotations
@@ -22,33 +23,33 @@ COUNT_MASK = tl.constexpr((1 << COUNT_BITS.value) - 1)
 ONE = tl.constexpr(1 << 43)
 """A probability of 1."""
 LOWEST = tl.constexpr(-2139095041)
-"""The key of -inf."""
+"""The key (see `order_key`) of -inf."""
 BINS = tl.constexpr(256)
 BINS_A_LOGIT = tl.constexpr(16)
 
 
 @triton.jit
 def order_key(scores):
-    """int32 that order like fp32 `scores`, which hold no NaN. 0.0 and -0.0 are one."""
+    """Returns int32 keys in the order of the fp32 `scores`, which must not hold NaN. 0.0 and -0.0 have the same key."""
     bits = (scores + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def key_score(key):
-    """The inverse of `order_key`, for one key."""
+    """Returns the score of a key: the inverse of `order_key`."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def weigh(scores, peak, scale):
-    """int64: exp(scores - peak) scale, cut off."""
+    """Returns exp(scores - peak) * scale, truncated to int64."""
     return (tl.exp(scores - peak) * scale).to(tl.int64)
 
 
 @triton.jit
 def share(part, mass):
-    """int64: part 2^-62 of mass, cut off. `part` is at most 2^62, `mass` at most 2^61."""
+    """Returns part * 2^-62 * mass, truncated to int64. `part` is at most 2^62, and `mass` at most 2^61."""
     return tl.umulhi(part.to(tl.uint64), mass.to(tl.uint64) << 2).to(tl.int64)
 
 
@@ -61,7 +62,7 @@ def mix(state):
 
 @triton.jit
 def point_in(mass, seed, position):
-    """int64 in [0, mass): the uniform number of (seed, position), as in the engine's draws, times `mass`."""
+    """Returns an int64 in [0, mass): the uniform number of (seed, position), as in the engine's draws, times `mass`."""
     step = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
     state = mix(mix(seed.to(tl.uint64) + step) + (position.to(tl.uint64) + 1) * step)
     return tl.umulhi((state >> 12) << 12, mass.to(tl.uint64)).to(tl.int64)
@@ -69,7 +70,7 @@ def point_in(mass, seed, position):
 
 @triton.jit
 def field(measured, WEIGH: tl.constexpr):
-    """The probability or the number of tokens in what was measured."""
+    """Returns the probability (with WEIGH) or the number of tokens of a histogram entry."""
     if WEIGH:
         return measured >> COUNT_BITS
     return measured & COUNT_MASK
@@ -77,13 +78,14 @@ def field(measured, WEIGH: tl.constexpr):
 
 @triton.jit
 def bin_of(scores, peak):
-    """int32: which bin of the histogram a score falls into; BINS for all that are too low for one."""
+    """Returns the histogram bin of each score, int32; BINS for scores that are too low for any bin."""
     return tl.minimum((peak - scores) * BINS_A_LOGIT, BINS).to(tl.int32)
 
 
 @triton.jit
 def fill_histogram(bins_ptr, row_ptr, n, peak, scale, TILE: tl.constexpr):
-    """int64 [BINS]: what the tokens of each bin, and of those before it, measure."""
+    """Fills the histogram at `bins_ptr`. Returns its cumulative sums, int64 [BINS]: the entry of each bin and the bins
+    before it, see `field`."""
     bins = tl.arange(0, BINS)
     tl.store(bins_ptr + bins, tl.zeros((BINS,), dtype=tl.int64))
     tl.debug_barrier()
@@ -99,9 +101,9 @@ def fill_histogram(bins_ptr, row_ptr, n, peak, scale, TILE: tl.constexpr):
 
 @triton.jit
 def gather(to_ptr, row_ptr, n, last_bin, least, peak, scale, TILE: tl.constexpr):
-    """Puts scores of the bins up to `last_bin` side by side, where they weigh at least `least`.
+    """Gathers at `to_ptr` the scores of the bins up to `last_bin` that weigh at least `least`.
 
-    Returns how many there are, and their probability. The last tile is filled up with -inf.
+    Returns their number and their total probability. The last tile is padded with -inf.
     """
     gathered = n * 0
     mass = tl.zeros((TILE,), dtype=tl.int64)
@@ -123,9 +125,11 @@ def gather(to_ptr, row_ptr, n, last_bin, least, peak, scale, TILE: tl.constexpr)
 
 @triton.jit
 def search(ptr, n, low, high, target, peak, scale, WEIGH: tl.constexpr, TILE: tl.constexpr):
-    """The highest key from which on `ptr[:n]` holds more than `target`.
+    """Returns the highest key such that scores of `ptr[:n]` with at least that key amount to more than `target`.
 
-    Keys are int64 here. More than `target` lies from `low` on, and not more from `high` on.
+    The amount is the probability with WEIGH, otherwise the number of scores. Keys are int64 in this function. The
+    caller guarantees that scores with keys of at least `low` amount to more than `target`, and those of at least `high`
+    do not.
     """
     while high - low > 1:
         step = (high - low + 3) // 4
@@ -156,7 +160,7 @@ def search(ptr, n, low, high, target, peak, scale, WEIGH: tl.constexpr, TILE: tl
 
 @triton.jit
 def tally(ptr, n, low, peak, scale, TILE: tl.constexpr):
-    """How many of `ptr[:n]` have keys of at least `low`, and their probability: int64 both."""
+    """Returns the number of scores of `ptr[:n]` with keys of at least `low`, and their probability, both int64."""
     count = tl.zeros((TILE,), dtype=tl.int64)
     mass = tl.zeros((TILE,), dtype=tl.int64)
     for start in range(0, n, TILE):
@@ -170,7 +174,8 @@ def tally(ptr, n, low, peak, scale, TILE: tl.constexpr):
 
 @triton.jit
 def find(ptr, n, key, index, TILE: tl.constexpr):
-    """int64: the place of the `index`-th (from 0) of `ptr[:n]` with this key, or of the last of them."""
+    """Returns the place (int64) of the `index`-th (from 0) score of `ptr[:n]` with this key, or of the last such score
+    if there are fewer."""
     place = (n * 0).to(tl.int64)
     seen = place
     for start in range(0, n, TILE):

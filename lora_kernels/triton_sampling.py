@@ -1,11 +1,11 @@
-"""From logits to tokens on a GPU: two launches a step, whatever its requests ask for, and no number comes to the host.
+"""Samples tokens from logits on a GPU, with two launches per step for any requests and no transfer to the host.
 
-The first cuts every row into chunks, shapes their scores (bans, bias, penalties, temperature) and leaves of each chunk
-its highest score and the sum of its exponentials. The second has one program a row. Greedy rows take the best of their
-chunks. Rows without filters find the chunk in which their draw lies, and read that chunk again. Rows with filters need
-an order, which is searched and not sorted (triton_ranking.py). What a request asks for is read from its words
-(sampling_words.py); the program that chose its token counts it, so that the next step needs nothing from the host
-either.
+The first launch cuts every row into chunks, shapes their scores (bans, bias, penalties, temperature), and stores the
+highest score and the sum of exponentials of each chunk. The second has one program per row. Greedy rows take the best
+token of their chunks. Rows without filters find the chunk in which their draw lies, and read that chunk again. Rows
+with filters need the tokens in order, which is searched and not sorted (triton_ranking.py). Kernels read a request's
+sampling parameters from its words (sampling_words.py). The program that chose a token also counts it there, so that the
+next step needs nothing from the host either.
 """
 
 from __future__ import annotations
@@ -52,19 +52,20 @@ from lora_kernels.triton_scores import (
 )
 
 MAX_VOCAB = 1 << COUNT_BITS.value
-"""A row and its padding are counted in so many bits."""
+"""Maximum length of a row with its padding: the tokens of a histogram are counted in `COUNT_BITS` bits."""
 OFF_TOP_P = tl.constexpr(1 << 62)
 CHUNK_ONE = tl.constexpr(float(1 << 40))
-"""Exponentials of a chunk are integers of 2^-40 of its highest: 2^12 of them are added without an overflow."""
+"""Exponentials of a chunk are integers in units of 2^-40 of the chunk's highest, so that 2^12 of them can be added
+without overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTiles:
-    """Sizes, in tokens unless said otherwise. Results do not depend on them.
+    """Tile sizes of the sampling kernels, in tokens. Results do not depend on them.
 
     Attributes:
-        chunk: what one program shapes.
-        tile: what a pass over a row holds in registers; divides `chunk`.
+        chunk: tokens that one program shapes.
+        tile: tokens that a pass over a row holds in registers; divides `chunk`.
     """
 
     chunk: int = 4096
@@ -73,14 +74,15 @@ class SamplingTiles:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Room between the launches.
+    """Memory through which the first launch passes results to the second.
 
     Attributes:
         peaks: fp32 [num_rows, num_chunks]. Highest score of each chunk.
-        best: int32, the same shape. Its first token.
-        masses: int64, the same shape. Sum of exponentials, see `CHUNK_ONE`.
-        scores: fp32 [num_rows, 2, num_chunks * chunk]. A row with filters, and those of its scores that may be kept.
-        bins: int64 [num_rows, BINS]. Its histogram. Both are empty where no row has filters.
+        best: int32 [num_rows, num_chunks]. First token of each chunk that has the highest score.
+        masses: int64 [num_rows, num_chunks]. Sum of exponentials of each chunk, see `CHUNK_ONE`.
+        scores: fp32 [num_rows, 2, num_chunks * chunk]. Scores of each row with filters, and those that the filters may
+            keep. Has 0 rows where no row has filters.
+        bins: int64 [num_rows, BINS]. Histogram of each row with filters. Has 0 rows where no row has filters.
     """
 
     peaks: Tensor
@@ -96,14 +98,15 @@ def sample(
     """Chooses the next token of every row and counts it in the row's words.
 
     Args:
-        logits: [num_rows, vocab_size], of any floating dtype; not changed. A row of NaN gives some token.
-        slots: int32 [num_rows]. Row of `words` of each row; negative: the row is padding and its token is 0.
+        logits: [num_rows, vocab_size], of any floating dtype; not modified. A row of NaN yields an arbitrary token.
+        slots: int32 [num_rows]. Index into `words` for each row. A row with a negative slot is padding, and its token
+            is 0.
         words: int64 [num_slots, 16]. See `SlotWords`.
-        last: int64 [num_slots]. Takes each slot's token.
+        last: int64 [num_slots]. Receives each slot's token.
         any_filters: whether any row may be FILTERED.
 
     Returns:
-        int64 [num_rows].
+        The chosen tokens, int64 [num_rows].
     """
     rows, vocab = logits.shape
     chunks = triton.cdiv(vocab, tiles.chunk)
@@ -122,7 +125,7 @@ def sample(
 
 
 def work_bytes(rows: int, vocab: int, tiles: SamplingTiles | None = None) -> int:
-    """Device memory that `sample` takes while it runs, where any row may have filters."""
+    """Returns the device memory in bytes that `sample` allocates while it runs, if any row may have filters."""
     tiles = tiles or SamplingTiles()
     work = _make_work(rows, triton.cdiv(vocab, tiles.chunk), True, tiles, torch.device("meta"))
     return sum(part.nbytes for part in (work.peaks, work.best, work.masses, work.scores, work.bins))
@@ -153,7 +156,7 @@ def score_kernel(
     logits_stride,
     CHUNK: tl.constexpr,
 ):
-    """Shapes one (row, chunk), and leaves what `choose_kernel` needs of it."""
+    """Shapes the scores of one (row, chunk), and stores the results that `choose_kernel` needs."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     slot = tl.load(row_slots_ptr + row).to(tl.int64)
@@ -193,7 +196,7 @@ def choose_kernel(
     HAS_FILTERS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The token of one row, and its counts."""
+    """Chooses the token of one row, and updates the counts in the row's words."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(row_slots_ptr + row).to(tl.int64)
     token = tl.full((), 0, tl.int64)
@@ -231,9 +234,11 @@ def choose_kernel(
 
 @triton.jit
 def draw(logits_ptr, word_ptr, masses, fades, peaks, vocab, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
-    """int64: the first token, by id, up to which there is more than the row's uniform number of the probability.
+    """Samples one token by inverse CDF. Returns (int64) the smallest token id whose cumulative probability, in id
+    order, exceeds the row's uniform random number.
 
-    masses, fades, peaks: [CHUNKS]. Probability of each chunk, what made it of the chunk's own sum, its highest score.
+    `masses`, `fades` and `peaks` are [CHUNKS]: each chunk's probability, the factor that converted the chunk's own sum
+    of exponentials to it, and the chunk's highest score.
     """
     through = tl.cumsum(masses, 0)
     point = point_in(tl.max(through, 0), tl.load(word_ptr + SEED), tl.load(word_ptr + POSITION))
@@ -251,9 +256,10 @@ def draw(logits_ptr, word_ptr, masses, fades, peaks, vocab, CHUNKS: tl.constexpr
 
 @triton.jit
 def draw_filtered(row_ptr, bins_ptr, word_ptr, peak, scale, padded, TILE: tl.constexpr):
-    """int64: the token, in order of scores, up to which there is more than the row's uniform number of what is kept.
+    """Samples one token by inverse CDF among the tokens that the filters keep. Returns (int64) the first token, in
+    order of scores, at which the cumulative share of the kept probability exceeds the row's uniform random number.
 
-    `row_ptr`: `padded` scores, and room for as many.
+    `row_ptr` points to `padded` scores, followed by room for as many.
     """
     top_k = tl.load(word_ptr + TOP_K)
     top_p = tl.load(word_ptr + TOP_P)
@@ -261,7 +267,7 @@ def draw_filtered(row_ptr, bins_ptr, word_ptr, peak, scale, padded, TILE: tl.con
     limited = (top_k > 0) | (min_p > 0)
     one = tl.full((), ONE, tl.int64)
 
-    # The bins that hold what the filters keep, and the tokens in them.
+    # Find the bins that hold the tokens kept by the filters, and gather the tokens in those bins.
     through = fill_histogram(bins_ptr, row_ptr, padded, peak, scale, TILE)
     last_bin = tl.full((), BINS, tl.int32)
     if top_k > 0:

@@ -1,4 +1,4 @@
-"""A chunk of one row's logits, as the row's request wants them: bans, bias, penalties, temperature."""
+"""Turns a chunk of one row's logits into scores as the row's request asks: bans, bias, penalties, temperature."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IS_GREEDY = tl.constexpr(GREEDY)
 IS_DRAWN = tl.constexpr(DRAWN)
 IS_FILTERED = tl.constexpr(FILTERED)
 HUGE = tl.constexpr(1e30)
-"""An infinite logit counts as this, which the lowest temperature leaves finite."""
+"""Upper bound of logits, which replaces infinity and stays finite when divided by the lowest temperature."""
 
 
 @triton.jit
@@ -39,7 +39,8 @@ def load_fp32(word_ptr):
 
 @triton.jit
 def shape_chunk(logits_ptr, word_ptr, first, vocab, CHUNK: tl.constexpr):
-    """fp32 [CHUNK]: scores of the tokens from `first` on, as the row's words want them; -inf beyond the vocabulary."""
+    """Returns the scores of the tokens from `first` on, fp32 [CHUNK], shaped as the row's words ask. They are -inf
+    beyond the vocabulary."""
     token = first + tl.arange(0, CHUNK)
     mask = token < vocab
     scores = tl.load(logits_ptr + token, mask=mask, other=float("-inf")).to(tl.float32)

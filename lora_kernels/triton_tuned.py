@@ -1,4 +1,4 @@
-"""The Triton backend as it is launched on one device: every kernel with the configuration that is known to be best."""
+"""Builds the Triton backend for one device, where every kernel has the best known configuration."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ DEFAULTS: Mapping[str, Config] = {
     DECODE: asdict(DecodeTuning()),
     PREFILL: asdict(PrefillTuning()),
 }
-"""Every kernel that can be configured. Attention's own defaults follow from the device; these name what there is."""
+"""Every kernel that can be configured, with its parameters and their defaults. For attention, only the names count: its
+defaults follow from the device."""
 
 
 def device_key(device: torch.device) -> DeviceKey:
-    """Of a CUDA device."""
+    """Returns the key under which a CUDA device's measurements are stored."""
     major, minor = torch.cuda.get_device_capability(device)
     return DeviceKey(torch.cuda.get_device_name(device), 10 * major + minor, triton.__version__)
 
@@ -44,19 +45,20 @@ def attention_shape(head_dim: int, dtype: torch.dtype) -> str:
 
 
 def load_backend(device: torch.device, dtype: torch.dtype, head_dim: int, data_dir: Path | None) -> TritonBackend:
-    """The backend of a CUDA device, for a model of this shape.
+    """Returns the backend of a CUDA device for a model of this dtype and head dimension.
 
     Args:
-        data_dir: where `python -m benchmarks.gpu.tune` has put what it found on this machine; None: nowhere.
+        data_dir: directory in which `python -m benchmarks.gpu.tune` stored this machine's measurements. None means that
+            there is none.
 
     Raises:
-        TuningError: what was found there, or shipped, cannot be used.
+        TuningError: A file of measurements there, or a shipped one, cannot be used.
     """
     return tuned_backend(load_tunings(device_key(device), DEFAULTS, data_dir), device, dtype, head_dim)
 
 
 def tuned_backend(tunings: Tunings, device: torch.device, dtype: torch.dtype, head_dim: int) -> TritonBackend:
-    """The backend with what was chosen for its device, and the default wherever nothing was."""
+    """Returns the backend with the configurations chosen in `tunings`, and with defaults where there are none."""
     processor, shape = find_processor(device), attention_shape(head_dim, dtype)
     decode = tunings.apply(DECODE, shape, decode_tuning(head_dim, dtype, processor))
     prefill = tunings.apply(PREFILL, shape, prefill_tuning(head_dim, dtype, processor))
@@ -64,6 +66,6 @@ def tuned_backend(tunings: Tunings, device: torch.device, dtype: torch.dtype, he
 
 
 def lora_tuning(tunings: Tunings, dtype: torch.dtype) -> LoraTuning:
-    """Short segments' part and long ones' were found one without the other."""
+    """Returns the LoRA tuning, merged from the separately tuned configurations of short and long segments."""
     parts = [tunings.find(kernel, lora_shape(dtype), DEFAULTS[kernel]) for kernel in (LORA_SHORT, LORA_LONG)]
     return replace(LoraTuning(), **parts[0], **parts[1])

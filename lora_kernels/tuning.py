@@ -1,8 +1,9 @@
-"""Which configuration a kernel is launched with: block sizes, warps and stages, as a dict of integers for each kernel.
+"""Chooses each kernel's launch configuration: block sizes, warps and stages, as a dict of integers.
 
-Three places say it, and the first that does is followed: what was measured on this machine (a data directory), what was
-measured on such a device and is shipped (`tuned/`), and the default, which is in the kernel's own code. A file is one
-device's, under one version of Triton: another compiles other machine code, for which nothing was measured.
+There are three sources, of which the first that has an entry is used: measurements made on this machine (in a data
+directory), shipped measurements of the same kind of device (`tuned/`), and the default in the kernel's own code. A file
+holds for one device and one version of Triton, because another version compiles other machine code, which was not
+measured.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Config = Mapping[str, int]
-"""What one launch is configured with, by name."""
+"""The parameters of one launch, by name."""
 
 SHIPPED = Path(__file__).parent / "tuned"
 
@@ -28,23 +29,23 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 class TuningError(ValueError):
-    """A file of configurations that cannot be used; the message names it, and what is wrong."""
+    """Raised for a file of configurations that cannot be used. The message names the file and what is wrong."""
 
 
 def require_power_of_two(name: str, size: int) -> None:
-    """Raises ValueError: the message names it."""
+    """Raises ValueError, with a message that names the parameter, unless `size` is a power of two."""
     if size < 1 or size & (size - 1):
         raise ValueError(f"{name} must be a power of two, not {size}")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceKey:
-    """What a measurement holds for.
+    """Identifies the device and Triton version for which measurements are valid.
 
     Attributes:
-        name: of the device, as its driver gives it.
+        name: device name as the driver reports it.
         capability: compute capability, 90 for 9.0.
-        triton: version.
+        triton: Triton version.
     """
 
     name: str
@@ -59,7 +60,8 @@ class DeviceKey:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A configuration that won. `us` and `default_us` are microseconds of one call with it, and with the default."""
+    """A configuration chosen by measurement. `us` and `default_us` are the microseconds of one call with this
+    configuration and with the default."""
 
     config: Config
     us: float
@@ -67,36 +69,38 @@ class Choice:
 
 
 Choices = Mapping[str, Mapping[str, Choice]]
-"""Kernel -> key of a shape -> what won there."""
+"""Kernel -> key of a shape -> the configuration chosen for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tunings:
-    """What was chosen for one device; empty where nothing was measured."""
+    """The configurations chosen for one device. `choices` is empty where nothing was measured."""
 
     choices: Choices = field(default_factory=dict)
 
     def find(self, kernel: str, shape: str, default: Config) -> dict[str, int]:
-        """The configuration of a kernel for a shape, in the default's order of names."""
+        """Returns the configuration of a kernel for a shape, with names in the order of `default`, which also supplies
+        the values that were not chosen."""
         choice = self.choices.get(kernel, {}).get(shape)
         return dict(default) | dict(choice.config if choice else {})
 
     def apply(self, kernel: str, shape: str, default: T) -> T:
-        """The same of a dataclass of integers."""
+        """Like `find`, for a configuration given as a dataclass of integers."""
         return replace(default, **self.find(kernel, shape, asdict(default)))
 
 
 def load_tunings(
     device: DeviceKey, defaults: Mapping[str, Config], data_dir: Path | None = None, shipped: Path = SHIPPED
 ) -> Tunings:
-    """Everything measured for a device.
+    """Loads all measurements for a device.
 
     Args:
         defaults: every kernel that can be configured, with its default configuration.
-        data_dir: where this machine's own measurements are kept; they come before shipped ones.
+        data_dir: directory with this machine's own measurements, which take precedence over shipped ones.
 
     Raises:
-        TuningError: a file is damaged, is another device's, or names a kernel or a parameter that is not in `defaults`.
+        TuningError: A file is damaged, belongs to another device, or names a kernel or a parameter that is not in
+            `defaults`.
     """
     choices: dict[str, dict[str, Choice]] = {}
     for path in (shipped / device.file_name, *((tuned_path(data_dir, device),) if data_dir else ())):
@@ -106,10 +110,10 @@ def load_tunings(
 
 
 def save_choices(device: DeviceKey, choices: Choices, data_dir: Path, defaults: Mapping[str, Config]) -> Path:
-    """Adds to what was measured on this machine before; returns the file.
+    """Adds `choices` to the earlier measurements on this machine, and returns the path of their file.
 
     Raises:
-        TuningError: what is there cannot be used, or `choices` would make it so. Nothing is written then.
+        TuningError: The existing file cannot be used, or could not be used with `choices`. Nothing is written then.
     """
     path = tuned_path(data_dir, device)
     known = _read(path, device, defaults) if path.is_file() else {}
@@ -129,12 +133,12 @@ def save_choices(device: DeviceKey, choices: Choices, data_dir: Path, defaults: 
 
 
 def tuned_path(data_dir: Path, device: DeviceKey) -> Path:
-    """Where a device's measurements are kept."""
+    """Returns the path of the file with a device's measurements."""
     return data_dir / "tuned" / device.file_name
 
 
 def _merge(first: Choices, second: Choices) -> dict[str, dict[str, Choice]]:
-    """Both; the second's where both have one."""
+    """Merges two sets of choices. Where both have an entry, `second` takes precedence."""
     return {kernel: {**first.get(kernel, {}), **second.get(kernel, {})} for kernel in {**first, **second}}
 
 

@@ -1,4 +1,4 @@
-"""Which resident adapters a plan may still evict: an overlay over their users that leaves the adapters as they are."""
+"""Adapters that a plan loads, uses and evicts: an overlay over the state, which a plan does not change."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from engine.core.types import AdapterId, AdapterLoad, Lane
 
 
 class AdapterBudget:
-    """Attributes:
-    loads: those this plan loads.
-    evicted: those it evicts.
-    wanted: adapters of waiting sequences already looked at; never evicted for somebody behind them.
+    """Tracks how a plan changes the residency and the users of adapters, and which adapters it may still evict.
+
+    Attributes:
+        loads: adapters that this plan loads.
+        evicted: adapters that this plan evicts.
+        wanted: adapters of waiting sequences that the plan has looked at. They are never evicted for a sequence that
+            is later in the order.
     """
 
     def __init__(self, state: EngineState, pages: PageBudget) -> None:
@@ -29,24 +32,24 @@ class AdapterBudget:
         self._pages_left = config.adapter_pages - held.pages
         self._rows_left = config.max_resident_adapters - held.rows
         self._users: Counter[AdapterId] = Counter()
-        """What this plan changes in how many sequences run with each."""
+        """Change that this plan makes to the number of sequences that run with each adapter."""
         self._freed: dict[AdapterId, None] = {}
-        """Those whose last sequence it preempts (an ordered set)."""
+        """Adapters whose last running sequence this plan preempts (an ordered set)."""
         self.loads: dict[AdapterId, AdapterLoad] = {}
         self.evicted: dict[AdapterId, Adapter] = {}
         self.wanted: set[AdapterId] = set()
 
     def is_here(self, adapter: Adapter) -> bool:
-        """Resident, once this plan is carried out."""
+        """Return whether an adapter is resident once this plan is committed."""
         return adapter.id in self.loads or (adapter.is_resident and adapter.id not in self.evicted)
 
     def room(self, pages: int, slots: int) -> Room:
-        """What is there without evicting anybody."""
+        """Return the room that is free without evicting adapters, given the free pages and slots."""
         return Room(pages, slots, self._pages_left, self._rows_left)
 
     @property
     def idle_room(self) -> Room:
-        """What evicting every idle adapter would give."""
+        """Room that evicting every idle adapter would free."""
         touched = self.wanted | self.evicted.keys() | self._users.keys()
         gone = [self._adapters[name] for name in touched if name in self._tiers.idle and not self._may_go(name)]
         freed = [self._adapters[name] for name in self._freed if name not in self._tiers.idle and self._may_go(name)]
@@ -54,17 +57,17 @@ class AdapterBudget:
         return Room(pages, 0, pages, len(self._tiers.idle) + len(freed) - len(gone))
 
     def idle(self) -> Iterator[Adapter]:
-        """Those that may make room, the first to go first."""
+        """Yield the adapters that may be evicted, in order of eviction."""
         for name in chain(self._tiers.idle, list(self._freed)):
             if self._may_go(name):
                 yield self._adapters[name]
 
     def running(self, adapter: AdapterId) -> int:
-        """Sequences that run with it, once this plan is carried out."""
+        """Return the number of sequences that run with an adapter once this plan is committed."""
         return self._adapters[adapter].running + self._users[adapter]
 
     def in_use(self, above: Lane, running: dict[str, Sequence]) -> list[Adapter]:
-        """Adapters of running sequences, but for those of lanes above one."""
+        """Return the adapters of running sequences, except those that a sequence of a lane above `above` uses."""
         names = dict.fromkeys(seq.request.adapter for seq in running.values())
         names.update(dict.fromkeys(name for name, change in self._users.items() if change > 0))
         kept = {seq.request.adapter for seq in running.values() if seq.lane < above}
@@ -79,7 +82,7 @@ class AdapterBudget:
             self._freed[adapter] = None
 
     def load(self, adapter: Adapter, request_id: str, lane: Lane) -> None:
-        """Takes the pages, as many of which must be there."""
+        """Take pages for an adapter and plan its load. The caller makes sure that enough pages are available."""
         self.loads[adapter.id] = AdapterLoad(adapter.id, self._pages.take(adapter.num_pages, lane), request_id)
         self._pages_left -= adapter.num_pages
         self._rows_left -= 1
@@ -91,7 +94,13 @@ class AdapterBudget:
         self._rows_left += 1
 
     def freed_by(self, victim: Sequence, let_go: Counter[AdapterId]) -> Room:
-        """What the victim's adapter would yield if nobody else runs it, beside those of `let_go`, which grows."""
+        """Return the room that the victim's adapter would free if the victim were preempted.
+
+        Nothing is freed if other sequences run with the adapter, if a waiting sequence wants it, or if it is pinned.
+
+        Args:
+            let_go: number of users of each adapter among the victims chosen so far; the victim is added to it.
+        """
         name = victim.request.adapter
         if name is None:
             return Room(0)
@@ -102,7 +111,7 @@ class AdapterBudget:
         return Room(adapter.num_pages, 0, adapter.num_pages, 1)
 
     def evict_closed(self) -> None:
-        """Dropped adapters leave the device as soon as nobody needs them."""
+        """Evict the dropped adapters that no live request needs any more."""
         for name in self._tiers.closing:
             adapter = self._adapters[name]
             if not adapter.live and adapter.is_resident and name not in self.evicted:

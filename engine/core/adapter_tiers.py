@@ -1,7 +1,7 @@
-"""What the tiers hold together: sums and orders over all adapters, kept up as single adapters change.
+"""Totals and eviction orders over all adapters on the device and in host memory, updated incrementally.
 
-A plan must not look at thousands of adapters to find the one to evict. What an adapter is worth changes only when it
-does itself (see `Adapter.start`), so each is filed in its place once per change.
+A plan must not scan thousands of adapters to find the one to evict. The worth of an adapter changes only when the
+adapter itself changes (see `Adapter.start`), so each change updates the position of one adapter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.core.types import AdapterId
 
 
 class Ranking:
-    """Adapters by what they are worth, the lowest first."""
+    """A set of adapters, iterated in ascending order of worth."""
 
     def __init__(self) -> None:
         self._worth: dict[AdapterId, float] = {}
@@ -31,7 +31,7 @@ class Ranking:
         return adapter in self._worth
 
     def set(self, adapter: AdapterId, worth: float | None) -> None:
-        """None: it is not among them."""
+        """Set the worth of an adapter. None removes the adapter."""
         before = self._worth.get(adapter)
         if before == worth:
             return
@@ -43,17 +43,17 @@ class Ranking:
 
 
 class Held(NamedTuple):
-    """What adapters take."""
+    """Resources that one adapter, or all adapters together, hold."""
 
     pages: int = 0
     rows: int = 0
-    """Of the adapter table."""
+    """Rows of the adapter table."""
     pinned_pages: int = 0
-    """Of pinned ones, be they resident or not."""
+    """Pages that pinned adapters need, resident or not."""
     pinned_rows: int = 0
     host_bytes: int = 0
     idle_pages: int = 0
-    """Of those that would make room."""
+    """Pages of idle adapters, which no running sequence uses and no operator has pinned."""
 
     @classmethod
     def by(cls, adapter: Adapter) -> Held:
@@ -67,15 +67,15 @@ NOTHING = Held()
 
 
 class AdapterTiers:
-    """`commit_adapters.py` is its only writer.
+    """Totals and eviction orders over all adapters. Only `commit_adapters.py` changes them.
 
     Attributes:
-        held: by all adapters together.
-        idle: resident ones that nobody runs or pins, the first to make room first.
-        hosted: those in host memory, likewise.
-        missing: those to be fetched for somebody (an ordered set).
-        fetching: fetches that plans have begun and nobody has answered yet (an ordered set).
-        closing: those on their way out (an ordered set).
+        held: resources that all adapters together hold.
+        idle: resident adapters that no sequence runs with and that are not pinned, in order of eviction.
+        hosted: adapters in host memory, in order of eviction.
+        missing: adapters that live requests need and that must be fetched first (an ordered set).
+        fetching: adapters whose fetch a plan has started and the executor has not answered yet (an ordered set).
+        closing: dropped adapters, which are forgotten when their last request ends (an ordered set).
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class AdapterTiers:
         self._filed: dict[AdapterId, Held] = {}
 
     def file(self, adapter: Adapter) -> None:
-        """Counts an adapter as it is now: called after every change of one."""
+        """Update totals and orders to the current state of an adapter. Must be called after each change of one."""
         now = Held.by(adapter)
         self._count(self._filed.get(adapter.id, NOTHING), now)
         self._filed[adapter.id] = now
@@ -98,7 +98,7 @@ class AdapterTiers:
         _keep(self.closing, adapter.id, adapter.closing)
 
     def forget(self, adapter: Adapter) -> None:
-        """It is neither resident nor in host memory, and nobody knows it any more."""
+        """Remove an adapter that is neither resident nor in host memory and that has no live requests."""
         self._count(self._filed.pop(adapter.id), NOTHING)
         self.closing.pop(adapter.id, None)
 

@@ -1,12 +1,13 @@
-"""Adapters: where each one is, who uses it, and what it is worth to keep.
+"""Adapters: where each one is, how many sequences use it, and how much it is worth to keep.
 
-Two facts, independent of each other, say where it is:
+Two independent states describe where an adapter is:
 
     host memory   ABSENT --planned--> FETCHING --AdapterFetched--> PRESENT --dropped--> ABSENT
     device        no pages --planned, from host memory--> pages --evicted--> no pages
 
-Its pages come from the same pool as KV. They stay its own while a running sequence uses it, while an operator pins it,
-and until somebody needs the room. A load is usable in the step that plans it, so there is no state in between.
+The pages of an adapter come from the same pool as KV pages. The adapter keeps them while a running sequence uses it or
+an operator pins it, and otherwise until the room is needed. A loaded adapter can be used in the step that loads it, so
+there is no intermediate state.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from engine.core.types import AdapterId, PageId
 
 COPY_BYTES_PER_S = 10e9
 DISK_BYTES_PER_S = 500e6
-"""What copies and reads are taken to reach until one of this adapter has been timed: a memory's and an SSD's order of
-magnitude."""
+"""Assumed rates of copies to the device and of reads from disk, used for an adapter until one of its own was timed: the
+orders of magnitude of memory and of an SSD."""
 
 
 class HostCopy(Enum):
-    """An adapter in host memory."""
+    """State of an adapter's copy in host memory."""
 
     ABSENT = "absent"
     FETCHING = "fetching"
     CANCELLED = "cancelled"
-    """Being fetched for nobody: its bytes are free again once the fetch has been answered."""
+    """The adapter is being fetched and no request needs it any more: its bytes are freed when the fetch is answered."""
     PRESENT = "present"
 
 
 @dataclass(slots=True, eq=False)
 class Adapter:
-    """One adapter known to the core. Mutated by `commit.py` and `commit_adapters.py` alone."""
+    """An adapter that the core knows. Only `commit.py` and `commit_adapters.py` change it."""
 
     id: AdapterId
     num_pages: int
@@ -44,35 +45,36 @@ class Adapter:
     path: str = ""
     host: HostCopy = HostCopy.ABSENT
     pages: tuple[PageId, ...] = ()
-    """On the device; none where it is not there."""
+    """Device pages that hold the adapter; empty if it is not resident."""
     live: int = 0
-    """Sequences of this adapter, waiting or running."""
+    """Number of sequences of this adapter, waiting or running."""
     running: int = 0
     last_used: float | None = None
-    """Seconds on the engine's clock."""
+    """When one of its sequences last generated a token, in seconds on the engine's clock. None means never."""
     num_starts: int = 0
-    """Sequences that began to run with it since it became resident."""
+    """Number of sequences that started with the adapter since it became resident."""
     popularity: float = -inf
-    """log2 of the sequences that ever started with it, each counting twice as much as one a half-life earlier."""
+    """log2 of the weighted number of sequences that ever started with the adapter. A start weighs twice as much as one
+    that was a half-life earlier."""
     pinned: bool = False
     closing: bool = False
-    """Dropped: refuses new requests, and is forgotten when the last one ends."""
+    """The adapter was dropped: it refuses new requests and is forgotten when its last request ends."""
     hits: int = 0
-    """Sequences that started with it and did not have to wait for a copy."""
+    """Number of sequences whose start with the adapter needed no copy to the device."""
     loads: int = 0
     fetches: int = 0
     load_seconds: float = 0.0
-    """Of the last copy to the device."""
+    """Duration of the last copy to the device; 0 if there was none."""
     fetch_seconds: float = 0.0
-    """Of the last read from disk."""
+    """Duration of the last successful read from disk; 0 if there was none."""
     fetched_at: float = -inf
-    """When that ended, on the engine's clock."""
+    """When that read ended, in seconds on the engine's clock."""
     failures: int = 0
-    """Fetches that failed, since the last one that did not."""
+    """Number of failed fetches since the last successful one."""
     failure: str = ""
-    """Why the last of them did."""
+    """Reason of the last failed fetch."""
     retry_at: float = 0.0
-    """Before this time, on the engine's clock, nobody tries again."""
+    """Time on the engine's clock, in seconds, before which the adapter is not fetched again."""
 
     @property
     def is_resident(self) -> bool:
@@ -80,24 +82,30 @@ class Adapter:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory it takes, or has reserved."""
+        """Bytes of host memory that the adapter holds or has reserved."""
         return 0 if self.host is HostCopy.ABSENT else self.num_bytes
 
     @property
     def is_missing(self) -> bool:
-        """Somebody waits for it, and it is neither on the device nor on its way."""
+        """Whether live requests need the adapter and it is not resident, not in host memory and not being fetched."""
         return bool(self.live) and not self.pages and self.host is HostCopy.ABSENT
 
     def start(self, now: float, half_life: float) -> None:
-        """A sequence starts with it. Counting by weights that grow with time, instead of letting what was counted
-        decay, orders adapters alike and leaves all others as they are (forward decay: Cormode et al., ICDE 2009)."""
+        """Count a sequence that starts with the adapter.
+
+        A start's weight grows with time, instead of older weights decaying. The order of adapters is the same, and the
+        popularity of all other adapters stays unchanged (forward decay: Cormode et al., ICDE 2009).
+        """
         low, high = sorted((self.popularity, now / half_life))
         self.popularity = high + log2(1 + 2 ** (low - high))
         self.num_starts += 1
 
     @property
     def worth_on_device(self) -> float:
-        """log2 of popularity x reload cost / pages: what a page of it saves. The lowest makes room first."""
+        """log2 of (popularity * seconds of a reload / pages): the saving per device page. The lowest is evicted first.
+
+        A reload includes the read from disk if the adapter is not in host memory.
+        """
         cost = self.load_seconds or self.num_bytes / COPY_BYTES_PER_S
         if self.host is not HostCopy.PRESENT:
             cost += self._fetch_cost
@@ -105,7 +113,7 @@ class Adapter:
 
     @property
     def worth_in_host(self) -> float:
-        """The same for a byte of host memory."""
+        """log2 of (popularity * seconds of a fetch / bytes): the saving per byte of host memory."""
         return self.popularity + log2(max(self._fetch_cost, 1e-9) / max(self.num_bytes, 1))
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a request is taken: can it ever run, and can it be served before it is of no use?"""
+"""Admission control: refuses requests that can never run, or that would be served too late to be of use."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from engine.core.types import AdapterId, ErrorCode, Lane, LaneMode, Refusal, Req
 
 SHORTEST_RETRY_S = 1.0
 DRAINING_RETRY_S = 10.0
-"""Nobody knows when an operator opens a lane again."""
+"""Retry-After of a draining lane. It is arbitrary, since the engine cannot know when an operator reopens the lane."""
 LEAST_WEIGHT = 1e-6
 
 
 def fitted(state: EngineState, request: Request) -> Request:
-    """Cut a maximum that is only a ceiling to what there is room for; `refuse` judges what is left.
+    """Return the request with `max_tokens` cut to the available room, if its `max_tokens` is only a ceiling.
 
-    Left are at least min_tokens, and one token behind those that an earlier engine process produced.
+    The result leaves room for at least `min_tokens` tokens, and for one token behind those that an earlier engine
+    process produced. `refuse` decides afterwards whether the cut request can run.
     """
     if request.expected_tokens is None:
         return request
@@ -33,20 +34,20 @@ def fitted(state: EngineState, request: Request) -> Request:
 
 
 def _longest(state: EngineState, adapter_id: AdapterId | None) -> int:
-    """Tokens of the longest sequence that can run with an adapter, beside the pinned ones."""
+    """Return the length in tokens of the longest sequence that can run with an adapter, beside the pinned adapters."""
     config = state.config
     pages = config.usable_pages - state.tiers.held.pinned_pages - _own_pages(state, adapter_id)
     return min(config.max_model_len, pages * config.block_size)
 
 
 def _own_pages(state: EngineState, adapter_id: AdapterId | None) -> int:
-    """Pages that an adapter needs while a request uses it, if it is not among the pinned ones anyway."""
+    """Return the pages that an adapter needs while a request uses it; 0 for a pinned one, counted elsewhere."""
     adapter = state.adapters.get(adapter_id or "")
     return adapter.num_pages if adapter and not adapter.pinned else 0
 
 
 def refuse(state: EngineState, request: Request) -> Refusal | None:
-    """Why a request can never run; None if it can."""
+    """Return why a request can never run, or cannot get its adapter now. None means that it can run."""
     config, adapter = state.config, state.adapters.get(request.adapter or "")
     total = len(request.prompt) + request.params.max_tokens
     pages = config.pages_for(total) + state.tiers.held.pinned_pages + _own_pages(state, request.adapter)
@@ -67,7 +68,7 @@ def refuse(state: EngineState, request: Request) -> Refusal | None:
 
 
 def _out_of_reach(state: EngineState, adapter: Adapter, now: float) -> Refusal | None:
-    """Why an adapter that is known cannot be had now."""
+    """Return why a known adapter cannot be used now. None means that it can."""
     if not adapter.pinned and not _fits_beside(state.config, state.tiers.held, adapter.num_pages, 0):
         reason = f"adapter {adapter.id} needs {adapter.num_pages} pages, and pinned adapters leave it fewer"
         return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason)
@@ -77,20 +78,21 @@ def _out_of_reach(state: EngineState, adapter: Adapter, now: float) -> Refusal |
 
 
 def _fits_beside(config: CoreConfig, held: Held, adapter_pages: int, kv_pages: int) -> bool:
-    """Whether a request can run beside the pinned adapters, with one more unless it needs none."""
+    """Return whether a request can run beside the pinned adapters. `adapter_pages` is the size of its own adapter, or 0
+    if it has none or a pinned one; `kv_pages` is the size of its KV."""
     pages, rows = held.pinned_pages + adapter_pages, held.pinned_rows + (adapter_pages > 0)
     fits = rows <= config.max_resident_adapters and pages <= config.adapter_pages
     return fits and pages + kv_pages <= config.usable_pages
 
 
 def fetch_failed(adapter: Adapter, now: float) -> Refusal:
-    """The last fetch of an adapter failed, and the next is not due."""
+    """Return the refusal for an adapter whose last fetch failed and whose next attempt is not due yet."""
     reason = f"adapter {adapter.id} cannot be read: {adapter.failure}"
     return Refusal(ErrorCode.ADAPTER_UNAVAILABLE, reason, max(0.0, adapter.retry_at - now))
 
 
 def misfit(config: CoreConfig, num_pages: int, num_bytes: int) -> str:
-    """Why no request could ever use an adapter of this size; empty if it fits."""
+    """Return why no request could ever use an adapter of this size; an empty string means that it fits."""
     most, room = config.adapter_pages, config.host_adapter_bytes
     if num_pages > most:
         return f"the adapter needs {num_pages} pages, adapters may take {most}: give the engine more memory"
@@ -103,9 +105,10 @@ def misfit(config: CoreConfig, num_pages: int, num_bytes: int) -> str:
 
 
 def unpinnable(state: EngineState, adapter: Adapter) -> str:
-    """Why an adapter cannot be pinned beside the pinned ones and what live requests need; empty if it can.
+    """Return why an adapter cannot be pinned; an empty string means that it can.
 
-    A request whose maximum is only a ceiling needs room for the answer that is expected of it.
+    It must fit beside the adapters that are pinned already and beside each live request. A request whose `max_tokens`
+    is only a ceiling needs room for its expected answer.
     """
     config, held = state.config, state.tiers.held
     held = held._replace(pinned_pages=held.pinned_pages + adapter.num_pages, pinned_rows=held.pinned_rows + 1)
@@ -121,7 +124,8 @@ def unpinnable(state: EngineState, adapter: Adapter) -> str:
 
 
 def _out_of_range(request: Request) -> str:
-    """Which figure would upset the books; gateways check theirs, but anybody may speak the protocol."""
+    """Return the name of a field whose value would corrupt the accounting; an empty string means that none would. A
+    gateway checks these fields too, but other clients may use the engine's protocol."""
     if not LEAST_WEIGHT <= request.weight <= 1 / LEAST_WEIGHT:
         return "weight"
     if request.params.max_tokens < 1:
@@ -133,7 +137,10 @@ def _out_of_range(request: Request) -> str:
 
 
 def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
-    """Why a request that could run is better refused now than kept waiting in vain; None if it is taken."""
+    """Return why a request that could run is refused now rather than kept waiting. None means that it is accepted.
+
+    It is refused if its lane is draining, or if its predicted wait exceeds the lane's limit or its own deadline.
+    """
     if state.modes[seq.lane] is LaneMode.DRAINING:
         reason = f"the {seq.lane.name.lower()} lane is being drained and takes no new requests"
         return Refusal(ErrorCode.LANE_QUEUE_FULL, reason, DRAINING_RETRY_S)
@@ -151,13 +158,13 @@ def turn_away(state: EngineState, seq: Sequence) -> Refusal | None:
 
 
 def queue_full(state: EngineState, seq: Sequence) -> Refusal:
-    """The queue is full, and nobody in it may be sent away for `seq`."""
+    """Return the refusal for a sequence that finds no place in a full queue, or that loses its place in one."""
     wait = max(SHORTEST_RETRY_S, predicted_wait(state, seq) / state.config.max_waiting)
     return Refusal(ErrorCode.LANE_QUEUE_FULL, f"{state.config.max_waiting} requests are waiting already", wait)
 
 
 def predicted_wait(state: EngineState, seq: Sequence) -> float:
-    """Seconds until a request that comes now begins to run, from what tokens have cost lately."""
+    """Return the predicted seconds until a request that arrives now starts to run, from the recent cost of tokens."""
     if seq.lane is not Lane.INTERACTIVE:
         return _batch_wait(state, seq)
     running = [other for other in state.running.values() if other.lane is seq.lane]
@@ -166,13 +173,15 @@ def predicted_wait(state: EngineState, seq: Sequence) -> float:
     beyond = ahead + 1 - state.config.max_seqs
     if beyond <= 0:
         return prompts
-    # They run side by side and end one after the other: `beyond` of them must, in that part of the time all take.
+    # The `ahead` sequences run concurrently and end one by one; `beyond` of them must end first, which is assumed to
+    # take that fraction of the time for all of them.
     work = sum(map(state.ledger.work_left, running)) + _waiting_work(state, seq.lane)
     return max(prompts, work * beyond / ahead)
 
 
 def _batch_wait(state: EngineState, seq: Sequence) -> float:
-    """Work ahead of it (all that waits, or what has an earlier deadline), at the rate batch work has been getting."""
+    """Return the predicted seconds until a batch request starts to run: the work ahead of it (all waiting work, or the
+    part with earlier deadlines if it has one) divided by the share of device time that batch work has been getting."""
     waiting, ledger = state.waiting, state.ledger
     if waiting.count(seq.lane) + len(state.running) < state.config.max_seqs:
         return 0.0
@@ -184,7 +193,7 @@ def _batch_wait(state: EngineState, seq: Sequence) -> float:
 
 
 def _waiting_work(state: EngineState, lane: Lane) -> float:
-    """Device seconds of all that waits in a lane."""
+    """Return the device seconds that all waiting requests of a lane will cost."""
     waiting, ledger = state.waiting, state.ledger
     outputs = waiting.num_outputs[lane] * ledger.used_share + waiting.num_expected[lane]
     return ledger.price(waiting.num_tokens[lane], outputs)

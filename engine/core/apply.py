@@ -1,4 +1,4 @@
-"""What arrives between two steps: requests and their ends, adapters and grammars that came or did not."""
+"""Applies the commands that arrive between two steps: new and aborted requests, and news of adapters and grammars."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from engine.core.types import ErrorCode, FinishReason, Refusal, Request, TokenEv
 
 
 def apply_commands(state: EngineState, commands: Iterable[Command]) -> None:
-    """Takes up what arrived since the last step. Refusals leave through the outbox, as every other news does."""
+    """Apply the commands that arrived since the last step. Refusals are events in the outbox, like all other news."""
     for command in commands:
         match command:
             case Submit(request):
@@ -57,7 +57,7 @@ def _submit(state: EngineState, request: Request) -> None:
     realm = "" if state.config.share_prefixes else request.tenant
     seq = Sequence(request, [*request.prompt, *request.produced], realm=realm)
     seq.lane = state.waiting.order.lane(seq)
-    # A request that an earlier engine process had taken is not turned away now: its client has been told that it runs.
+    # A request that an earlier engine process accepted is not refused now: its client was told that it runs.
     refusal = (None if request.moves else turn_away(state, seq)) or _make_place(state, seq)
     if refusal is not None:
         state.outbox.append(TokenEvent(request.id, finish_reason=FinishReason.ERROR, refusal=refusal))
@@ -76,8 +76,11 @@ def _submit(state: EngineState, request: Request) -> None:
 
 
 def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
-    """In a full queue, by sending the last of a lower lane away. A request of a tenant that has nothing waiting is
-    taken in any case, so that no tenant can fill the queue for the others."""
+    """Make sure that the queue has a place for a sequence. Returns the refusal if it has none.
+
+    If the queue is full, the last request of a lower lane is refused in its place. If there is none, a request of a
+    tenant without waiting requests in the lane is accepted anyway, so that no tenant can fill the queue for the others.
+    """
     if len(state.waiting) < state.config.max_waiting:
         return None
     other, waiting = state.waiting.last(above=seq.lane), state.waiting
@@ -90,14 +93,14 @@ def _make_place(state: EngineState, seq: Sequence) -> Refusal | None:
 
 
 def _answer(state: EngineState, answer: FetchAnswer) -> None:
-    """Whoever waited for a fetch that failed is told why."""
+    """Apply the answer to a fetch. If the fetch failed, the requests that waited for it end with the reason."""
     for seq in take_answer(state, answer):
         refusal = fetch_failed(state.adapters[answer.adapter], state.now)
         finish_early(state, seq, refusal)
 
 
 def _give_up(state: EngineState, grammar: Grammar, reason: str) -> None:
-    """A grammar will never be ready: nobody runs with it, and whoever waits for it is told why."""
+    """Handle a grammar whose preparation failed: the requests that wait for it end with the reason."""
     if state.grammars.take_answer(grammar):
         for seq in [seq for seq in state.waiting if seq.request.params.grammar == grammar]:
             finish_early(state, seq, Refusal(ErrorCode.INVALID_GRAMMAR, reason))

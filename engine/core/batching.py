@@ -1,15 +1,17 @@
-"""Request-level batching, kept for comparison: requests are gathered, start together and all end before the next do."""
+"""Request-level batching, for comparison: requests are gathered, start together, and all end before others start."""
 
 from __future__ import annotations
 
 from engine.core.state import EngineState
 
 STATIC_WINDOWS = 20
-"""Windows that a static batch, which waits to be full, waits at most: or a run's last requests would never start."""
+"""Maximum wait of a static batch for more requests, in windows. Otherwise the last requests of a run, too few for a
+full batch, would never start."""
 
 
 def may_form_batch(state: EngineState, now: float) -> bool:
-    """Nothing runs, and either a whole batch waits or the first of it has waited its window."""
+    """Return whether a new batch may start: nothing runs, and a full batch waits or the oldest request has waited for
+    its window."""
     if state.running or not len(state.waiting):
         return False
     rules = state.config.scheduling

@@ -1,4 +1,4 @@
-"""The integrity check: callable between any two steps, says in words what is wrong."""
+"""Integrity check of the engine state. It can be called between any two steps and describes each violation in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.core.types import PageId
 
 
 def violations(state: EngineState) -> list[str]:
-    """Everything that must hold and does not; an empty list is a healthy engine."""
+    """Return a description of each violated invariant. An empty list means that the state is consistent."""
     return [
         *_pages(state),
         *_prefix(state),
@@ -26,8 +26,8 @@ def violations(state: EngineState) -> list[str]:
 
 
 def leftovers(state: EngineState) -> list[str]:
-    """What an engine without requests still holds and should not: pages, users of adapters, queue entries, fetches
-    that nobody called off."""
+    """Return what an engine without live requests still holds and should have freed: pages, sequences, adapter users,
+    fetches that were not cancelled, missing adapters, and grammars."""
     held = sum(1 for refs in state.pool.refs if refs) - sum(len(a.pages) for a in state.adapters.values())
     used = [a.id for a in state.adapters.values() if a.running or a.live]
     wanted = [name for name in state.tiers.fetching if state.adapters[name].host is HostCopy.FETCHING]
@@ -91,7 +91,7 @@ def _sequences(state: EngineState) -> Iterator[str]:
     if len(state.running) > config.max_seqs:
         yield f"{len(state.running)} sequences run and {config.max_seqs} may"
     for seq in state.running.values():
-        computable = seq.num_tokens - bool(seq.num_pending)  # the newest of those that are being chosen is not
+        computable = seq.num_tokens - bool(seq.num_pending)  # the newest pending token cannot be computed yet
         if len(seq.pages) < config.pages_for(seq.num_computed) or seq.num_computed > computable:
             yield f"sequence {seq.id} has computed more than its pages or tokens hold"
     for seq in state.waiting:
@@ -134,7 +134,8 @@ def _adapters(state: EngineState) -> Iterator[str]:
 
 
 def _tiers(state: EngineState) -> Iterator[str]:
-    """What is kept up as adapters change is what counting all of them gives, and within its bounds."""
+    """Check each tier's adapter totals and orders: the incrementally updated values must equal a recount over all
+    adapters, and the totals must not exceed the configured capacities."""
     config, tiers, adapters = state.config, state.tiers, state.adapters.values()
     counted = Held(*map(sum, zip(Held(), *map(Held.by, adapters), strict=True)))
     if tiers.held != counted:

@@ -1,4 +1,4 @@
-"""Making room in a plan: idle adapters go first, then whom the policy names."""
+"""Makes room in a plan: it evicts idle adapters first, and then preempts the victims that the policy names."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from engine.core.step_budget import StepBudget
 from engine.core.types import AdapterId, Cause, Lane, PageId, ScheduledChunk
 
 MOST_DISPLACED = 8
-"""Once so many sequences yield in a plan, none is displaced for another tenant of its lane any more: each search for
-one looks at all running sequences, which takes half a millisecond with 256 of them."""
+"""Number of preemptions in a plan from which on no sequence is displaced for another tenant of its own lane. Each
+search for such a victim looks at all running sequences, which takes half a millisecond with 256 of them."""
 
 
 class Clearing:
-    """Attributes:
-    preempted: sequences that yield, in the order they do.
-    causes: what each of them makes room for.
-    num_admitted: sequences the plan starts.
-    reserved: kept for adapters that have been waited for too long.
+    """Preempts sequences and evicts adapters of a plan until a sequence has the room that it needs.
+
+    Attributes:
+        preempted: sequences that the plan preempts, in order, by request id.
+        causes: the cause of each preemption.
+        num_admitted: number of sequences that the plan starts.
+        reserved: room that is kept free for adapters that requests have been waiting for too long.
     """
 
     def __init__(
@@ -51,9 +53,12 @@ class Clearing:
         self.reserved = Room(0)
 
     def make(self, need: Room, seq: Sequence, cause: Cause = Cause.PAGES) -> bool:
-        """Makes room available to a sequence; `cause` is what those yield for who do not yield their slot.
+        """Make room for a sequence. Returns False, and changes nothing, if all victims together would not be enough.
 
-        False, with nothing done, if even that would not be enough.
+        Args:
+            need: the room to make.
+            seq: the sequence that needs it, running or about to start.
+            cause: cause of the preemptions beyond those that free missing slots, which have the cause SLOT.
         """
         need = self._with_spare(need, seq)
         if self._room(seq).covers(need):
@@ -90,7 +95,11 @@ class Clearing:
         return self._config.max_seqs - (len(self._state.running) - len(self.preempted) + self.num_admitted)
 
     def takes_as(self, seq: Sequence) -> Lane:
-        """The lane whose idle pages it may have: a batch sequence too large for what is never held takes any."""
+        """Return the lane whose right to idle prefix pages a sequence has.
+
+        This is its own lane. A batch sequence that needs more than half of the pages that are never held for the
+        interactive lane has the interactive lane's right, because it might never start otherwise.
+        """
         room = self._config.usable_pages - self._state.adapter_pages - self._state.most_held
         return seq.lane if self._config.pages_for(seq.num_tokens) <= room // 2 else Lane.INTERACTIVE
 
@@ -98,7 +107,8 @@ class Clearing:
         return self._adapters.room(self._pages.available(self.takes_as(seq)), self.slots_left)
 
     def _with_spare(self, need: Room, seq: Sequence) -> Room:
-        """A sequence about to start leaves pages to adapters waited for, and to others to grow into."""
+        """Return the room that must be available before a sequence takes `need`. A sequence that is about to start must
+        also leave the reserved room for adapters and, in the batch lane, the watermark for others to grow."""
         if seq.pages:
             return need
         spare = seq.lane is not Lane.INTERACTIVE and (self._state.running or self.num_admitted)
@@ -107,7 +117,10 @@ class Clearing:
         return need.plus(kept).plus(Room(watermark))
 
     def _victims(self, need: Room, seq: Sequence) -> list[Sequence] | None:
-        """The fewest of the policy's victims, in its order, that yield enough; None if all of them do not."""
+        """Return the shortest prefix of the policy's victims that frees enough room, together with all idle adapters.
+
+        None means that even all permitted victims would not free enough.
+        """
         victims: list[Sequence] = []
         room = self._room(seq).plus(self._adapters.idle_room)
         if room.covers(need):

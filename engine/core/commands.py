@@ -1,4 +1,4 @@
-"""What an engine is told from outside: its inbox, read between two steps."""
+"""Commands and answers that an engine receives from outside and applies between two steps."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class AddAdapter:
-    """An adapter may be used from now on; a folder holds it."""
+    """Make an adapter available to requests."""
 
     adapter: AdapterId
     num_pages: int
     rank: int = 0
-    """The largest of its projections: what a step's time depends on."""
+    """Largest rank among the adapter's projections, on which the duration of a step depends."""
     num_bytes: int = 0
-    """Packed."""
+    """Packed size in bytes."""
     path: str = ""
+    """Folder that holds the adapter."""
     is_read: bool = False
-    """It has just been read: free host memory is reserved for it until a FetchAnswer, as if a plan had fetched it."""
+    """The adapter has just been read. If host memory is free, it is reserved for the adapter until a `FetchAnswer`
+    comes, as if a plan had started a fetch."""
 
 
 @dataclass(frozen=True, slots=True)
 class DropAdapter:
-    """No new requests for this adapter; forget it when the last one has ended."""
+    """Refuse new requests for an adapter, and forget it when its last request has ended."""
 
     adapter: AdapterId
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFetched:
-    """It is packed in host memory, in the room that was reserved for it."""
+    """An adapter has been fetched: it is packed in host memory, in the room that was reserved for it."""
 
     adapter: AdapterId
     seconds: float
@@ -50,7 +52,7 @@ class AdapterFetched:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """It cannot be read, however often it was tried; whoever waits for it is told the reason."""
+    """An adapter cannot be read, even after retries. The requests that wait for it end with the reason."""
 
     adapter: AdapterId
     reason: str
@@ -58,23 +60,23 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class FetchCancelled:
-    """It was not read after all."""
+    """The fetch of an adapter was cancelled before the adapter was read."""
 
     adapter: AdapterId
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarReady:
-    """Requests that need the grammar may start."""
+    """A grammar is prepared, so that requests that need it may start."""
 
     grammar: Grammar
     num_bytes: int = 0
-    """Memory that it holds."""
+    """Memory in bytes that the prepared grammar holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarFailed:
-    """It is none, or too much; whoever waits for it is told the reason."""
+    """The text is not a valid grammar, or it is too large. The requests that wait for it end with the reason."""
 
     grammar: Grammar
     reason: str

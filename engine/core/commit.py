@@ -1,4 +1,4 @@
-"""Changes of the state: plans are carried out, and their results taken up."""
+"""Changes to the engine state: committing plans, absorbing their results, and ending requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from engine.core.urgency import update_need
 
 
 def abort_users(state: EngineState, adapter: AdapterId) -> int:
-    """Ends every request of an adapter on its way out; returns how many there were."""
+    """Abort all requests of a dropped adapter and return their number; 0 if the adapter was not dropped."""
     if adapter not in state.tiers.closing:
         return 0
     users = [seq for seq in state.sequences.values() if seq.request.adapter == adapter]
@@ -44,17 +44,17 @@ def abort_users(state: EngineState, adapter: AdapterId) -> int:
 
 
 def abort(state: EngineState, seq: Sequence) -> None:
-    """Ends a live request that nobody waits for any more."""
+    """End a live request whose client no longer waits for the answer."""
     finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ABORT))
 
 
 def finish_early(state: EngineState, seq: Sequence, refusal: Refusal) -> None:
-    """Ends a live request with a reason that its caller is told."""
+    """End a live request with an error that its caller receives."""
     finish(state, seq, TokenEvent(seq.id, finish_reason=FinishReason.ERROR, refusal=refusal))
 
 
 def commit(state: EngineState, plan: StepPlan) -> None:
-    """Carries a plan out in the books. Cannot fail: the plan was made to fit this very state."""
+    """Apply a plan to the state. This cannot fail, because the plan was made to fit this state."""
     state.now, state.in_flight = plan.now, plan
     _note_saves(state, plan)
     for request_id, cause in zip(plan.preempted, plan.causes, strict=True):
@@ -82,7 +82,7 @@ def commit(state: EngineState, plan: StepPlan) -> None:
 
 
 def absorb(state: EngineState, result: StepResult, now: float) -> list[TokenEvent]:
-    """Takes up what came of the oldest step under way and returns all news since the last call."""
+    """Apply the result of the oldest step under way, and return all events since the last call."""
     step = state.under_way.popleft()
     state.now, state.absorbed = now, step.plan
     wants_batch = state.may_start(Lane.BATCH) or any(s.lane is Lane.BATCH for s in state.running.values())
@@ -122,7 +122,7 @@ def _preempt(state: EngineState, seq: Sequence) -> None:
 
 
 def _stop_running(state: EngineState, seq: Sequence) -> None:
-    """Takes everything a running sequence holds on the device."""
+    """Free everything that a running sequence holds on the device, and stop counting it as running."""
     del state.running[seq.id]
     state.prefix.break_promises(seq.page_keys, seq.id)
     _release_pages(state, seq.pages)
@@ -163,7 +163,8 @@ def _stop_waiting(state: EngineState, seq: Sequence) -> None:
 
 
 def _advance(state: EngineState, chunk: ScheduledChunk) -> None:
-    """The chunk counts as computed from here on, and its token as chosen: what a later plan reads is computed later."""
+    """Count a chunk as computed, and the token that it samples as pending. This is safe before the step has run,
+    because the steps of later plans run after it."""
     seq = state.sequences[chunk.request_id]
     if chunk.new_pages:
         state.pool.acquire(chunk.new_pages)
@@ -175,7 +176,10 @@ def _advance(state: EngineState, chunk: ScheduledChunk) -> None:
 
 
 def _register(state: EngineState, seq: Sequence, before: int) -> None:
-    """Makes the pages findable that were not full when `before` tokens were computed and known, and are now."""
+    """Register the pages of a sequence in the prefix cache that have become full since `before` tokens were computed.
+
+    A page is full when all of its tokens are known and computed, or planned to be.
+    """
     size = state.config.block_size
     first, last = before // size, min(seq.num_computed, len(seq.tokens)) // size
     if first == last or not state.config.prefix_caching:
@@ -197,7 +201,7 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
     reason = finish_reason(seq, state.config.eos_token_ids, state.config.max_model_len)
     event = TokenEvent(seq.id, (sample.token,), logprobs, reason, seq.num_cached, device_seconds=seq.device_seconds)
     if reason is None:
-        if seq.num_computed == len(seq.tokens):  # computed by the step behind, which did not know it
+        if seq.num_computed == len(seq.tokens):  # planned ahead, when the token was still pending
             _register(state, seq, seq.num_computed - 1)
         state.outbox.append(event)
     else:
@@ -206,7 +210,10 @@ def _append(state: EngineState, seq: Sequence, sample: SampledToken, now: float)
 
 
 def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
-    """The one way out: frees everything, tells the executor with the next plan and the client with the next events."""
+    """End a live request and free all that it holds. All requests end here.
+
+    The next plan tells the executor, if the sequence was running, and `event` tells the client.
+    """
     if seq.id in state.running:
         _stop_running(state, seq)
         state.released.append(seq.id)

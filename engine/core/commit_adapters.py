@@ -1,4 +1,4 @@
-"""The part of `commit.py` that changes adapters: commands, plans and answers, and who uses which."""
+"""Changes to the adapters in the engine state, by commands, plans, fetch answers, and sequences that start or end."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from engine.core.state import EngineState
 from engine.core.types import AdapterId, AdapterLoad, StepPlan
 
 LONGEST_BACKOFF = 64
-"""Times the first one: a minute."""
+"""Maximum backoff after failed fetches, as a multiple of the first one: about a minute."""
 
 
 def add_adapter(state: EngineState, command: AddAdapter) -> bool:
-    """Makes an adapter known; adding one that is on its way out brings it back.
+    """Make an adapter known, or restore one that was dropped and is still there.
 
     Returns:
-        Whether host memory is reserved for what has just been read, by this very call.
+        Whether this call reserved host memory for an adapter that the command says has just been read.
 
     Raises:
-        ValueError: it could never be used; the message says why.
+        ValueError: no request could ever use the adapter; the message says why.
     """
     if reason := misfit(state.config, command.num_pages, command.num_bytes):
         raise ValueError(reason)
@@ -39,7 +39,7 @@ def add_adapter(state: EngineState, command: AddAdapter) -> bool:
 
 
 def drop_adapter(state: EngineState, adapter_id: AdapterId) -> None:
-    """No new requests for it; one that nobody knows is nothing to drop."""
+    """Refuse new requests for an adapter and unpin it. An unknown adapter is ignored."""
     adapter = state.adapters.get(adapter_id)
     if adapter is not None:
         adapter.closing, adapter.pinned = True, False
@@ -47,10 +47,12 @@ def drop_adapter(state: EngineState, adapter_id: AdapterId) -> None:
 
 
 def pin_adapter(state: EngineState, adapter_id: AdapterId, pinned: bool) -> None:
-    """Keeps an adapter on the device, once it is there, or no longer. Ceilings of live requests are cut to the rest.
+    """Pin or unpin an adapter. A pinned adapter is not evicted once it is resident.
+
+    If an adapter is pinned, the `max_tokens` of live requests that are only ceilings are cut to the remaining room.
 
     Raises:
-        ValueError: there is no such adapter, or pinned it would leave too little room; the message says for what.
+        ValueError: the adapter is not loaded, or would leave too little room if pinned; the message says for what.
     """
     adapter = state.adapters.get(adapter_id)
     if adapter is None or adapter.closing:
@@ -65,7 +67,7 @@ def pin_adapter(state: EngineState, adapter_id: AdapterId, pinned: bool) -> None
 
 
 def use_adapter(state: EngineState, seq: Sequence, *, live: int = 0, running: int = 0) -> None:
-    """A sequence came or left, began or stopped to run."""
+    """Change the numbers of live and running sequences of a sequence's adapter, if it has one."""
     if seq.request.adapter:
         adapter = state.adapters[seq.request.adapter]
         adapter.live += live
@@ -74,7 +76,7 @@ def use_adapter(state: EngineState, seq: Sequence, *, live: int = 0, running: in
 
 
 def start_adapter(state: EngineState, seq: Sequence, plan: StepPlan) -> None:
-    """A sequence begins to run, for the first time or again."""
+    """Note that a sequence starts to run with its adapter. Only its first start counts for hits and popularity."""
     if not seq.request.adapter:
         return
     adapter = state.adapters[seq.request.adapter]
@@ -86,14 +88,14 @@ def start_adapter(state: EngineState, seq: Sequence, plan: StepPlan) -> None:
 
 
 def adapter_wait(state: EngineState, seq: Sequence) -> float:
-    """Seconds from a sequence's arrival until its adapter had been read into host memory; 0: it was there."""
+    """Return the seconds from a sequence's arrival until its adapter was in host memory; 0 if it was there before."""
     if not seq.request.adapter:
         return 0.0
     return max(0.0, state.adapters[seq.request.adapter].fetched_at - seq.request.arrival)
 
 
 def move_adapters(state: EngineState, plan: StepPlan) -> None:
-    """What the plan does between disk, host memory and device."""
+    """Apply what a plan does with adapters: evictions, loads, freed host copies, fetches and cancelled fetches."""
     for adapter_id in plan.evicted:
         _evict(state, state.adapters[adapter_id])
     for load in plan.loads:
@@ -109,7 +111,7 @@ def move_adapters(state: EngineState, plan: StepPlan) -> None:
 
 
 def note_loads(state: EngineState, loads: tuple[AdapterLoad, ...], seconds: tuple[float, ...]) -> None:
-    """What the copies of a step took."""
+    """Record how many seconds the copy of each adapter in `loads` took."""
     for load, taken in zip(loads, seconds, strict=True):
         adapter = state.adapters[load.adapter]
         adapter.load_seconds = taken
@@ -118,10 +120,10 @@ def note_loads(state: EngineState, loads: tuple[AdapterLoad, ...], seconds: tupl
 
 
 def take_answer(state: EngineState, answer: FetchAnswer) -> list[Sequence]:
-    """A fetch has ended. Without one under way it says nothing.
+    """Apply the answer to a fetch. An answer without a fetch under way is ignored.
 
     Returns:
-        The sequences that waited for it in vain.
+        The waiting sequences that need the adapter, if the fetch failed and it is not resident; otherwise none.
     """
     adapter = state.adapters.get(answer.adapter)
     if adapter is None or adapter.host not in (HostCopy.FETCHING, HostCopy.CANCELLED):
@@ -142,7 +144,7 @@ def take_answer(state: EngineState, answer: FetchAnswer) -> list[Sequence]:
 
 
 def forget_closed(state: EngineState) -> None:
-    """Dropped adapters that are nowhere any more and that nobody waits for."""
+    """Forget the dropped adapters that have no live requests and are neither resident nor in host memory."""
     for adapter_id in list(state.tiers.closing):
         adapter = state.adapters[adapter_id]
         if not (adapter.live or adapter.is_resident) and adapter.host is HostCopy.ABSENT:

@@ -1,4 +1,4 @@
-"""Configuration of the scheduling core: frozen, validated once. Every constant has its reason beside it."""
+"""Configuration of the scheduling core. Objects are frozen and validated once; each constant documents its reason."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def _check(owner: object, minimum: float, *names: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LaneGoals:
-    """What a lane promises, and what it refuses rather than break the promise.
+    """Latency goals of a lane, and the predicted wait beyond which the lane refuses a request.
 
     Raises:
         ValueError: a value is out of range; the message names it.
     """
 
     ttft_s: float
-    """Time to first token, in seconds from arrival. A request may ask for another, at least a quarter of it."""
+    """TTFT goal, in seconds from arrival. A request may ask for another goal, of at least a quarter of this one."""
     itl_s: float
-    """Time between two tokens, in seconds. A request may ask for another, at least a quarter of it."""
+    """ITL goal, in seconds. A request may ask for another goal, of at least a quarter of this one."""
     attainment: float = 0.99
-    """Share of requests and tokens that should be in time. Batch work shares steps with interactive ones just so far
-    that no more than the rest of the tokens are late."""
+    """Share of requests and tokens that should be in time. Batch work may share interactive steps only as far as the
+    remaining share of tokens (1 % by default) is late."""
     max_wait_s: float = 0.0
-    """A request predicted to wait longer than this before it runs is refused at once with the true Retry-After;
-    0: any wait is accepted. Setting it to `ttft_s` refuses whatever would miss its goal."""
+    """A request that is predicted to wait longer than this many seconds before it runs is refused at once, with the
+    predicted Retry-After. 0 accepts any wait. The value of `ttft_s` refuses each request that would miss its goal."""
 
     def __post_init__(self) -> None:
         _check(self, 0, "ttft_s", "itl_s", "max_wait_s")
@@ -57,129 +57,144 @@ class LaneGoals:
 
 
 STRICTEST_GOAL = 0.25
-"""Of the lane's goals: what a request may ask for at most, so that it cannot take the machine for itself."""
+"""Smallest multiple of the lane's goals that a request may ask for, so that it cannot take the machine for itself."""
 
 
 def goal_of(asked: float | None, promised: float) -> float:
-    """Seconds: what a request asks for, as far as its lane lets it."""
+    """Return the goal of a request in seconds: what it asks for, but at least `STRICTEST_GOAL` times its lane's goal.
+
+    Args:
+        asked: the request's own goal. None means that it asks for none and gets the lane's.
+        promised: the lane's goal.
+    """
     return promised if asked is None else max(asked, promised * STRICTEST_GOAL)
 
 
 INTERACTIVE_GOALS = LaneGoals(ttft_s=0.5, itl_s=0.1)
-"""MLPerf's conversational limits for 8B models (0.5 s, 30 to 100 ms): what people take for instant."""
+"""MLPerf's conversational limits for 8B models (0.5 s, 30 to 100 ms), which people perceive as instant."""
 BATCH_GOALS = LaneGoals(ttft_s=3600.0, itl_s=60.0, attainment=0.0)
-"""Nobody watches a batch: these only give its percentiles something to be measured against."""
+"""No user watches a batch: these goals only give its attainment something to be measured against."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """How a step is filled, who makes room and who goes first.
+    """Rules of the scheduler: how a step is filled, which sequences are preempted, and in which order requests start.
 
     Raises:
         ValueError: a value is out of range; the message names it.
     """
 
     scheduler: str = "continuous"
-    """continuous: requests join and leave at any step. static: `max_seqs` requests are gathered, start together, and
-    the next ones wait until the last has ended. dynamic: the same with whoever came within a window."""
+    """continuous: requests join and leave at any step. static: `max_seqs` requests are gathered and start together, and
+    the next ones wait until the last has ended. dynamic: like static, with the requests that came within `window_s`."""
     policy: str = "lanes"
-    """lanes: everything described here. fcfs, sjf (shortest job first) and priority: one queue in that order under a
-    static token budget, for comparison."""
+    """lanes: all rules of this class apply. fcfs (first come first served), sjf (shortest job first) and priority: one
+    queue in that order under a static token budget, for comparison."""
     window_s: float = 0.05
-    """Of `dynamic`: how long the first request of a batch waits for others. Of `static`: 20 times this, so that the
-    last requests of a run, too few for a batch, do not wait for ever."""
+    """Seconds that the first request of a `dynamic` batch waits for others. A `static` batch waits 20 times as long, so
+    that the last requests of a run, too few for a full batch, do not wait for ever."""
 
     ttft_stretch: float = 1.0
-    """Batch work may lengthen a step that carries a prompt of a higher lane to at most this multiple of what it would
-    take without. Nothing by default: prompts that come in bursts sit out every step before theirs, and 1.05 in
-    simulation of an H100 made the p99 of their TTFT 1.15 times as long on the Mooncake trace, for the same batch
-    throughput."""
+    """Batch work may lengthen a step that carries a prompt of a higher lane to at most this multiple of the step's
+    duration without batch work. By default it may not lengthen the step at all: prompts that come in bursts wait for
+    every step before theirs, and 1.05 in simulation of an H100 made the p99 of their TTFT 1.15 times as long on the
+    Mooncake trace, for the same batch throughput."""
     itl_stretch: float = 1.46
-    """The same for a step that carries only decodes of a higher lane: below 1.5, the goal for its p99, with room for
-    the steps in which it does not hold because a prompt was added."""
+    """Like `ttft_stretch`, for a step that carries only decodes of a higher lane. It is below 1.5, the goal for the p99
+    of the stretch, to leave room for the steps that exceed it because a prompt was added."""
     tail_share: float = 1.0
-    """A step with interactive decodes only may in any case last this share of the 98th percentile of those they would
-    be in without batch work: prompts of others make that tail, and batch work below it makes it no longer. Less keeps
-    typical tokens faster and costs batch throughput: on two cores, where a decode takes 27 ms and the tail is 76, batch
-    work kept 0.69 of it with 0 (every step within its stretch), and 0.88 with 1; simulated with 2,000 adapters on an
-    H100, 0.58 with 0.4 and 0.90 with 1."""
+    """A step whose interactive work is only decodes may always last this share of the tail, which is the 98th
+    percentile of the duration of the steps that the decodes would be in without batch work. Other requests' prompts
+    cause that tail, and batch work that stays below it makes it no longer. A lower value makes typical tokens faster
+    and costs batch throughput: on two cores, where a decode takes 27 ms and the tail is 76 ms, batch work kept 0.69 of
+    its throughput with 0 (each step within its stretch) and 0.88 with 1; in simulation of an H100 with 2,000 adapters,
+    0.58 with 0.4 and 0.90 with 1."""
     probe_every: int = 100
-    """One step in so many carries nothing beside its interactive work, so that it stays known what that takes without.
-    Measured: never seen alone, a step of 6.5 ms was believed to take 11, and stretched to 16."""
+    """Each step whose number is a multiple of this carries only interactive work, so that the model keeps learning how
+    long such work takes alone. Measured without such steps: the model believed that a step of 6.5 ms took 11 ms, and
+    batch work stretched it to 16 ms."""
     yield_stretch: float = 3.0
-    """A step without a higher lane lasts at most this multiple of a step of one decode, since a request that arrives
-    has to sit it out. Below 2 the weights are read for too few tokens; above 4 the wait is felt."""
+    """A step without work of a higher lane lasts at most this multiple of a step of one decode, because a request that
+    arrives has to wait for its end. Below 2 the weights are read for too few tokens; above 4 the wait is noticeable."""
     yield_bound_s: float = 0.25
-    """And never longer than this, however slow the device."""
+    """Upper bound, in seconds, of a step without work of a higher lane, however slow the device is."""
     min_chunk: int = 16
-    """Prompt tokens that an interactive prefill gets even when decodes are late, so that it cannot starve: a page."""
+    """Prompt tokens that an interactive prefill gets even when decodes are late, so that it cannot starve: one page."""
     full_chunk: float = 5.0
-    """Beside batch work, a step with an interactive prompt may always last this multiple of one decode's, and beyond it
-    only as long as the tail may be: cut shorter, more than a fifth of a prompt's time would go into reading the weights
-    again."""
+    """While there is batch work, a step with an interactive prompt may always last this multiple of a step of one
+    decode, and longer only up to the tail of interactive steps times `itl_stretch`. If it were cut shorter, more than a
+    fifth of a prompt's time would be spent on reading the weights again."""
     long_prompt_steps: float = 2.0
-    """A prompt that has more than so many full steps to go leaves half of each to others, and goes behind them: nobody
-    should sit out the 60 steps of 120,000 tokens."""
+    """A prompt that still needs more than this many full steps leaves half of each step to other requests and goes
+    behind them, so that no request has to wait for the 60 steps of a prompt of 120,000 tokens."""
     batch_floor: float = 0.03
-    """Share of device time over `floor_window_s` that batch work gets whatever the interactive lane would like, short
-    of a predicted miss: 2 s a minute keeps its clients' connections and deadlines alive."""
+    """Minimum share of device time over `floor_window_s` that batch work gets, even where interactive steps become
+    longer, unless an interactive token is predicted to be late. 2 s per minute keep the connections and deadlines of
+    batch clients alive."""
     floor_window_s: float = 60.0
 
     harvest_below: float = 0.7
-    """While batch deadlines need less than this share of the device time batch work has been getting, they are left
-    alone: grouping by adapter and prefix is worth more."""
+    """While batch deadlines need less than this share of the device time that batch work has been getting, they do not
+    affect the order of batch work, because grouping by adapter and prefix is worth more."""
     promote_from: float = 1.0
-    """From this need on, batch work is promoted: its floor becomes `promoted_share`."""
+    """Need of batch deadlines, in the same unit, from which on the floor of batch work is `promoted_share`."""
     promoted_share: float = 0.25
-    """Bounds what a flood of tight deadlines can take from the interactive lane."""
+    """Floor of promoted batch work, a share of device time. It bounds what a flood of tight deadlines can take from the
+    interactive lane."""
     deadline_margin: float = 0.05
-    """Share of the time left that is kept back for surprises."""
+    """Share of the time left until a deadline that is kept as a reserve."""
 
     preemption: str = "checkpoint"
-    """What becomes of a preempted sequence's KV. recompute: forgotten (but for the prefix cache). swap: copied to host
-    pages as it is preempted. checkpoint: copied page by page while it runs, so that yielding copies nothing."""
+    """How the KV of a preempted sequence is kept. recompute: it is dropped, except from the prefix cache. swap: it is
+    copied to host pages when the sequence is preempted. checkpoint: it is copied page by page while the sequence runs,
+    so that a preemption copies nothing."""
     checkpoint_pages: int = 2
-    """Pages copied to the host a step, at most. Decodes fill one page a sequence in `block_size` steps, so two keep up
-    with 32 of them at 16 tokens a page; a copy of a page is short beside a step."""
+    """Maximum number of pages that a step copies to the host as checkpoints. A decoding sequence fills one page in
+    `block_size` steps, so two pages per step suffice for 32 sequences at 16 tokens per page. A copy of a page is short
+    compared with a step."""
     max_preemptions: int = 3
-    """A sequence preempted this often is only taken again when nothing else is left: thrashing costs more than it
-    gives."""
+    """A sequence that was preempted this often is preempted again only if there is no other victim, because thrashing
+    costs more than it gains."""
     spare_progress: float = 0.95
-    """The same for one that has this share of its tokens: its pages come back by themselves in a moment."""
+    """A sequence that has computed this share of its tokens is spared in the same way, because it will soon end and
+    free its pages."""
     watermark: float = 0.01
-    """Share of pages a batch sequence leaves free when it starts, for those that run to grow into."""
+    """Share of the pages that a batch sequence leaves free when it starts, so that running sequences can grow."""
 
     hold_s: float = 300.0
-    """A cached prefix last used by the interactive lane is safe from batch work for so long: the pause after which
-    people rarely come back to a chat. (Holding idle adapters alike was tried: with 2,000 of them it took two thirds of
-    the batch throughput and gave 3 % of TTFT.)"""
+    """Seconds for which batch work may not evict a cached prefix that the interactive lane used last: after such a
+    pause people rarely come back to a chat. (Holding idle adapters in the same way was tried: with 2,000 adapters it
+    cost two thirds of the batch throughput and gained 3 % of TTFT.)"""
     hold_share: float = 0.5
-    """But never more of them than this share of the pages without an adapter: a batch must find room for itself."""
+    """Maximum number of prefix pages held in this way, as a share of the pages without an adapter, so that batch work
+    always finds room."""
     quantum_s: float = 0.05
-    """Device time one tenant may be ahead of another before locality (a resident adapter, a cached prefix) stops being
-    a reason to serve it first. Small beside a request, large beside a step."""
+    """Device seconds that one tenant may be ahead of another before locality (a resident adapter, a cached prefix) is
+    no longer a reason to serve it first. The quantum is small beside a request's cost and large beside a step's."""
     locality_window: int = 8
-    """Waiting requests of a tenant looked at for locality."""
+    """Number of a tenant's waiting requests that are compared by locality."""
     locality_share: float = 0.5
-    """Of its lane's goal for the first token, after which the first of them goes before more local ones. Measured on
-    two cores, 32 chats at once over 1,000 adapters: passed over for `adapter_age_s`, those whose adapter was in host
-    memory waited 1.9 s in the median, and the others 0.5."""
+    """After this share of its lane's TTFT goal, the first request in the window is no longer passed over for requests
+    with better locality. Measured on two cores, with 32 concurrent chats over 1,000 adapters, when the limit was
+    `adapter_age_s`: requests whose adapter was in host memory waited 1.9 s in the median, and the others 0.5 s."""
     priority_s: float = 10.0
-    """Waiting time that one step of `priority` is worth: priorities order requests of a tenant, and age."""
+    """Seconds of waiting time that one level of `priority` is worth. Priorities order the requests of a tenant, and a
+    waiting request of low priority eventually goes before newer requests of high priority."""
     adapter_age_s: float = 2.0
-    """A request that has waited this long for an adapter keeps others from starting with the resident adapter that is
-    served most, until it makes room."""
+    """Once a request has waited this many seconds for an adapter, no more sequences start with the resident adapter
+    that is served most, until that adapter can be evicted."""
 
     forgetting: float = 0.99
-    """Of the step-time model: a step counts for 1/e after a hundred others of its size, so that it follows a device
-    that heats up and not a moment's noise."""
+    """Factor by which the step-time model discounts a step with each later step of the same size: after a hundred of
+    them a step counts for 1/e, so that the model follows a device that heats up but not momentary noise."""
     knots: tuple[int, ...] = (32, 128, 512)
-    """Of the step-time model: numbers of tokens at which a token more may begin to cost more, as when the arithmetic
-    no longer hides behind reading the weights. That is at some 25 tokens on a CPU and 200 on an H100; four apart, they
-    are near enough to any device's."""
+    """Token counts above which the step-time model allows each further token to cost more, as when arithmetic is no
+    longer hidden behind reading the weights. This happens at about 25 tokens on a CPU and 200 on an H100; knots at a
+    ratio of four are close enough to any device's threshold."""
     margin_floor: float = 1.05
     margin_ceiling: float = 1.5
-    """Predictions are multiplied by the 95th percentile of actual / predicted over the last steps, within these."""
+    """Predictions are multiplied by the 95th percentile of actual / predicted duration over recent steps, clamped to
+    the range from `margin_floor` to `margin_ceiling`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "knots", tuple(self.knots))  # a list, where it comes from JSON
@@ -204,58 +219,58 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """Sizes and limits the planner works within.
+    """Sizes and limits that plans must respect.
 
     Raises:
         ValueError: a value is out of range; the message names it.
     """
 
     num_pages: int
-    """Pages in the pool. Page 0 is the null page: always zero, never handed out."""
+    """Pages in the pool. Page 0 is the null page: it is always zero and never allocated."""
     block_size: int = 16
-    """Tokens a page."""
+    """Tokens per page."""
     host_pages: int = 0
-    """Pages of host memory that preempted KV may be copied to; 0: none."""
+    """Pages of host memory for copies of preempted KV; 0 disables the copies."""
     max_seqs: int = 32
-    """Sequences running at once."""
+    """Maximum number of running sequences."""
     max_model_len: int = 2048
-    """Prompt and output tokens of one sequence."""
+    """Maximum number of prompt and output tokens of one sequence."""
     token_budget: int = 256
-    """Tokens computed a step, over all sequences: what the executor has memory for."""
+    """Maximum number of tokens computed in a step over all sequences, for which the executor has memory."""
     max_resident_adapters: int = 1024
-    """Rows of the adapter indirection table; what truly bounds residency is pages."""
+    """Rows of the adapter indirection table. In practice, pages are what limits the number of resident adapters."""
     min_kv_pages: int = 0
-    """Pages that adapters may never take. With 0 both compete for all of them, which wastes none: idle adapters yield
-    to KV, and those in use bring sequences that end."""
+    """Pages that adapters may never take. With 0, KV and adapters compete for all pages, so that none is wasted: idle
+    adapters are evicted for KV, and adapters in use belong to sequences that will end."""
     max_adapter_pages: int = 0
-    """Pages that adapters may take at most; 0: all but `min_kv_pages`."""
+    """Maximum number of pages for adapters; 0 means all pages except `min_kv_pages`."""
     host_adapter_bytes: int = 2 << 30
-    """Bound on packed adapters in host memory, those on their way there included."""
+    """Maximum size in bytes of the packed adapters in host memory, including adapters that are being fetched."""
     max_fetches: int = 4
-    """Adapters being read at a time: enough to keep a disk busy while others are packed. One is kept for the
-    interactive lane, so that a batch's fetches are never all in its way."""
+    """Maximum number of concurrent adapter fetches: enough to keep a disk busy while other adapters are packed. One of
+    them is reserved for the interactive lane, so that batch fetches never block all of its fetches."""
     prefetch_window: int = 32
-    """Waiting requests of a lane whose adapters are read and grammars prepared ahead: as many as an engine starts
-    at once."""
+    """Number of a lane's waiting requests for which adapters are fetched and grammars are prepared in advance: as many
+    as an engine starts at once."""
     max_preparations: int = 2
-    """Grammars being prepared at a time, one of them kept for the interactive lane: each takes a core from the steps,
-    for milliseconds as a rule and for a quarter of a second at worst."""
+    """Maximum number of concurrent grammar preparations, one of them reserved for the interactive lane. Each takes a
+    CPU core from the steps, usually for milliseconds and in the worst case for a quarter of a second."""
     grammar_bytes: int = 256 << 20
-    """Memory of the prepared grammars that live requests need, shared by tenants' weights; beyond it each tenant may
-    have one, and requests for others wait."""
+    """Bytes for the prepared grammars that live requests need, shared between tenants by weight. Beyond this limit each
+    tenant may have one grammar, and requests for further grammars wait."""
     adapter_half_life_s: float = 300.0
-    """A start counts half as much for keeping an adapter when it is so long ago: the pause after which people rarely
-    come back, as for `hold_s`."""
+    """Seconds after which a start with an adapter counts half as much for keeping that adapter: after such a pause
+    people rarely come back, as for `hold_s`."""
     fetch_backoff_s: float = 1.0
-    """After a failed fetch, requests for the adapter are refused for so long, twice as long after each further one: a
-    folder that is gone rarely comes back within a second, and asking costs a thread and a disk."""
+    """Seconds for which requests for an adapter are refused after its fetch failed, doubled with each further failure.
+    A missing folder rarely reappears within a second, and each attempt occupies a thread and the disk."""
     max_waiting: int = 10_000
-    """Requests in the waiting queue before new ones are refused, or take the place of one of a lower lane. Beyond it
-    each tenant may have one request waiting in each lane."""
+    """Number of waiting requests from which on a new request is refused or replaces a waiting request of a lower lane.
+    Beyond this limit, a tenant without waiting requests in a lane may still add one there."""
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True
     share_prefixes: bool = False
-    """Between tenants too, who may then find out what others have asked."""
+    """Whether tenants share cached prefixes, which may let a tenant find out what other tenants have asked."""
     interactive: LaneGoals = INTERACTIVE_GOALS
     batch: LaneGoals = BATCH_GOALS
     scheduling: Scheduling = Scheduling()
@@ -278,20 +293,20 @@ class CoreConfig:
 
     @property
     def adapter_pages(self) -> int:
-        """Pages that adapters may take together."""
+        """Maximum number of pages that all adapters together may take."""
         spare = max(0, self.usable_pages - self.min_kv_pages)
         return min(self.max_adapter_pages or spare, spare)
 
     @property
     def goals(self) -> tuple[LaneGoals, LaneGoals]:
-        """By lane."""
+        """Goals of the lanes, indexed by `Lane`."""
         return self.interactive, self.batch
 
     @property
     def long_prompt(self) -> float:
-        """Tokens from which a prompt takes many steps."""
+        """Number of remaining tokens above which a prompt counts as long (see `Scheduling.long_prompt_steps`)."""
         return self.scheduling.long_prompt_steps * self.token_budget
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold `num_tokens` tokens of KV."""
+        """Return the number of pages that hold `num_tokens` tokens of KV."""
         return -(-num_tokens // self.block_size)

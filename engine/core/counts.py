@@ -1,4 +1,4 @@
-"""Numbers as people write them: one reading for command lines, configuration files and specifications."""
+"""Parser for numbers as people write them, shared by command lines, configuration files and specifications."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 
 COUNT = re.compile(r"(\d+(?:\.\d+)?)([km]?)", re.ASCII | re.IGNORECASE)
 MAX_COUNT = 2**63 - 1
-"""What a signed 64-bit field of a message holds."""
+"""Largest value of a signed 64-bit field of a message."""
 MAX_TEXT = 64
-"""Characters."""
+"""Maximum length of a number, in characters."""
 SCALES = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
@@ -16,7 +16,7 @@ def parse_count(text: str) -> int:
     """Read a whole number such as `600`, `100k`, `1.5m`, `1_000` or `1,000`; k is a thousand and m a million.
 
     Raises:
-        ValueError: it is no such number, or not a whole one.
+        ValueError: the text is not such a number, is not a whole number, or is too large.
     """
     match = COUNT.fullmatch(re.sub(r"(?<=\d)[_,](?=\d)", "", text.strip())) if len(text) <= MAX_TEXT else None
     if match is not None:

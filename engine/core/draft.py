@@ -1,4 +1,4 @@
-"""A plan in the making: remembers what it has given and taken, so that whatever it adds next still fits."""
+"""A plan under construction: it tracks what it has allocated and freed so far, so that each addition still fits."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from engine.core.types import (
 )
 
 MOST_PASSED_OVER = 256
-"""Of a lane, in one plan. Looking at each costs microseconds, and a queue may have a hundred thousand."""
+"""Maximum number of waiting sequences of a lane that one plan looks at and passes over. Looking at each costs
+microseconds, and a queue may hold a hundred thousand."""
 
 
 class Draft:
-    """Builds one StepPlan. Reads the state and the policy, changes only itself."""
+    """Builds one StepPlan. It reads the state and the policy and changes neither."""
 
     def __init__(self, state: EngineState, policy: Policy, now: float) -> None:
         self._state = state
@@ -53,31 +54,33 @@ class Draft:
         self._grammars = GrammarBudget(state)
         self._clearing = Clearing(state, policy, self._budget, self._pages, self._adapters, self._host, self._chunks)
         self._draining: set[AdapterId] = set()
-        """Not started with any more, so that an adapter that has been waited for too long finds room."""
+        """Resident adapters that no more sequences start with, so that they become idle and make room for an adapter
+        that a request has been waiting for too long."""
         self._no_room = False
-        """Somebody of a higher lane found no room: nobody else starts."""
+        """An interactive sequence found no room, so that no further sequence starts in this plan."""
         self._too_many = dict.fromkeys(Lane, 1 << 30)
-        """Pages of an adapter that found no room for a lane: nor does a larger one."""
+        """Size in pages of the last adapter that found no room, by lane. An adapter of at least that size finds none
+        either."""
         self._passed_over = 0
-        """Waiting sequences looked at and left where they are, because of their adapters or grammars."""
+        """Number of this lane's waiting sequences that were passed over because of their adapters or grammars."""
         self._promised: set[PrefixKey] = set()
         self._admitted: dict[str, Admission] = {}
         self._restores: list[PageCopy] = []
 
     def enter(self, lane: Lane) -> None:
-        """From now on it is this lane's turn."""
+        """Begin with a lane: all further calls of `advance` and `start` are for its sequences."""
         self._lane = lane
         self._budget.enter(lane)
         self._passed_over = 0
 
     @property
     def takes_new(self) -> bool:
-        """Somebody waiting in this lane may start. A quick no spares looking at all of them."""
+        """Whether waiting sequences of this lane may start at all; a cheap check before looking at each of them."""
         is_full = self._lane is not Lane.INTERACTIVE and self._clearing.slots_left <= 0
         return not (self._no_room or is_full) and (self._budget.is_open or self._policy.gathers)
 
     def advance(self, seq: Sequence) -> None:
-        """Gives a running sequence its next chunk; if it cannot have the pages it must have, it is preempted itself."""
+        """Schedule the next chunk of a running sequence. If no room can be made for its pages, it is preempted."""
         if seq.waits_for_token or seq.id in self._clearing.preempted:
             return
         start = seq.num_computed
@@ -94,7 +97,11 @@ class Draft:
             self._clearing.preempt(seq, Cause.PAGES)
 
     def start(self, seq: Sequence) -> bool:
-        """Starts a waiting sequence, its adapter included. False: no room, and nobody behind it may start either."""
+        """Start a waiting sequence and load its adapter, or pass it over.
+
+        Returns:
+            Whether sequences behind it may still start. False means that the lane starts no more in this plan.
+        """
         if not self.takes_new:
             return False
         if self._state.grammars.blocks(seq.request.params.grammar):
@@ -110,7 +117,7 @@ class Draft:
         return self._start_with(adapter, seq)
 
     def fetch_ahead(self, lane: Lane, waiting: Iterable[Sequence]) -> None:
-        """Begins to read the adapters of those of a lane who would start next."""
+        """Plan fetches of the missing adapters of the waiting sequences of a lane that would start next."""
         if not self._fetches.is_open(lane):
             return
         still_waiting = (seq for seq in waiting if seq.id not in self._admitted)
@@ -125,7 +132,7 @@ class Draft:
                 return
 
     def prepare_ahead(self, lane: Lane, waiting: Iterable[Sequence]) -> None:
-        """Begins to prepare the grammars of those of a lane who would start next."""
+        """Plan preparations of the grammars of the waiting sequences of a lane that would start next."""
         if self._grammars.is_open(lane):
             for seq in islice(waiting, self._config.prefetch_window):
                 self._grammars.prepare(seq.request, lane)
@@ -165,12 +172,13 @@ class Draft:
         self._chunks[seq.id] = ScheduledChunk(seq.id, start, num_tokens, new_pages, samples)
 
     def _pass_over(self) -> bool:
-        """Those behind may start, as long as not too many have been looked at for nothing."""
+        """Count a sequence that is passed over. Returns whether the sequences behind it may still be looked at."""
         self._passed_over += 1
         return self._passed_over < MOST_PASSED_OVER
 
     def _start_with(self, adapter: Adapter, seq: Sequence) -> bool:
-        """Starts a sequence and the copy of its adapter from host memory, both or neither."""
+        """Try to start a sequence together with the copy of its adapter from host memory. Returns whether sequences
+        behind it may still start."""
         if adapter.num_pages >= self._too_many[seq.lane]:
             return self._pass_over()
         if not self._budget.fits_pages(adapter.num_pages, is_old=self._is_old(seq)):
@@ -182,7 +190,18 @@ class Draft:
         return self._pass_over()
 
     def _admit(self, seq: Sequence, load: Adapter | None = None) -> bool:
-        """Takes pages for every known token at once, so that sequences half-way through a prompt never fight."""
+        """Start a sequence if it gets tokens, room and, where needed, time for the copy of its adapter.
+
+        It takes the pages of all its known tokens at once, so that sequences in the middle of their prompts never
+        compete for pages.
+
+        Args:
+            load: the adapter to copy to the device; None means that no copy is needed.
+
+        Returns:
+            Whether sequences behind it may still start. This is also True if the sequence is skipped because another
+            one is computing its next prefix page.
+        """
         keys = self._keys(seq)
         cached = self._pages.still_cached(self._state.prefix.match(keys)) if self._config.prefix_caching else []
         restorable = self._host.match(keys[len(cached) :])
@@ -224,8 +243,8 @@ class Draft:
             self._adapters.start(seq.request.adapter)
 
     def _load_alone(self, adapter: Adapter, seq: Sequence) -> None:
-        """There is time for the copy and for nothing beside it, as often in steps that batch work shares: it starts in
-        the next one."""
+        """Load the adapter of a batch sequence without starting the sequence, which then starts in the next step. A
+        step that batch work shares often has time for the copy and for nothing else."""
         if seq.lane is not Lane.INTERACTIVE and self._clearing.make(_room_of(adapter), seq, Cause.ADAPTER):
             self._budget.move_pages(adapter.num_pages)
             self._load(adapter, seq)
@@ -236,13 +255,14 @@ class Draft:
         self._fetches.kept.add(adapter.id)
 
     def _keys(self, seq: Sequence) -> list[PrefixKey]:
-        """Of the pages whose content may be known already, leaving at least one token to compute."""
+        """Return the prefix keys of the pages that may be cached already. At least one token is left to compute."""
         if not (self._config.prefix_caching or self._state.host.num_pages):
             return []
         return page_keys(seq, (len(seq.tokens) - 1) // self._config.block_size, self._config.block_size)
 
     def _is_promised(self, key: PrefixKey, seq: Sequence) -> bool:
-        """Somebody who is served no later is computing this page: waiting for it is cheaper than doing it again."""
+        """Return whether a sequence of the same lane or a higher one is computing the page of this key, so that waiting
+        for the page is cheaper than computing it again."""
         if not self._config.prefix_caching:
             return False
         owner = self._state.running.get(self._state.prefix.promised.get(key, ""))
@@ -255,22 +275,24 @@ class Draft:
         self._budget.move_pages(len(host_pages))
 
     def _make_way(self, adapter: Adapter, seq: Sequence) -> None:
-        """There is no room for an adapter. Who has waited long enough ends the reign of the one served most."""
+        """Handle an adapter that finds no room. If its sequence has waited too long, reserve room for the adapter and
+        let no more sequences start with the adapter in use that is served most."""
         if not self._is_old(seq):
             return
         candidates = [a for a in self._adapters.in_use(seq.lane, self._state.running) if not a.pinned]
         if candidates:
             self._clearing.reserved = self._clearing.reserved.plus(_room_of(adapter))
-            # By size of number: while one drains another is served more, and turning to that one would empty neither.
+            # By order of magnitude: while one adapter drains, another gets more starts, and switching to that one would
+            # empty neither.
             self._draining.add(max(candidates, key=lambda other: (other.num_starts.bit_length(), other.id)).id)
 
     def _is_old(self, seq: Sequence) -> bool:
-        """It has waited for its adapter as long as it should."""
+        """Return whether a sequence has been waiting for `adapter_age_s` or longer."""
         return self._now - seq.request.arrival >= self._config.scheduling.adapter_age_s
 
 
 def _room_of(adapter: Adapter) -> Room:
-    """What its copy takes."""
+    """Return the room that the copy of an adapter on the device takes."""
     return Room(adapter.num_pages, 0, adapter.num_pages, 1)
 
 

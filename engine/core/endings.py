@@ -1,4 +1,4 @@
-"""When an answer is over."""
+"""Decides when an answer is complete."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from engine.core.types import FinishReason
 
 
 def finish_reason(seq: Sequence, eos_token_ids: tuple[int, ...], max_model_len: int) -> FinishReason | None:
-    """Whether the newest token ends the sequence. An EOS that a grammar allows does: nothing may follow it."""
+    """Return why the newest token ends the sequence. None means that the sequence goes on.
+
+    With a grammar, an EOS token always ends the sequence, because no token may follow it.
+    """
     params, token = seq.request.params, seq.tokens[-1]
     if params.grammar is not None and token in eos_token_ids:
         return FinishReason.STOP

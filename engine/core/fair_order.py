@@ -1,10 +1,12 @@
-"""In which order a lane's waiting requests are offered to the planner: fair between tenants, local within a quantum.
+"""The order in which a lane's waiting requests are offered to the planner: fair between tenants, then by locality.
 
-Virtual token counters (accounts.py) say who goes first; among tenants less than a quantum apart, and within a tenant's
-own first few requests, those go first whose adapter is resident and whose prefix is cached (after Cao et al.,
-"Locality-aware Fair Scheduling in LLM Serving", 2025). Batch work whose deadlines press goes by deadline instead.
+Virtual token counters (accounts.py) decide which tenant goes first. Among tenants whose counters are less than a
+quantum apart, and among the first few requests of a tenant, requests go first whose adapter is resident and whose
+prefix is cached (after Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025). While batch deadlines press,
+batch requests go by deadline instead.
 
-Everything is lazy: the planner stops asking when the step is full, and a queue of ten thousand costs what is looked at.
+All orders are lazy iterators: the planner stops when the step is full, so that a queue of ten thousand requests costs
+only as much as the requests that are looked at.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from engine.core.types import Lane
 
 
 def fair_order(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]:
-    """Waiting sequences of a lane, the first to be started first."""
+    """Yield the waiting sequences of a lane in the order in which they should start."""
     pressing = lane is not Lane.INTERACTIVE and state.ledger.need >= state.config.scheduling.harvest_below
     if not pressing:
         yield from _by_tenant(state, lane, now)
@@ -49,15 +51,15 @@ def _by_tenant(state: EngineState, lane: Lane, now: float) -> Iterator[Sequence]
         seq = next(queues[tenant], None)
         if seq is not None:
             yield seq
-            # It will be charged when it has run; until then the plan must not give this tenant everything.
+            # The tenant is charged after the step; until then the plan must not give it everything.
             heappush(heap, entry(tenant, served + ledger.price(len(seq.tokens), 0) / seq.request.weight))
 
 
 def _holding(state: EngineState, lane: Lane) -> Counter[str]:
     """Return how many sequences of a lane each tenant runs if all slots are taken, and no counts otherwise.
 
-    Only a tenant within its share can take a slot then. A tenant that has just come back is lifted to the same counter
-    as the others, so that without these counts another tenant could be looked at first, fail, and end the search.
+    If all slots are taken, only a tenant within its share can take one. A tenant that has just returned has the same
+    counter as the others, so that without these counts another tenant could be tried first, fail, and end the search.
     """
     if len(state.running) < state.config.max_seqs:
         return Counter()
@@ -65,7 +67,8 @@ def _holding(state: EngineState, lane: Lane) -> Counter[str]:
 
 
 def _local_first(state: EngineState, queue: Iterable[Sequence], now: float) -> Iterator[Sequence]:
-    """A tenant's requests, the most local of the next few first, unless the first has waited long enough."""
+    """Yield a tenant's requests: of the next few, the one with the best locality, unless the first has waited too
+    long."""
     rules, rest = state.config.scheduling, iter(queue)
     window = list(islice(rest, rules.locality_window))
     while window:
@@ -89,7 +92,10 @@ def _most_local(state: EngineState, window: list[Sequence], old: float) -> int:
 
 
 def _locality(state: EngineState, seq: Sequence) -> int:
-    """2: its adapter is resident (or it needs none) and its first page cached; 1: only the former; 0: neither."""
+    """Return 0 if a sequence's adapter is not resident, 2 if its first page is cached too, and otherwise 1.
+
+    A sequence without an adapter counts as one whose adapter is resident.
+    """
     if seq.request.adapter and not state.adapters[seq.request.adapter].is_resident:
         return 0
     size = state.config.block_size

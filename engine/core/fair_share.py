@@ -6,9 +6,9 @@ run or wait in the lane. A tenant that stays within the fair level takes room fr
 a tenant whose answers fill every slot makes the others wait until one of its answers ends: 17 s in place of 0.4 s with
 64 answers of 200 tokens on two CPU cores.
 
-A tenant that is alone may use everything. No newcomer takes a tenant's last sequence, and none is brought below the
-fair level by more than one sequence. A sequence that grows keeps to the same shares: a tenant above the fair level
-takes no pages from a tenant within it, or the two would preempt each other in turns.
+A tenant that is alone may use everything. No newcomer takes a tenant's last sequence, and no tenant is brought below
+the fair level by more than one sequence. A sequence that grows keeps to the same shares: a tenant above the fair level
+takes no pages from a tenant within it, because the two would otherwise preempt each other in turns.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from engine.core.victims import cheapest_first
 
 
 class LaneShares:
-    """What the tenants of a lane hold at one moment."""
+    """Snapshot of the slots and pages that the tenants of a lane hold."""
 
     def __init__(self, state: EngineState, lane: Lane) -> None:
         self._config = state.config
         self._pages = max(1, state.config.usable_pages - state.adapter_pages)
         self._waiting = state.waiting.groups(lane)
         self.held: dict[str, list[Sequence]] = {}
-        """The running sequences of each tenant."""
+        """Running sequences of each tenant."""
         for seq in state.running.values():
             if seq.lane is lane:
                 self.held.setdefault(seq.request.tenant, []).append(seq)
@@ -40,14 +40,14 @@ class LaneShares:
         self.fair = 1.0 / (sum(self._weights.values()) or 1.0)
 
     def level(self, tenant: str, slots: int, pages: int) -> float:
-        """Return a tenant's level if it held so many slots and pages."""
+        """Return the level that a tenant would have with the given numbers of slots and pages."""
         return max(slots / self._config.max_seqs, pages / self._pages) / self._weights.get(tenant, 1.0)
 
     def level_of(self, tenant: str, held: Listed[Sequence]) -> float:
         return self.level(tenant, len(held), sum(map(self.num_pages, held)))
 
     def num_pages(self, seq: Sequence) -> int:
-        """Return the pages of a sequence. Those that several sequences share count for each."""
+        """Return the number of pages of a sequence. A page that several sequences share counts for each of them."""
         return max(len(seq.pages), self._config.pages_for(len(seq.tokens)))
 
     def above(self) -> Set[str]:
@@ -56,23 +56,23 @@ class LaneShares:
 
     @cached_property
     def crowding(self) -> Set[str]:
-        """The tenants that hold more than their share, or run something and have more waiting."""
+        """Tenants that hold more than their share, or that have both running and waiting sequences in the lane."""
         return self.above() | (self.held.keys() & self._waiting.keys())
 
     def is_only_request(self, seq: Sequence) -> bool:
-        """Return whether its tenant has no other sequence in the lane."""
+        """Return whether a sequence is the only one of its tenant in the lane, running or waiting."""
         tenant = seq.request.tenant
         return all(other is seq for other in (*self.held.get(tenant, ()), *self._waiting.get(tenant, ())[:2]))
 
 
 def displaceable(state: EngineState, needy: Sequence) -> Iterator[Sequence]:
-    """Yield the running sequences that make room for a waiting one, from the tenant that is farthest above its share,
-    the cheapest to preempt first."""
+    """Yield the running sequences that may be preempted for a waiting one of another tenant, from the tenant that is
+    farthest above its share, the cheapest to preempt first."""
     shares = LaneShares(state, needy.lane)
     tenant = needy.request.tenant
     own = shares.held.pop(tenant, [])
     is_too_much = shares.level_of(tenant, [*own, needy]) > shares.fair
-    # A tenant's first sequence may be larger than its share, but not for ever at the others' cost.
+    # A tenant's first sequence may exceed the share, but not after it has been preempted too often.
     if is_too_much and (own or needy.num_preemptions >= state.config.scheduling.max_preemptions):
         return
     slots = {other: len(held) for other, held in shares.held.items() if len(held) > 1}
@@ -93,8 +93,11 @@ def displaceable(state: EngineState, needy: Sequence) -> Iterator[Sequence]:
 
 
 def within_shares(state: EngineState, needy: Sequence, victims: list[Sequence]) -> list[Sequence]:
-    """Return which of the victims yield pages to a running sequence that grows, in their order: for a tenant above the
-    fair level only those of such tenants, and for others those first."""
+    """Filter or reorder the victims that free pages for a running sequence that grows, according to the shares.
+
+    A tenant above the fair level takes pages only from such tenants, in the given order. Any other tenant takes from
+    them first and from the remaining victims afterwards.
+    """
     shares = LaneShares(state, needy.lane)
     if len(shares.held) < 2:
         return victims

@@ -1,4 +1,4 @@
-"""What a plan does with host memory: which adapters are read into it, and which copies leave it for them."""
+"""A plan's use of the host memory for adapters: which adapters are fetched, and which copies are freed for them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from engine.core.types import AdapterFetch, AdapterId, Lane
 
 
 class FetchBudget:
-    """An overlay over the host tier of adapters, which it leaves as it is.
+    """An overlay over the host tier of adapters, which itself is not changed.
 
-    Bytes are reserved when a fetch is planned, so that what is in host memory and what is on its way there never
-    exceed the bound together.
+    Bytes are reserved when a fetch is planned, so that the adapters in host memory and those being fetched together
+    never exceed the capacity.
 
     Attributes:
-        fetches: begun by this plan.
-        dropped: copies it gives up.
-        kept: adapters whose copy it needs, and those of waiting sequences already looked at.
+        fetches: fetches that this plan starts.
+        dropped: adapters whose copy in host memory this plan frees.
+        kept: adapters whose copy this plan needs, and those of waiting sequences that it has looked at.
     """
 
     def __init__(self, state: EngineState) -> None:
@@ -29,36 +29,44 @@ class FetchBudget:
         self.kept: set[AdapterId] = set()
 
     def is_open(self, lane: Lane) -> bool:
-        """Somebody waits for a fetch, and one more may be under way for this lane."""
+        """Return whether an adapter is missing and one more fetch may be under way for this lane."""
         most = self._most if lane is Lane.INTERACTIVE else max(1, self._most - 1)
         under_way = len(self._tiers.fetching) + len(self.fetches)
         return under_way < most and len(self._tiers.missing) > len(self.fetches)
 
     def is_held(self, adapter: Adapter) -> bool:
-        """Its copy is there, and stays."""
+        """Return whether an adapter is in host memory and this plan does not free its copy."""
         return adapter.host is HostCopy.PRESENT and adapter.id not in self.dropped
 
     def fetch(self, adapter: Adapter, *, is_old: bool) -> None:
-        """Begins to read an adapter, if there is room for it; who has waited long takes it from those behind."""
+        """Plan the fetch of an adapter if there is room for it.
+
+        Args:
+            is_old: the request has waited so long that copies which requests behind it need may be freed for it.
+        """
         if adapter.id in self.fetches or not self._make_room(adapter.num_bytes, is_old=is_old):
             return
         self._free -= adapter.num_bytes
         self.fetches[adapter.id] = AdapterFetch(adapter.id, adapter.path, adapter.num_bytes)
 
     def drop_closed(self) -> None:
-        """Copies of dropped adapters are given up as soon as nobody needs them."""
+        """Free the copies of dropped adapters that have no live requests."""
         for name in self._tiers.closing:
             adapter = self._adapters[name]
             if not adapter.live and self.is_held(adapter):
                 self.dropped[name] = None
 
     def cancelled(self) -> tuple[AdapterId, ...]:
-        """Fetches under way that nobody waits for any more."""
+        """Return the adapters whose fetch is under way and that no live request needs any more."""
         under_way = (self._adapters[name] for name in self._tiers.fetching)
         return tuple(a.id for a in under_way if not a.live and a.host is HostCopy.FETCHING)
 
     def _make_room(self, num_bytes: int, *, is_old: bool) -> bool:
-        """Gives up the copies that are worth least. False, with nothing done, if they are not enough."""
+        """Free the copies of least worth until `num_bytes` bytes are free.
+
+        Returns False, and frees nothing, if the copies that may be freed are not enough. Copies that a waiting request
+        needs may be freed only if `is_old`.
+        """
         chosen: list[AdapterId] = []
         gain = self._free
         for name in self._tiers.hosted:

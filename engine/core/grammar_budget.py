@@ -1,4 +1,4 @@
-"""Which grammars a plan begins to have prepared, within what their tenants may have in memory."""
+"""Grammar preparations that a plan starts, within the memory that tenants may hold."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from engine.core.state import EngineState
 from engine.core.types import Lane, Request
 
 BATCH_SHARE = 0.5
-"""Part of the memory that the batch lane may fill: its requests may hold grammars for hours, and what is left is the
-interactive lane's."""
+"""Share of the memory that the batch lane may fill. Batch requests may hold grammars for hours; the remaining memory is
+reserved for the interactive lane."""
 
 
 class GrammarBudget:
-    """An overlay over the grammars, which it leaves as they are.
+    """An overlay over the grammars, which themselves are not changed.
 
-    A grammar that finds no memory is begun with later: its requests wait in the queue until others have ended.
+    A grammar that finds no memory is prepared later: its requests wait in the queue until other requests have ended.
 
     Attributes:
-        prepared: grammars that this plan begins with, each with the request whose tenant is charged.
+        prepared: grammars whose preparation this plan starts, each with the request whose tenant is charged.
     """
 
     def __init__(self, state: EngineState) -> None:
@@ -34,7 +34,7 @@ class GrammarBudget:
         return self._under_way + len(self.prepared) < most and self._wanted > len(self.prepared)
 
     def prepare(self, request: Request, lane: Lane) -> None:
-        """Begin with a request's grammar if nothing has been begun for it, while the lane and the tenant may."""
+        """Plan the preparation of a request's grammar, unless it was started before or lane or tenant has no room."""
         grammar = request.params.grammar
         if grammar is None or grammar in self.prepared or self._grammars.stage(grammar) is not Stage.WANTED:
             return
@@ -44,8 +44,8 @@ class GrammarBudget:
     def _has_memory(self, request: Request, lane: Lane) -> bool:
         """Return whether the tenant may have one more grammar in memory.
 
-        Beyond the capacity a plan begins at most one grammar for each tenant: how much memory the tenant will hold
-        afterwards is known only when the grammar has been prepared.
+        Beyond the capacity a plan starts at most one preparation for each tenant, because the memory that the tenant
+        will hold afterwards is known only when the grammar has been prepared.
         """
         capacity = self._bytes if lane is Lane.INTERACTIVE else max(1, int(self._bytes * BATCH_SHARE))
         amount = LEAST_BYTES * (len(self.prepared) + 1)

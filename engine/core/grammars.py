@@ -1,12 +1,12 @@
-"""Grammars that answers must follow: which are needed, which have been prepared outside the core, and what they hold.
+"""Grammars that answers must follow: which are needed, which are prepared (outside the core), and their memory.
 
     WANTED --planned--> UNDER_WAY --GrammarReady--> READY
 
-A grammar is known while a live sequence needs it; the core does not know what its text means. A sequence whose grammar
-is not ready stays in the queue, and those behind it go on.
+A grammar is known while a live sequence needs it; the core does not interpret its text. A sequence whose grammar is not
+ready stays in the queue, and sequences behind it may start.
 
-A prepared grammar holds memory, which is charged to the tenant whose request had it prepared until no live sequence
-needs it. `grammar_budget` shares that memory out by tenants' weights.
+A prepared grammar holds memory. Until no live sequence needs the grammar, this memory is charged to the tenant whose
+request had it prepared. `grammar_budget` divides the memory between tenants by weight.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from enum import Enum
 from engine.core.shares import Shares
 
 LEAST_BYTES = 4 << 20
-"""Charged for a grammar until its size is known, and at least. Typical ones hold 1 MB when they are ready and grow by
-some as answers follow them, hostile ones up to 40 MB; a bound on the memory thus bounds the number of grammars."""
+"""Bytes charged for a grammar until its size is known, and the minimum charge afterwards, so that a bound on the memory
+also bounds the number of grammars. Typical grammars hold 1 MB when they are ready and grow slightly as answers follow
+them; hostile ones hold up to 40 MB."""
 
 
 class GrammarKind(Enum):
-    """What a grammar's text is written in."""
+    """Language in which a grammar's text is written."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -32,7 +33,7 @@ class GrammarKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Equal texts of one kind are one grammar."""
+    """A grammar, identified by kind and text: requests with equal kind and text share one prepared grammar."""
 
     kind: GrammarKind
     text: str
@@ -47,26 +48,26 @@ class Stage(Enum):
 @dataclass(slots=True)
 class _Entry:
     live: int = 0
-    """Sequences that need it, waiting or running."""
+    """Number of sequences that need the grammar, waiting or running."""
     stage: Stage = Stage.WANTED
     tenant: str = ""
     weight: float = 1.0
     """The weight of the tenant that is charged for the memory, set when the preparation begins."""
     num_bytes: int = 0
-    """What that tenant is charged."""
+    """Bytes charged to that tenant."""
 
 
 class Grammars:
-    """The books. `commit.py` and `apply.py` are the only writers."""
+    """All known grammars, their stages and their memory. Only `commit.py` and `apply.py` change them."""
 
     def __init__(self) -> None:
         self._known: dict[Grammar, _Entry] = {}
         self._stages: Counter[Stage] = Counter()
-        """How many of the known grammars are in each stage."""
+        """Number of known grammars in each stage."""
         self.memory = Shares()
         """Bytes that prepared grammars hold, by the tenant that is charged."""
         self.forgotten: list[Grammar] = []
-        """No sequence has needed these since the last plan: the executor may forget them."""
+        """Grammars that have lost their last sequence since the last plan: the executor may forget them."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -79,7 +80,7 @@ class Grammars:
         return {grammar: entry.live for grammar, entry in self._known.items()}
 
     def charges(self) -> dict[Grammar, int]:
-        """Return the bytes that are charged for each grammar that has been begun with."""
+        """Return the bytes charged for each grammar whose preparation was started."""
         return {grammar: entry.num_bytes for grammar, entry in self._known.items() if entry.stage is not Stage.WANTED}
 
     def stage(self, grammar: Grammar) -> Stage:
@@ -99,7 +100,7 @@ class Grammars:
         self._known[grammar].live += 1
 
     def leave(self, grammar: Grammar | None) -> None:
-        """Count a sequence that has ended."""
+        """Count a sequence that has ended, and forget its grammar if it was the last that needs it."""
         if grammar is None:
             return
         entry = self._known[grammar]
@@ -112,15 +113,21 @@ class Grammars:
                 self.forgotten.append(grammar)
 
     def begin(self, grammar: Grammar, tenant: str, weight: float) -> None:
-        """Have a tenant charged for a grammar that is being prepared from now on."""
+        """Note that the preparation of a grammar starts, and charge a tenant for it."""
         entry = self._known[grammar]
         self._move(entry, Stage.UNDER_WAY)
         entry.tenant, entry.weight = tenant, weight
         self._charge(entry, LEAST_BYTES)
 
     def take_answer(self, grammar: Grammar, num_bytes: int = 0) -> bool:
-        """The grammar is ready and holds so many bytes, or will never be ready. Returns False if no sequence waits for
-        it any more."""
+        """Note that the preparation of a grammar has ended, successfully or not. Both outcomes set its stage to READY.
+
+        Args:
+            num_bytes: memory that the prepared grammar holds.
+
+        Returns:
+            False if no preparation was under way, or if no sequence needs the grammar any more.
+        """
         entry = self._known.get(grammar)
         if entry is None or entry.stage is not Stage.UNDER_WAY:
             return False

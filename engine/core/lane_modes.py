@@ -1,5 +1,4 @@
-"""What an operator may do to a whole lane, and to single requests: pause, drain, promise, cancel. Called between two
-steps."""
+"""Operations of an operator: set the mode or the goals of a lane, and cancel requests. They run between two steps."""
 
 from __future__ import annotations
 
@@ -13,7 +12,11 @@ from engine.core.types import ErrorCode, Lane, LaneMode, Refusal
 
 
 def set_mode(state: EngineState, lane: Lane, mode: LaneMode) -> None:
-    """From the next plan on. Raises ValueError: a policy with one queue for all has no lane to stop."""
+    """Set the mode of a lane, effective from the next plan on.
+
+    Raises:
+        ValueError: the policy has one queue for all lanes, so that no single lane can be stopped.
+    """
     policy = state.config.scheduling.policy
     if policy != "lanes":
         raise ValueError(f"scheduling.policy {policy} has one queue for all lanes")
@@ -21,13 +24,13 @@ def set_mode(state: EngineState, lane: Lane, mode: LaneMode) -> None:
 
 
 def set_goals(state: EngineState, lane: Lane, goals: LaneGoals) -> None:
-    """What the lane promises from now on; tokens that are due already stay due when they were."""
+    """Set the goals of a lane. The due times of tokens that are already expected do not change."""
     interactive, batch = (goals if each is lane else state.config.goals[each] for each in Lane)
     state.config = replace(state.config, interactive=interactive, batch=batch)
 
 
 def cancel(state: EngineState, request_ids: Iterable[str]) -> int:
-    """Ends those that still live, wherever they are; returns how many did. Naming one twice ends it once."""
+    """Cancel the requests that are still live, waiting or running. Returns their number; duplicate ids count once."""
     found = [state.sequences[request_id] for request_id in dict.fromkeys(request_ids) if request_id in state.sequences]
     for seq in found:
         finish_early(state, seq, Refusal(ErrorCode.CANCELLED, "an administrator cancelled the request"))

@@ -1,8 +1,9 @@
 """Non-negative least squares on normal equations, for a dozen unknowns, in plain Python.
 
-Lawson and Hanson's active set method (Solving Least Squares Problems, 1974, chapter 23), started from the unknowns that
-were positive last time: most solutions then take one elimination. Coordinate descent is shorter and was tried first; on
-terms that nearly depend on each other, as a step's do, it stopped a fifth short of the answer.
+It uses Lawson and Hanson's active set method (Solving Least Squares Problems, 1974, chapter 23), started from the
+unknowns that were positive in the previous solution, so that most solutions take one elimination. Coordinate descent is
+shorter and was tried first, but for nearly collinear terms, such as those of a step, it stopped a fifth short of the
+answer.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ Matrix = list[list[float]]
 
 TOLERANCE = 1e-9
 MOST_CHANGES = 40
-"""Of the active set: many times what a dozen unknowns need, so that rounding cannot make it go round for ever."""
+"""Maximum number of changes to the active set: many times what a dozen unknowns need, so that rounding errors cannot
+cause an endless loop."""
 
 
 def non_negative_solution(normal: Matrix, right: list[float], start: list[float]) -> list[float]:
-    """The x >= 0 that comes nearest to normal @ x = right.
+    """Return the x >= 0 that minimizes x @ normal @ x / 2 - right @ x.
 
     Args:
-        normal: symmetric and positive definite.
-        start: a solution of a problem like this one; says which unknowns to begin with.
+        normal: symmetric and positive definite matrix.
+        start: solution of a similar problem. Its positive unknowns are the first ones to be free.
     """
     count = len(right)
     free = {i for i in range(count) if start[i] > 0}
@@ -35,7 +37,8 @@ def non_negative_solution(normal: Matrix, right: list[float], start: list[float]
 
 
 def _advance(normal: Matrix, right: list[float], free: set[int], x: list[float]) -> list[float]:
-    """The solution in the free unknowns, giving up (in place) those that would become negative on the way there."""
+    """Move from x to the solution in the free unknowns. Unknowns that would become negative are removed from `free`, in
+    place, and set to 0."""
     while free:
         order = sorted(free)
         target = dict(zip(order, eliminate(normal, right, order), strict=True))
@@ -49,7 +52,10 @@ def _advance(normal: Matrix, right: list[float], free: set[int], x: list[float])
 
 
 def eliminate(normal: Matrix, right: list[float], order: list[int]) -> list[float]:
-    """Solves the rows and columns in `order` by Gaussian elimination; positive definite, so without pivots."""
+    """Solve the system of the rows and columns in `order` by Gaussian elimination.
+
+    The matrix is positive definite, so that no pivoting is needed. The solution has the order of `order`.
+    """
     rows = [[*(normal[i][j] for j in order), right[i]] for i in order]
     for k, pivot in enumerate(rows):
         for row in rows[k + 1 :]:

@@ -1,6 +1,6 @@
-"""The books of device time: what steps took, whom it is charged to, what a token costs, and whether promises are kept.
+"""Accounting of device time: durations of steps, charges to tenants, cost of tokens, and attainment of latency goals.
 
-Everything that is measured while running and decides something later is here; `commit.py` calls it between steps.
+It holds all measurements of the running engine that later decisions use; `commit.py` updates it between steps.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from engine.core.types import AdapterId, Lane, ScheduledChunk
 from engine.core.under_way import StepUnderWay
 
 SMOOTHING = 0.05
-"""Weight of the newest step in a price: some twenty steps of memory."""
+"""Weight of the newest step in a smoothed price, which thus remembers about twenty steps."""
 LEAST_GROWTH = 0.001
-"""Of courtesy, in powers of two a step: for goals that allow of no late token at all."""
+"""Minimum growth of courtesy in powers of two per step, for goals that allow no late token at all."""
 LEAST_COURTESY = 0.02
-"""From which it is back in a few hundred steps when things have become better."""
+"""Minimum of courtesy, from which it recovers in a few hundred steps when no more tokens are late."""
 EVENTS_REMEMBERED = 500
-"""Behind an attainment: enough for a 99 % goal to mean something, few enough to forget a bad minute."""
+"""Number of events that an attainment averages over: enough for a 99 % goal, and few enough to forget a bad minute."""
 STEPS_REMEMBERED = 2000
-"""Behind the tail: some bursts' worth of steps."""
+"""Number of steps that the tail is computed from: a few bursts of prompts."""
 TAIL, TAIL_EVERY = 0.98, 16
+"""Quantile that defines the tail, and number of steps between two computations of it."""
 
 
 class Ratio:
-    """Share of events that went well, the recent ones counting most."""
+    """Share of events that were good, with exponentially decaying weight of older events."""
 
     def __init__(self) -> None:
         self.good = self.total = 0.0
@@ -47,7 +48,8 @@ class Ratio:
 
 
 class Charge(NamedTuple):
-    """A chunk and its part of a step: weight before, and without what is computed for the second time."""
+    """A sequence's part of a step, for a chunk or for the copy of its adapter (with 0 tokens): `weight` has the unit of
+    `chunk_weight`, and `billed` leaves out the tokens that are computed again after a preemption."""
 
     account: Account
     seq: Sequence
@@ -57,19 +59,21 @@ class Charge(NamedTuple):
 
 
 class Ledger:
-    """Attributes:
-    model: what a step takes.
-    accounts: what each tenant has got.
-    busy: device seconds by lane.
-    prefill_price, decode_price: device seconds a token costs in the steps it shares; 0 while unknown.
-    ttft, itl: attainment by lane.
-    tail: seconds of the longest steps (the 98th percentile of tokens) that interactive decodes would be in without
-        batch work.
-    wants_batch: there was batch work in the last step.
-    courtesy: how much of the stretch it is allowed batch work may use now, from 0 to 1.
-    used_share: of the maximum that a request asks for, the part that its answer uses, smoothed.
-    longest_prompt, longest_output: tokens, of the requests and answers so far.
-    need: device time batch deadlines ask for, as a multiple of what batch work has been getting.
+    """Measurements of the running engine that decide how later steps are planned.
+
+    Attributes:
+        model: predicts the duration of a step.
+        accounts: service that each tenant has received.
+        busy: device seconds by lane.
+        prefill_price, decode_price: device seconds per token in the shared steps, smoothed; 0 while unknown.
+        ttft, itl: attainment by lane.
+        tail: 98th percentile, over interactive tokens, of the seconds of the steps that they would be in without batch
+            work.
+        wants_batch: whether there was batch work, running or waiting to start, when the last step was settled.
+        courtesy: fraction, from 0 to 1, of its allowed stretch that batch work may use now.
+        used_share: fraction of `max_tokens` that answers use, smoothed.
+        longest_prompt, longest_output: maximum number of tokens of the prompts and answers so far.
+        need: device time that batch deadlines need, as a multiple of what batch work has been getting.
     """
 
     def __init__(self, config: CoreConfig) -> None:
@@ -85,11 +89,13 @@ class Ledger:
         self._alone: deque[tuple[float, float]] = deque(maxlen=STEPS_REMEMBERED)
         self._since_tail = 0
         self._alone_now = self._longer_now = 0.0
-        """Of the last step: seconds without batch work, and how many times as long it was with it."""
+        """Predicted seconds of the last step without its batch work, and the factor by which batch work extended it.
+        Both are 0 if the step had no interactive decodes beside batch work."""
         self._was_shared = self.wants_batch = False
         self._settled = 0.0
         self._tokens = self._late = 0
-        """Interactive tokens of the last step, and those that were late in a shared one."""
+        """Interactive tokens of the last step other than first ones, and how many of them were late in a step shared
+        with batch work."""
         self.need = 0.0
         self.need_known_until = 0.0
         self.predicted_seconds = self.actual_seconds = 0.0
@@ -98,21 +104,25 @@ class Ledger:
         self._window = rules.floor_window_s
         self._batch_time = 0.0
         self._wanted_time = 0.0
-        """Time during which there was batch work, decayed over the window."""
+        """Seconds during which there was batch work, decayed over the window."""
 
     @property
     def batch_share(self) -> float:
-        """Of device time, over the time in which there was batch work."""
+        """Share of device time that batch work got while there was batch work, over the window `floor_window_s`."""
         return self._batch_time / self._wanted_time if self._wanted_time else 1.0
 
     def settle(
         self, step: StepUnderWay, adapters: Mapping[AdapterId, Adapter], began: float, now: float, wants_batch: bool
     ) -> None:
-        """Takes up that a step lasted from `began` to `now`. `wants_batch`: there was batch work."""
+        """Learn from a step that lasted from `began` to `now`, and charge it to its tenants.
+
+        Args:
+            wants_batch: whether there is batch work, running or waiting to start.
+        """
         plan, seconds = step.plan, now - began
         if seconds <= 0 or not plan.chunks:
             return
-        if not self.wants_batch:  # whoever wants nothing has all it wants
+        if not self.wants_batch:  # time without batch work counts as if batch work had got all of it
             self._note_share(began - self._settled, began - self._settled)
         self.wants_batch, self._settled = wants_batch, now
         self.predicted_seconds += plan.predicted
@@ -128,29 +138,32 @@ class Ledger:
             self._note_share(batch * seconds / whole if wants_batch else seconds, seconds)
 
     def price(self, prefill_tokens: float, decode_tokens: float) -> float:
-        """Device seconds that so much work costs."""
+        """Return the device seconds that the given numbers of tokens cost at the current prices."""
         return prefill_tokens * self.prefill_price + decode_tokens * self.decode_price
 
     def work_left(self, seq: Sequence) -> float:
-        """Device seconds until a sequence ends: with the answer that is expected of it, or with as large a part of its
-        maximum as others use."""
+        """Return the device seconds that a sequence needs until its end. Its answer is assumed to have the expected
+        length or, if none is known, `used_share` of its `max_tokens`."""
         expected = seq.request.expected_tokens
         outputs = seq.request.params.max_tokens * self.used_share if expected is None else expected
         return self.price(seq.num_remaining, max(1.0, outputs - seq.num_generated))
 
     def note_end(self, seq: Sequence) -> None:
-        """Learn from a request that has run to its end; a maximum that is only a ceiling teaches nothing."""
+        """Update `used_share` from a request that has run to its end, unless its `max_tokens` is only a ceiling."""
         if seq.request.expected_tokens is None:
             self.used_share = _smooth(self.used_share, seq.num_generated / seq.request.params.max_tokens)
 
     def bound(self, max_seqs: int) -> float:
-        """Twice the larger of the longest prompt and a full batch of the longest answers, in device seconds: the gap
-        in service that virtual token counters never exceed (the paper's theorem 4.4, whose M is the tokens of a running
-        batch's answers; no gap so far can come from more of them than have been generated)."""
+        """Return the theoretical bound of the service gap between two tenants, in device seconds.
+
+        This is twice the larger of the cost of the longest prompt and that of a full batch of the longest answers
+        (theorem 4.4 of the paper named in accounts.py). M in the theorem is the number of answer tokens of a running
+        batch; the longest answer so far suffices, because no gap can come from tokens that were not generated.
+        """
         return 2 * max(self.price(self.longest_prompt, 0), self.price(0, max_seqs * self.longest_output))
 
     def note_token(self, seq: Sequence, now: float) -> None:
-        """A token has come, in time or late."""
+        """Count a new token as in time or late, in the attainment of its lane and for `adapt`."""
         lane, in_time = seq.request.lane, now <= seq.due
         self.longest_output = max(self.longest_output, seq.num_generated)
         (self.ttft if seq.num_generated == 1 else self.itl)[lane].note(in_time)
@@ -159,8 +172,11 @@ class Ledger:
             self._late += self._was_shared and not in_time
 
     def adapt(self, attainment: float) -> None:
-        """After each step: `courtesy` halves when a token was late that shared its step with batch work, and doubles
-        in as many steps without as there may be for one late token."""
+        """Adapt `courtesy` after a step. It halves if an interactive token was late in a step shared with batch work.
+
+        Otherwise it grows with each step that had interactive tokens, so that it doubles in 1 / (1 - attainment) such
+        steps: the number of tokens of which one may be late.
+        """
         self._note_alone()
         if self._late:
             self.courtesy = max(LEAST_COURTESY, self.courtesy / 2)
@@ -169,8 +185,9 @@ class Ledger:
         self._tokens = self._late = 0
 
     def _note_alone(self) -> None:
-        """A percentile over tokens, as ITL is reported. By itself, interactive work would have had as many more steps
-        like this one as batch work made it longer."""
+        """Update `tail` from the last step, as a percentile over tokens, because ITL is reported in this way. A step is
+        weighted by the factor by which batch work extended it, since interactive work alone would have had that many
+        more steps."""
         if not (self._alone_now and self._tokens):
             return
         self._alone.append((self._alone_now, self._longer_now * self._tokens))
@@ -185,7 +202,7 @@ class Ledger:
         self._wanted_time = self._wanted_time * keep + seconds
 
     def _charges(self, step: StepUnderWay, adapters: Mapping[AdapterId, Adapter]) -> Iterator[Charge]:
-        """What is computed for the second time is not billed: its sequence did not ask to be preempted."""
+        """Yield the charges of a step. Tokens that are computed again after a preemption are not billed."""
         plan, model, many = step.plan, self.model, self.model.token_price(step.plan.features.tokens)
         fixed = model.prices.step / len(plan.chunks)
         for chunk, unpaid in zip(plan.chunks, step.unpaid, strict=True):
@@ -215,8 +232,12 @@ class Ledger:
 
 
 def chunk_weight(model: StepTimeModel, chunk: ScheduledChunk, rank: int, many: float) -> float:
-    """Seconds a chunk adds to its step, `many` being a token's share in their number; its tokens while nothing is
-    known."""
+    """Return the seconds that a chunk adds to its step, or its number of tokens while the model is cold.
+
+    Args:
+        rank: rank of the chunk's adapter; 0 without one.
+        many: `token_price` of the step's tokens, the surcharge per token for a step with many of them.
+    """
     _, start, count, *_ = chunk
     if not model.is_warm:
         return float(count)
@@ -227,7 +248,7 @@ def chunk_weight(model: StepTimeModel, chunk: ScheduledChunk, rank: int, many: f
 
 
 def _weighted_quantile(ordered: list[tuple[float, float]], share: float) -> float:
-    """The value below which `share` of the weight lies, of (value, weight) in ascending order."""
+    """Return the smallest value up to which `share` of the weight lies, given ascending (value, weight) pairs."""
     wanted = share * sum(weight for _, weight in ordered)
     for value, weight in ordered:
         wanted -= weight

@@ -1,9 +1,10 @@
-"""When the next step is planned, where steps are planned ahead of the device: as late as the device allows.
+"""Decides when the next step is planned, where steps are planned ahead of the device: as late as the device allows.
 
-Whoever comes once a step is planned waits for the next but one. So the host rests until the step under way is about to
-end, less a lead. How long that must be, nobody needs to measure: waking up, planning, launching, what a prediction is
-off, how late the host hears of a step's end. It grows whenever the device ran out of work behind a rest, and shrinks
-slowly, so that this happens once in some hundred steps.
+A request that arrives after a step was planned has to wait for a later one. The host therefore rests until shortly
+before the predicted end of the step under way. The lead must cover waking up, planning, launching, the error of the
+prediction, and the delay until the host learns that a step has ended. None of these is measured: the lead grows
+whenever the device ran out of work after a rest, and shrinks slowly otherwise, so that the device runs out of work
+about once in a hundred steps.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ from collections.abc import Callable
 from engine.core.state import EngineState
 
 FIRST_LEAD_S = 0.005
-"""Rather too long: a chat that just missed a step is no worse off than without a rest."""
+"""Initial lead, rather too long: a request that just missed a step is then no worse off than without a rest."""
 LEAST_LEAD_S = 0.0001
-"""What it grows from again where predictions have long been short."""
+"""Minimum lead, from which it can grow again after predictions have been too short for long."""
 LONGER = 1.2
 SHORTER = 0.998
-"""Balanced if log(LONGER) / -log(SHORTER), 91 steps, are in time for each that is late."""
+"""Factors of the lead after a late step and after a step in time. They balance if log(LONGER) / -log(SHORTER), which is
+91, steps are in time for each late one."""
 LONGEST_REST_S = 0.25
-"""Whoever stops the engine waits no longer, nor does a device for a prediction that is far off."""
+"""Maximum rest: the longest wait of a caller that stops the engine, or of a device after a far too long prediction."""
 
 
 class Pace:
-    """Attributes:
-    lead: seconds before the predicted end of a step at which the next one is planned.
+    """Rests before each step that is planned ahead, and adapts how long.
+
+    Attributes:
+        lead: seconds before the predicted end of a step at which the next step is planned.
     """
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
@@ -34,10 +38,10 @@ class Pace:
         self._clock, self._sleep = clock, sleep
 
     def rest(self, state: EngineState) -> float:
-        """Until the next step should be planned; the time that it is then."""
+        """Sleep until the next step should be planned, and return the clock's time afterwards."""
         now = self._clock()
         predicted = state.under_way[0].plan.predicted if state.under_way else 0.0
-        wait = state.now + predicted - self.lead - now  # it began when the state last changed
+        wait = state.now + predicted - self.lead - now  # the step under way began when the state last changed
         self._is_behind, self._has_rested = predicted > 0, wait > 0
         if not self._has_rested:
             return now
@@ -45,7 +49,11 @@ class Pace:
         return self._clock()
 
     def note(self, *, late: bool) -> None:
-        """The device has the step that was rested for. late: it had run out of work."""
+        """Adapt the lead after the planned step was submitted to the device.
+
+        Args:
+            late: whether the device had run out of work before.
+        """
         if late and self._has_rested:
             self.lead *= LONGER
         elif self._is_behind:

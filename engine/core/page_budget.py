@@ -1,4 +1,4 @@
-"""The pages a plan may still take: an overlay over the pool that leaves the pool as it is."""
+"""The pages that a plan may still take: an overlay over the page pool, which itself is not changed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from engine.core.types import Lane, PageId
 
 
 class PageBudget:
-    """Hands out pages, cheapest first: free ones, those the plan gave back, idle cached prefixes from the oldest.
+    """Allocates pages to a plan, the cheapest first: free pages, pages that the plan has freed, and then the pages of
+    idle cached prefixes, the oldest first.
 
-    Idle prefixes of a higher lane are not for a lower one, unless nobody runs at all: then nothing is protected from
-    the one that could not start otherwise.
+    A lower lane may not take idle prefixes of a higher one, unless no sequence runs at all: then nothing is protected
+    from a sequence that could not start otherwise.
     """
 
     def __init__(self, state: EngineState) -> None:
@@ -23,28 +24,28 @@ class PageBudget:
         self._refs_change: Counter[PageId] = Counter()
         self._returned: dict[PageId, None] = {}
         self._shared: set[PageId] = set()
-        """Idle pages this plan has referenced, and so taken out of the idle ones for good."""
+        """Idle pages that this plan has referenced, so that they are no longer idle."""
         self._free: Iterator[PageId] = iter(state.pool.free)
         self._idle: dict[Lane, Iterator[PageId]] = {lane: iter(pages) for lane, pages in state.prefix.idle.items()}
         self._free_left = len(state.pool.free)
         self._idle_left = {lane: len(pages) for lane, pages in state.prefix.idle.items()}
         lowest_first = sorted(Lane, reverse=True)
         self._sources = {lane: [other for other in lowest_first if other >= lane or not state.running] for lane in Lane}
-        """Whose idle pages may be taken for a lane."""
+        """Lanes whose idle pages each lane may take, in the order in which the pages are taken."""
         self.dropped: dict[PageId, None] = {}
-        """Taken pages whose cached prefix must be forgotten (an ordered set)."""
+        """Pages that were taken and must be dropped from the prefix cache (an ordered set)."""
 
     def available(self, lane: Lane) -> int:
-        """Pages that could be taken for `lane`."""
+        """Return the number of pages that could be taken for a lane."""
         idle = sum([self._idle_left[other] for other in self._sources[lane]])
         return self._free_left + len(self._returned) + idle
 
     def take(self, count: int, lane: Lane) -> tuple[PageId, ...]:
-        """`count` pages; as many must be `available`."""
+        """Take `count` pages. The caller makes sure that as many are `available`."""
         return tuple([self._take_one(lane) for _ in range(count)]) if count else ()
 
     def share(self, pages: list[PageId]) -> None:
-        """References cached pages, which can no longer be taken."""
+        """Add a reference to each of the cached pages, so that they can no longer be taken."""
         for page in pages:
             if page in self._returned:
                 del self._returned[page]
@@ -54,7 +55,7 @@ class PageBudget:
             self._refs_change[page] += 1
 
     def unshare(self, pages: list[PageId]) -> None:
-        """Takes `share` of the same pages back, nothing having been taken since."""
+        """Undo `share` of the same pages. No pages may have been taken in between."""
         for page in pages:
             self._refs_change[page] -= 1
             if self._count(page) == 0 and page in self._shared:
@@ -64,19 +65,24 @@ class PageBudget:
                 self._returned[page] = None
 
     def give_back(self, pages: Iterable[PageId]) -> None:
-        """Drops one reference to each page; tails should come first, being worth least to the prefix cache."""
+        """Drop one reference to each page. The last pages of a sequence should come first, because they are worth least
+        to the prefix cache."""
         for page in pages:
             self._refs_change[page] -= 1
             if self._count(page) == 0:
                 self._returned[page] = None
 
     def gain(self, pages: list[PageId], let_go: Counter[PageId]) -> int:
-        """Pages that would come free if one more owner let go, beside the references in `let_go`, which grows."""
+        """Return how many of the pages would be freed if one more owner dropped its references to them.
+
+        Args:
+            let_go: references that are assumed to be dropped already; this owner's references are added to it.
+        """
         let_go.update(pages)
         return sum(self._count(page) == let_go[page] for page in pages)
 
     def still_cached(self, pages: list[PageId]) -> list[PageId]:
-        """The leading pages whose prefix this plan has not dropped."""
+        """Return the leading pages whose cached prefix this plan has not dropped."""
         return list(takewhile(lambda page: page not in self.dropped, pages))
 
     def _count(self, page: PageId) -> int:

@@ -1,4 +1,4 @@
-"""plan_step: what the next step does. Reads the state, changes nothing, and the plan it returns already fits."""
+"""Planning of the next step. Planning reads the state and changes nothing; the resulting plan fits that state."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from engine.core.types import Lane, LaneMode, StepPlan
 
 
 def plan_step(state: EngineState, policy: Policy, now: float) -> StepPlan:
-    """Lane by lane running sequences advance, then waiting ones start, until time, tokens, slots or pages run out.
+    """Return the plan of the next step.
 
-    There is no prefill or decode phase: every sequence asks for its remaining tokens and gets a chunk of at most what
-    the step's budget grants.
+    Lane by lane, running sequences advance and then waiting sequences start, until time, tokens, slots or pages run
+    out. There are no separate prefill and decode phases: each sequence asks for all its remaining tokens and gets a
+    chunk of the size that the step's budget grants.
     """
     if state.suspects and (trial := plan_trial(state, policy, now)) is not None:
         return trial

@@ -1,6 +1,7 @@
-"""Who goes first and who makes room: pure functions over state, gathered behind `Policy` so that they can be exchanged.
+"""Scheduling policies: in which order sequences are served, and which ones are preempted.
 
-The planner decides nothing about order; a policy decides nothing about pages.
+A policy consists of pure functions over the state behind the `Policy` protocol, so that policies are interchangeable.
+The planner decides nothing about order, and a policy decides nothing about pages.
 """
 
 from __future__ import annotations
@@ -20,34 +21,36 @@ from engine.core.victims import cheapest_first
 
 
 class Policy(Protocol):
-    """The questions a plan asks, in the order it asks them."""
+    """Decisions about order that a plan asks for."""
 
     timed: bool
-    """Steps are bounded by predicted time, not by tokens alone."""
+    """Whether steps are bounded by predicted time, and not only by tokens."""
     gathers: bool
-    """Sequences start together, those included whose prompt has to wait for a later step."""
+    """Whether sequences start together, including those whose prompt has to wait for a later step."""
 
     def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
-        """A lane's running sequences, the first to be given tokens and pages first."""
+        """Return a lane's running sequences in the order in which they get tokens and pages."""
 
     def order_waiting(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
-        """A lane's waiting sequences, the first to be started first."""
+        """Return the waiting sequences of a lane that may start now, in the order in which they should start."""
 
     def order_fetches(self, state: EngineState, lane: Lane, now: float) -> Iterable[Sequence]:
-        """The same, with those who may not start yet: whose adapter is read first."""
+        """Return all waiting sequences of a lane in the same order, in which adapters are fetched and grammars are
+        prepared. This includes sequences that may not start yet."""
 
     def victims(self, state: EngineState, needy: Sequence) -> Iterable[Sequence]:
-        """Running sequences that may be preempted for `needy`, the first to go first."""
+        """Return the running sequences that may be preempted for `needy`, in order of preemption."""
 
 
 class LanePolicy:
-    """Interactive before batch; inside a lane decodes before prefills, short prompts before long ones, and tenants by
-    what they have been given.
+    """The default policy: the interactive lane is served before the batch lane. Within a lane, decodes go before
+    prefills, short prompts before long ones, and tenants that have received less service before others.
 
-    A waiting sequence takes room from lower lanes, where the sequences that give most for least yield first, and a
-    waiting interactive one then from tenants of its lane that hold more than their share. A running sequence that must
-    grow takes room from lower lanes first, then from the sequences behind it within the shares of the tenants, itself
-    last, so that the head of the line always finishes.
+    A waiting sequence takes room from lower lanes, whose sequences are preempted in order of the least cost per gain. A
+    waiting interactive sequence then takes room from tenants of its lane that hold more than their share. A running
+    sequence that must grow takes room from lower lanes first and then from the sequences behind it, in the interactive
+    lane within the shares of the tenants. The growing sequence itself is the last victim, so that the sequence at the
+    head of the order always finishes.
     """
 
     timed, gathers = True, False
@@ -75,8 +78,11 @@ class LanePolicy:
 
 
 class QueuePolicy:
-    """One queue in a fixed order, one static token budget: first come first served, shortest job first, or priority,
-    depending on the order its queue was made with. Only growth preempts, and whoever is last in the queue goes."""
+    """A single queue in a fixed order with a static token budget per step, for comparison.
+
+    The order is that of the waiting queue: first come first served, shortest job first, or priority. Only a running
+    sequence that must grow preempts others, and the last sequence in the order is preempted first.
+    """
 
     timed, gathers = False, False
 
@@ -93,7 +99,7 @@ class QueuePolicy:
 
 
 class Batched:
-    """Any policy, with starts held back until a batch has been gathered and the one before it has ended."""
+    """Wraps a policy: no sequence starts until the previous batch has ended and a new batch has been gathered."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -107,13 +113,13 @@ class Batched:
 
 
 def make_policy(scheduling: Scheduling) -> Policy:
-    """What the configuration asks for."""
+    """Return the policy that the configuration selects."""
     policy: Policy = LanePolicy() if scheduling.policy == "lanes" else QueuePolicy()
     return policy if scheduling.scheduler == "continuous" else Batched(policy)
 
 
 def decodes_first(running: Iterable[Sequence]) -> list[Sequence]:
-    """In the order they began to run."""
+    """Return the sequences with decodes before prefills, and otherwise in the given order."""
     decodes: list[Sequence] = []
     prefills: list[Sequence] = []
     for seq in running:
@@ -122,8 +128,10 @@ def decodes_first(running: Iterable[Sequence]) -> list[Sequence]:
 
 
 def by_adapter(running: Iterable[Sequence]) -> Iterable[Sequence]:
-    """The oldest, with all that share its adapter, then the oldest of the others: a step that has no room for all reads
-    fewer adapters for as many rows."""
+    """Group the sequences by adapter, in the order of each adapter's first sequence.
+
+    A step that has no room for all of them then reads fewer adapters for the same number of rows.
+    """
     groups: dict[AdapterId | None, list[Sequence]] = {}
     for seq in running:
         groups.setdefault(seq.request.adapter, []).append(seq)
@@ -131,7 +139,7 @@ def by_adapter(running: Iterable[Sequence]) -> Iterable[Sequence]:
 
 
 def behind(state: EngineState, needy: Sequence) -> list[Sequence]:
-    """Those of the lane at or behind `needy` in the order they would wait in, the last first."""
+    """Return `needy` and the running sequences of its lane that are behind it in the waiting order, the last first."""
     key = state.waiting.order.key
     own = key(needy)
     others = [s for s in state.running.values() if s.lane is needy.lane and key(s) >= own]

@@ -1,11 +1,11 @@
-"""The prefix cache: pages whose content is known by what was computed into them.
+"""The prefix cache: full KV pages that are found again by a key of their content.
 
-A key digests the adapter's content hash and every token up to the end of its page, each key chained to the one before
-(as in vLLM's automatic prefix caching), so equal keys mean equal KV. The adapter is part of the first link: the same
-text under another adapter, or under another version of the same one, is another prefix. So is the realm, which is a
-request's tenant unless the configuration lets tenants share: what is found in the cache shows in `cached_tokens` and in
-the time to the first token, and would tell one tenant what another has asked. The digest is cryptographic because a
-collision would show one tenant's context to another.
+A key is a digest of the adapter's content hash and of all tokens up to the end of the page. Each key is chained to the
+previous one, as in vLLM's automatic prefix caching, so that equal keys mean equal KV. The first link includes the
+adapter: the same text under another adapter, or under another version of it, is another prefix. The first link also
+includes the realm, which is the request's tenant unless the configuration lets tenants share prefixes. A cache hit
+shows in `cached_tokens` and in the TTFT, and would otherwise tell one tenant what another tenant has asked. The digest
+is cryptographic because a collision would expose one tenant's context to another.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def next_key(parent: PrefixKey, tokens: list[int]) -> PrefixKey:
 
 
 def page_keys(seq: Sequence, num_full_pages: int, block_size: int) -> list[PrefixKey]:
-    """Keys of the first `num_full_pages` pages of a sequence, remembered on it."""
+    """Return the keys of the first `num_full_pages` pages of a sequence. They are cached in `seq.page_keys`."""
     keys = seq.page_keys
     while len(keys) < num_full_pages:
         start = len(keys) * block_size
@@ -42,7 +42,7 @@ def page_keys(seq: Sequence, num_full_pages: int, block_size: int) -> list[Prefi
 
 
 def leading_pages(page_of: Mapping[PrefixKey, int], keys: Iterable[PrefixKey]) -> list[int]:
-    """Pages of the leading keys that are there, be they the device's or the host's."""
+    """Return the pages, of the device or of the host, of the longest run of leading keys that `page_of` contains."""
     pages = []
     for key in keys:
         page = page_of.get(key)
@@ -53,10 +53,10 @@ def leading_pages(page_of: Mapping[PrefixKey, int], keys: Iterable[PrefixKey]) -
 
 
 class PrefixCache:
-    """Key -> page, and which of those pages nobody references (`idle`, by lane, the oldest first).
+    """Map of prefix keys to pages, and the pages without references (`idle`, by lane, the oldest first).
 
-    A page belongs to the highest lane that ever used it. Idle pages of a lane are only taken for that lane and those
-    above it, until they have been idle long enough to `decay` to the lowest.
+    A page belongs to the highest lane that ever used it. Idle pages of a lane may only be taken for that lane and
+    higher ones, until they have been idle for so long that `decay` moves them to the lowest lane.
     """
 
     def __init__(self) -> None:
@@ -64,9 +64,10 @@ class PrefixCache:
         self.key_of: dict[PageId, PrefixKey] = {}
         self.lane_of: dict[PageId, Lane] = {}
         self.idle: dict[Lane, OrderedDict[PageId, float]] = {lane: OrderedDict() for lane in Lane}
-        """Lane -> page -> when it was parked, in seconds on the engine's clock."""
+        """Idle pages by lane, with the time when each was parked, in seconds on the engine's clock."""
         self.promised: dict[PrefixKey, str] = {}
-        """Prompt pages being computed, and by which request: whoever needs the same may wait for them."""
+        """Keys of prompt pages that are being computed, with the id of the request that computes them. Other requests
+        with the same prefix may wait for these pages."""
 
     @property
     def num_idle(self) -> int:
@@ -76,11 +77,11 @@ class PrefixCache:
         return any(page in pages for pages in self.idle.values())
 
     def match(self, keys: list[PrefixKey]) -> list[PageId]:
-        """Pages of the longest cached run of leading keys."""
+        """Return the pages of the longest run of leading keys that are cached."""
         return leading_pages(self.page_of, keys)
 
     def register(self, key: PrefixKey, page: PageId, lane: Lane) -> None:
-        """Makes a full page findable. The first page registered under a key stays the one that is found."""
+        """Add a full page to the cache. The first page that was registered under a key remains the cached one."""
         self.promised.pop(key, None)
         if key not in self.page_of and page not in self.key_of:
             self.page_of[key] = page
@@ -88,20 +89,22 @@ class PrefixCache:
             self.lane_of[page] = lane
 
     def promise(self, keys: list[PrefixKey], request_id: str) -> None:
-        """A request is about to compute the pages of these keys."""
+        """Note that a request is about to compute the pages of these keys."""
         for key in keys:
             if key not in self.page_of:
                 self.promised.setdefault(key, request_id)
 
     def break_promises(self, keys: list[PrefixKey], request_id: str) -> None:
-        """It stopped running, whatever it has computed by now."""
+        """Drop the promises of a request that stops running, whether it has computed the pages or not."""
         for key in keys:
             if self.promised.get(key) == request_id:
                 del self.promised[key]
 
     def park(self, pages: list[PageId], now: float) -> list[PageId]:
-        """Keeps the unreferenced pages that hold a prefix; returns the others. Tails are parked first, so that they
-        are taken back before the prefixes they extend."""
+        """Keep the unreferenced pages that hold a prefix as idle pages, and return the others.
+
+        The last pages are parked first, so that they are evicted before the prefixes that they extend.
+        """
         others = []
         for page in reversed(pages):
             if page in self.key_of:
@@ -111,14 +114,19 @@ class PrefixCache:
         return others
 
     def unpark(self, pages: list[PageId], lane: Lane) -> None:
-        """The pages are referenced again, by a sequence of `lane`."""
+        """Note that a sequence of `lane` references the pages again, so that they are no longer idle."""
         for page in pages:
             if page in self.lane_of:
                 self.idle[self.lane_of[page]].pop(page, None)
                 self.lane_of[page] = min(self.lane_of[page], lane)
 
     def decay(self, parked_before: float, most: int) -> None:
-        """Interactive pages idle for too long, or beyond `most` of them, are worth no more than batch ones."""
+        """Move idle interactive pages to the batch lane, the oldest first, so that batch work may take them.
+
+        Args:
+            parked_before: pages that were parked before this time (seconds on the engine's clock) are moved.
+            most: maximum number of idle pages that remain in the interactive lane.
+        """
         held, lowest = self.idle[Lane.INTERACTIVE], self.idle[Lane.BATCH]
         while held:
             page, parked = next(iter(held.items()))
@@ -129,6 +137,6 @@ class PrefixCache:
             lowest[page] = parked
 
     def drop(self, page: PageId) -> None:
-        """Forgets what a page holds."""
+        """Remove a page from the cache."""
         self.idle[self.lane_of.pop(page)].pop(page, None)
         del self.page_of[self.key_of.pop(page)]

@@ -1,4 +1,4 @@
-"""What operators and simulations want to know of the state, as plain figures. Reads only."""
+"""Reports on lanes and tenants for operators and simulations: plain numbers read from the engine state."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class LaneReport:
     running: int
     waiting: int
     oldest_wait_s: float
-    """Since the arrival of the request that has waited longest."""
+    """Seconds since the arrival of the oldest waiting request; 0 if none waits."""
     ttft_attainment: float
     itl_attainment: float
     device_seconds: float
     gap: float
-    """Largest difference between counters of waiting tenants, in device seconds by weight."""
+    """Largest difference between the virtual counters of waiting tenants, in device seconds divided by weight."""
     bound: float
-    """What the service gap between two tenants never exceeds, in the same unit."""
+    """Theoretical upper bound of the service gap between two tenants, in the same unit (see `Ledger.bound`)."""
     mode: LaneMode
     preemptions: int
-    """Of its requests, so far."""
+    """Preemptions of the lane's requests since the engine started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class TenantReport:
     waiting: int
     device_seconds: float
     served: float
-    """Its virtual counter: device seconds by weight, lifted when it came back."""
+    """The tenant's virtual counter: device seconds divided by weight, raised when the tenant returns after a pause."""
 
 
 def lane_reports(state: EngineState, now: float) -> list[LaneReport]:

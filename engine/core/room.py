@@ -1,4 +1,4 @@
-"""What must be free for a sequence to start, in every kind of thing that can be short."""
+"""Amounts of the resources that a sequence needs to start or to grow, or that are free."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from typing import NamedTuple
 
 
 class Room(NamedTuple):
-    """Needed, or there. Pages of adapters are counted twice, because adapters may not take all pages."""
+    """Amounts of resources, either needed or free.
+
+    An adapter's pages count both as `pages` and as `adapter_pages`, because adapters may not take all pages.
+    """
 
     pages: int
     slots: int = 0
-    """Of running sequences."""
+    """Slots of running sequences, of which there are `max_seqs`."""
     adapter_pages: int = 0
     rows: int = 0
-    """Of the adapter table."""
+    """Rows of the adapter table."""
 
     def covers(self, need: Room) -> bool:
         return (

@@ -1,4 +1,4 @@
-"""The host pages a plan uses: what it copies out, what it copies back."""
+"""The host pages that a plan uses for KV: pages that it saves to the host, and pages that it restores from there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.core.types import HostPageId, Lane, PageCopy, PrefixKey
 
 
 class Saves:
-    """An overlay over the host tier, which it leaves as it is."""
+    """An overlay over the host tier, which itself is not changed."""
 
     def __init__(self, state: EngineState) -> None:
         self._host = state.host
@@ -21,16 +21,18 @@ class Saves:
         self._state = state
         self._rules = state.config.scheduling
         self._pinned: Counter[PrefixKey] = Counter()
-        """Copied back by this plan, and by how many: not to be given up for others."""
+        """Keys that this plan restores, each with the number of sequences that do: their host pages must not be
+        overwritten."""
         self._given_up: set[PrefixKey] = set()
-        """Written over by `saved`, which come first: not to be copied back any more."""
+        """Keys whose host pages `saved` overwrites. Saves come before restores, so these keys can no longer be
+        restored."""
         self._free: Iterator[HostPageId] = iter(state.host.free)
         self._oldest: Iterator[PrefixKey] = iter(state.host.page_of)
         self.saved: dict[PrefixKey, PageCopy] = {}
         self.checkpoints: dict[str, int] = {}
 
     def match(self, keys: list[PrefixKey]) -> list[HostPageId]:
-        """Host pages of the leading keys, safe until `let_go`."""
+        """Return the host pages of the leading keys that can be restored. They are pinned until `let_go`."""
         if not self._host.page_of:
             return []
         pages = self._host.match(takewhile(lambda key: key not in self._given_up, keys))
@@ -38,18 +40,22 @@ class Saves:
         return pages
 
     def let_go(self, keys: list[PrefixKey]) -> None:
-        """They will not be copied back after all."""
+        """Unpin keys that are not restored after all."""
         self._pinned.subtract(keys)
 
     def preempted(self, seq: Sequence) -> int:
-        """A sequence gives up its pages: copies out the full ones it has, unless its like is checkpointed as it runs
-        or not kept at all. Returns how many copies are made."""
+        """Save the full pages of a sequence that is preempted, and return the number of copies.
+
+        Nothing is copied if there are no host pages, or if the sequence is a batch one and preemption is `checkpoint`:
+        its pages are then copied while it runs.
+        """
         if not self._host.num_pages or (self._rules.preemption == "checkpoint" and seq.lane is not Lane.INTERACTIVE):
             return 0
         return self._save(seq, len(seq.pages))
 
     def checkpoint(self, gone: dict[str, Sequence]) -> int:
-        """Copies out a few pages of running batch sequences that are full and not on the host yet."""
+        """Save up to `checkpoint_pages` full pages of running batch sequences that are not on the host yet, and return
+        the number of copies. The sequences in `gone`, which this plan preempts, are skipped."""
         if not self._host.num_pages or self._rules.preemption != "checkpoint":
             return 0
         made = 0
@@ -80,7 +86,7 @@ class Saves:
         return key in self.saved or (key in self._host.page_of and key not in self._given_up)
 
     def _take(self) -> HostPageId | None:
-        """A free host page, else that of the copy to give up first."""
+        """Return a free host page or that of the first copy in eviction order. None means that all are pinned."""
         page = next(self._free, None)
         if page is not None:
             return page

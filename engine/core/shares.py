@@ -1,16 +1,17 @@
-"""How much of what tenants share each of them may hold at once, so that no tenant takes all of it from the others.
+"""Shares of a common capacity: limits how much each tenant may hold, so that no tenant takes all of it.
 
-The gateway shares out a lane's answers like this, and the engine the memory of prepared grammars. While the total is
-within its capacity, every request is admitted, and a tenant that is alone may take all of it. Beyond the capacity
+The gateway divides a lane's concurrent answers in this way, and the engine divides the memory of prepared grammars.
+While the total is within the capacity, each request is admitted, and a tenant that is alone may take all of it. Beyond
+the capacity
 
-- a tenant that holds nothing is admitted with one request, whatever its weight and however large the request;
+- a tenant that holds nothing is admitted with one request, regardless of its weight and of the size of the request;
 - a tenant that holds something is admitted up to its share, which is the capacity times its weight over the weights
   of all tenants that hold something, and refused above it, so that the heaviest tenants are refused first.
 
-Nothing that was admitted is taken back, so the total exceeds the capacity while newcomers take their shares. Apart from
-one request for each tenant, it stays below `1 + ln(k)` times the capacity with `k` tenants of equal weight (by a half
-too much with two of them), and below `k` times the capacity with any weights. It shrinks as tenants above their shares
-give back what they hold.
+Nothing that was admitted is revoked, so the total exceeds the capacity while newcomers take their shares. Apart from
+one request for each tenant, the total stays below `1 + ln(k)` times the capacity with `k` tenants of equal weight (1.5
+times with two of them), and below `k` times the capacity with any weights. It shrinks as tenants above their shares
+free what they hold.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Holding:
-    """What one tenant holds."""
+    """Weight of one tenant and the amount that it holds."""
 
     weight: float
     amount: int = 0
@@ -36,11 +37,11 @@ class Shares:
 
     @property
     def total(self) -> int:
-        """What all tenants hold together."""
+        """Amount that all tenants together hold."""
         return self._total
 
     def held(self, tenant: str) -> int:
-        """Return what one tenant holds."""
+        """Return the amount that one tenant holds."""
         return self._holdings[tenant].amount if tenant in self._holdings else 0
 
     def admits(self, tenant: str, weight: float, amount: int, capacity: int) -> bool:
@@ -53,7 +54,7 @@ class Shares:
         return holding.amount + amount <= capacity * holding.weight / self._weights
 
     def add(self, tenant: str, weight: float, amount: int) -> None:
-        """Count what a tenant begins to hold. A changed weight counts from when the tenant holds nothing."""
+        """Add to the amount that a tenant holds. The weight is used only if the tenant held nothing before."""
         if tenant not in self._holdings:
             self._holdings[tenant] = Holding(weight)
             self._weights += weight
@@ -61,7 +62,7 @@ class Shares:
         self._total += amount
 
     def remove(self, tenant: str, amount: int) -> None:
-        """Count what a tenant has given back."""
+        """Subtract what a tenant has freed from the amount that it holds."""
         holding = self._holdings[tenant]
         holding.amount -= amount
         self._total -= amount

@@ -1,4 +1,4 @@
-"""Everything the engine knows, in one place. Plain data: `plan.py` reads it, `commit.py` writes it."""
+"""The complete state of the engine, as plain data. `plan.py` only reads it; `commit.py` changes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.core.waiting import WaitingQueue, order_of
 
 @dataclass(slots=True)
 class Counters:
-    """What happened since the engine started."""
+    """Event counts since the engine started."""
 
     steps: int = 0
     preempted_for: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(Cause, 0))
@@ -55,25 +55,25 @@ class EngineState:
     prefix: PrefixCache = field(default_factory=PrefixCache)
     adapters: dict[AdapterId, Adapter] = field(default_factory=dict)
     tiers: AdapterTiers = field(default_factory=AdapterTiers)
-    """What they hold, and in which order they give it up."""
+    """Totals of what adapters hold on the device and in host memory, and the order in which they are evicted."""
     grammars: Grammars = field(default_factory=Grammars)
     sequences: dict[str, Sequence] = field(default_factory=dict)
-    """Every live request, waiting or running."""
+    """Sequences of all live requests, waiting or running, by request id."""
     running: dict[str, Sequence] = field(default_factory=dict)
-    """In the order they began to run."""
+    """Running sequences by request id, in the order in which they started."""
     suspects: dict[str, Sequence] = field(default_factory=dict)
     """Live requests that were submitted as suspect, in order of arrival."""
     modes: dict[Lane, LaneMode] = field(default_factory=lambda: dict.fromkeys(Lane, LaneMode.OPEN))
     released: list[str] = field(default_factory=list)
-    """Ended since the last plan: the executor must forget them."""
+    """Ids of requests that were running and ended since the last plan: the executor must forget them."""
     now: float = 0.0
     """When the state last changed, in seconds on the engine's clock."""
     in_flight: StepPlan = field(default_factory=StepPlan)
-    """The newest step: the last that was committed."""
+    """The plan that was committed last."""
     absorbed: StepPlan = field(default_factory=StepPlan)
-    """The last whose result is known: the newest, or the one before where steps are planned ahead."""
+    """The last plan whose result was absorbed: `in_flight`, or the one before it where steps are planned ahead."""
     under_way: deque[StepUnderWay] = field(default_factory=deque)
-    """Steps between the two, the oldest first: committed and not yet absorbed."""
+    """Steps that were committed and whose results were not absorbed yet, the oldest first."""
     outbox: deque[TokenEvent] = field(default_factory=deque)
     counters: Counters = field(default_factory=Counters)
 
@@ -89,26 +89,27 @@ class EngineState:
 
     @property
     def adapter_pages(self) -> int:
-        """Pages that hold adapters."""
+        """Number of device pages that hold adapters."""
         return self.tiers.held.pages
 
     @property
     def host_bytes_free(self) -> int:
-        """Host memory for adapters that none has or waits for."""
+        """Bytes of the host memory for adapters that are neither used nor reserved."""
         return self.config.host_adapter_bytes - self.tiers.held.host_bytes
 
     @property
     def most_held(self) -> int:
-        """Idle pages that may be kept from batch work at once, so that there is always room for it."""
+        """Maximum number of idle prefix pages that are protected from batch work, so that it always finds room."""
         return int(self.config.scheduling.hold_share * (self.config.usable_pages - self.adapter_pages))
 
     def may_start(self, lane: Lane) -> bool:
-        """Somebody waits there, and no operator keeps the lane from starting."""
+        """Return whether requests wait in a lane and the lane is not paused."""
         return bool(self.waiting.groups(lane)) and self.modes[lane] is not LaneMode.PAUSED
 
     @property
     def has_work(self) -> bool:
-        """Something would be lost by not stepping again."""
+        """Whether another step is needed: for live requests, results under way, or changes that the executor or a
+        client has not been told yet."""
         expected = any(not step.plan.is_empty for step in self.under_way)
         live = self.running or any(map(self.may_start, Lane))
         news = self.released or self.outbox or self.tiers.closing or self.grammars.forgotten

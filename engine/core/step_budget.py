@@ -1,12 +1,13 @@
-"""How much a step may carry: tokens the executor has memory for, and time before somebody's next token is late.
+"""The budget of a step: tokens for which the executor has memory, and time until the next token of a request is late.
 
     slack = earliest due time of an interactive decode - now
-    interactive prefill   until the step lasts `slack`, beside batch work until the tail; `min_chunk` even when late
-    batch, beside them    until it lasts a stretch of what it would without, or the tail there is; at most `slack`
-    batch, alone          until it lasts as long as somebody arriving now may be made to wait
+    interactive prefill    until the step lasts `slack`, or the tail if there is batch work; `min_chunk` even when late
+    batch, shared step     until the step lasts its duration without batch work times a stretch, or the tail; at most
+                           `slack`
+    batch only             until the step lasts as long as an arriving request may be made to wait
 
-Times are the step-time model's; promises (slack) are kept with its margin, comparisons (stretch) need none. The rules
-in full: docs/scheduling.md.
+The tail is `Ledger.tail`. All times are predictions of the step-time model. Promises (slack) include its margin;
+comparisons (stretch) need none. docs/scheduling.md has the complete rules.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from engine.core.types import AdapterId, Lane
 
 
 class StepBudget:
-    """What is left of one step. `timed=False` counts tokens only, which is also how it is while the model is cold."""
+    """The remaining tokens and time of one step. With `timed=False`, or while the model is cold, only tokens count."""
 
     def __init__(self, state: EngineState, now: float, timed: bool) -> None:
         self._state = state
@@ -33,26 +34,28 @@ class StepBudget:
         self._model = state.ledger.model
         self._timed = timed and self._model.is_warm
         self._is_careful = timed and not self._model.is_warm
-        """Nothing is known of this device: batch work begins with a little and takes more step by step."""
+        """The model is cold, so that batch work starts with few tokens and takes more in each step."""
         self._margin = self._model.margin
         self._slack = _slack(state, now) if self._timed else inf
         self._lane = Lane.INTERACTIVE
         self._limit = inf
         self._is_shared = False
         self._before, self._allowed = 0.0, inf
-        """Predicted seconds when this lane's turn began, and how long it may make the step, however full it is."""
+        """Predicted seconds of the step when this lane's turn began, and the maximum to which this lane may extend it.
+        Unlike `_limit`, the maximum is not set to 0 once a decode no longer fits."""
         self.tokens_left = state.config.token_budget
         self.alone = 0.0
-        """Predicted seconds without batch work, where there are interactive decodes."""
+        """Predicted seconds of the step without batch work, if it has interactive decodes; otherwise 0."""
         self._prefill = self._decodes = self._context = self._attention = self._rows = self._moved = 0.0
         self._adapters: dict[AdapterId, int] = {}
-        """Chunks of each adapter."""
+        """Number of chunks of each adapter."""
         self._spent: float | None = None
-        """Predicted seconds so far; None where something changed that is not worth following step by step."""
+        """Predicted seconds so far, updated incrementally for decodes. None means that another change was made since,
+        so that the value must be predicted again."""
         self._price_of_token, self._price_holds_to = 0.0, 0.0
 
     def enter(self, lane: Lane) -> None:
-        """What is asked for from now on is for this lane; what has been granted belongs to higher ones."""
+        """Begin with a lane: set its limit, given the work that was granted to higher lanes."""
         self._lane = lane
         self._is_shared = lane is not Lane.INTERACTIVE and not self._is_empty
         self._before = self._spent = self._model.predict(self.features)
@@ -78,11 +81,12 @@ class StepBudget:
 
     @property
     def is_open(self) -> bool:
-        """An empty step takes something in, whatever it is believed to cost: nothing else would ever correct that."""
+        """Whether the current lane may add more work. An empty step always accepts work, even if its predicted cost is
+        too high, because only a measured step can correct that prediction."""
         return self.tokens_left > 0 and (self._lane is Lane.INTERACTIVE or self._limit > 0 or self._is_empty)
 
     def grant(self, seq: Sequence, start: int, wanted: int) -> int:
-        """Tokens of `wanted`, from position `start` on, that the sequence may compute in this step; takes them."""
+        """Grant a sequence up to `wanted` tokens from position `start` on. Returns their number, which may be 0."""
         if wanted == 1 and start:
             return int(self._grant_decode(seq, start + 1))
         share = self._share_for(wanted)
@@ -96,13 +100,14 @@ class StepBudget:
         return granted
 
     def _share_for(self, wanted: int) -> float:
-        """Of what is left of the step. A prompt of many steps leaves half of each to those who wait: they need not sit
-        out all of it."""
+        """Return the share of the remaining step that a prompt may take. A long prompt leaves half of each step to the
+        waiting requests of its lane, so that they need not wait for its end."""
         is_long = self._timed and wanted > self._state.config.long_prompt
         return 0.5 if is_long and self._state.waiting.groups(self._lane) else 1.0
 
     def _grant_decode(self, seq: Sequence, context: int) -> bool:
-        """Interactive decodes always fit. A batch one that does not closes the lane: the next would not either."""
+        """Add a decode if it fits, and return whether it does. Only the token budget limits interactive decodes. A
+        batch decode that does not fit closes its lane, because the next one would not fit either."""
         if self.tokens_left <= 0:
             return False
         adapter, rank = seq.request.adapter, 0
@@ -119,20 +124,24 @@ class StepBudget:
         return True
 
     def take_back(self, seq: Sequence, start: int, num_tokens: int) -> None:
-        """A chunk that was granted will not be computed."""
+        """Undo the grant of a chunk that will not be computed."""
         if num_tokens:
             self._add(seq, start, num_tokens, self._rank(seq), -1)
 
     def fits_pages(self, count: int, *, is_old: bool = False) -> bool:
-        """Whether so many more pages may be copied: in a step that others share, batch work may copy as much as would
-        fit beside them alone (behind full decodes it never would), or if it has had less than its floor. An adapter
-        that was waited for too long, whatever its size, if it is the only one."""
+        """Return whether this step may copy `count` more pages between host and device.
+
+        Only copies for batch work in a step shared with interactive work are limited. They must fit into the time that
+        batch work may add to the step, not counting its decodes, which would otherwise leave no time for copies. Batch
+        work that has had less than its floor may always copy. An adapter that a request has been waiting for too long
+        (`is_old`) may be copied regardless of its size if nothing else is copied in this step.
+        """
         if not (count and self._is_shared) or self._limit == inf or self._owes_batch() or (is_old and not self._moved):
             return True
         return self._before + self._model.prices.page * (self._moved + count) <= self._allowed
 
     def move_pages(self, count: int) -> None:
-        """Pages are copied between host and device in this step."""
+        """Count pages that are copied between host and device in this step; a negative count removes them."""
         self._moved += count
         self._spent = None
 
@@ -174,7 +183,7 @@ class StepBudget:
         return self._limit > 0
 
     def _token_price(self) -> float:
-        """Of one more token, because they are many: asked for again only when their number passes a knot."""
+        """Return the surcharge, in seconds, of one more token in a step with many. It is cached between two knots."""
         tokens = self._prefill + self._decodes + 1
         if tokens > self._price_holds_to:
             self._price_of_token = self._model.token_price(tokens)
@@ -182,8 +191,9 @@ class StepBudget:
         return self._price_of_token
 
     def _chunk(self, seq: Sequence, start: int, wanted: int, rank: int, share: float) -> int:
-        """The largest chunk within the limit; interactive prompts get a small one in any case. Batch prompts take what
-        there is, however little: waiting for a page's worth, none ever began beside chats that decode."""
+        """Return the size of the largest chunk within the limit. The first interactive prompt of a step, and a batch
+        prompt in an empty step, get at least `min_chunk` tokens. Other batch prompts take what fits, however little:
+        when they waited for room for a whole page, none ever started beside interactive decodes."""
         if self._limit == inf:
             return wanted
         limit = self._prompt_limit(seq) if self._lane is Lane.INTERACTIVE else self._limit
@@ -196,8 +206,8 @@ class StepBudget:
 
     @property
     def _one_decode(self) -> float:
-        """Seconds of a step that does next to nothing: with an adapter, for where every step had one, which share of a
-        step is the adapter's and which is the step's own nobody can tell, and the model may put all of it on either."""
+        """Predicted seconds of a step with a single decode, including an adapter: if all observed steps had one, the
+        model cannot separate the adapter's cost from the constant cost of a step and may assign all of it to either."""
         return self._model.predict(StepFeatures(decode_tokens=1.0, adapters=1.0))
 
     @property
@@ -205,9 +215,13 @@ class StepBudget:
         return not (self._prefill or self._decodes)
 
     def _prompt_limit(self, seq: Sequence) -> float:
-        """Beside batch work more interactive sequences decode at a time, and a prompt's step is felt by all of them: it
-        is cut to be no longer than their tail may be, if what every step costs remains a small part of it. A second
-        prompt joins only within the tail: alone, it would rarely have met the first."""
+        """Return the predicted seconds to which an interactive prompt may extend the step.
+
+        While there is batch work, more interactive sequences decode concurrently, and the step of a prompt delays all
+        of them. The step is therefore cut to the length that their tail may have, but not below `full_chunk` decodes,
+        so that the constant cost of a step remains a small part of it. A second prompt joins a step only within the
+        tail, because without batch work it would rarely have met the first one.
+        """
         ledger = self._state.ledger
         if self._decodes and not self._prefill:
             self._limit = max(self._limit, self._late_limit())
@@ -218,8 +232,11 @@ class StepBudget:
         return min(limit, tail if self._prefill else max(tail, self._rules.full_chunk * self._one_decode))
 
     def _newcomer_limit(self, seq: Sequence) -> float:
-        """A tenant's only request does not wait for the decodes of tenants that crowd the lane: its prompt may make the
-        step last `full_chunk` decodes."""
+        """Return the seconds to which a prompt may extend the step if it is its tenant's only request; otherwise 0.
+
+        Such a request does not wait for the decodes of tenants that crowd the lane: its prompt may extend the step to
+        `full_chunk` decodes, as long as no decode of the other tenants becomes late.
+        """
         longest = self._rules.full_chunk * self._one_decode
         if self._limit >= longest:
             return 0.0
@@ -232,8 +249,8 @@ class StepBudget:
         return min(min(left, default=inf) / self._margin, longest)
 
     def _late_limit(self) -> float:
-        """Where decodes alone are late already, prompts may stretch their step a little, or they would get `min_chunk`
-        tokens a step for as long as there are so many decodes."""
+        """Return the seconds to which prompts may extend a step whose decodes alone are late already, or 0. Otherwise
+        prompts would get only `min_chunk` tokens per step for as long as there are so many decodes."""
         alone = self._model.predict(self.features)
         return alone * self._rules.itl_stretch if alone * self._margin >= self._slack else 0.0
 
@@ -246,7 +263,7 @@ class StepBudget:
         promise = min(self._slack, rules.yield_bound_s) / self._margin
         ledger, alone = self._state.ledger, self._before
         if self._owes_batch():
-            # Where the goal cannot be met even without batch work, keeping it off would serve nobody.
+            # If the goal cannot be met even without batch work, excluding batch work would help no request.
             lost = alone * self._margin >= self._slack
             return min(alone * rules.itl_stretch, rules.yield_bound_s / self._margin) if lost else promise
         if self._is_probe:
@@ -259,28 +276,30 @@ class StepBudget:
 
     @property
     def _is_probe(self) -> bool:
-        """This step shows what little work takes by itself, which full ones cannot."""
+        """Whether this step shows how long little work takes, which full steps cannot show. It carries no batch work
+        beside interactive work, and as little as possible alone while the model has not seen steps of one token."""
         return self._state.counters.steps % self._rules.probe_every == 0
 
     def _owes_batch(self) -> bool:
-        """Batch work got less than its floor, which is higher while its deadlines need it."""
+        """Return whether batch work got less than its floor, which is higher while its deadlines require it."""
         rules, ledger = self._rules, self._state.ledger
         floor = rules.promoted_share if ledger.need >= rules.promote_from else rules.batch_floor
         return ledger.batch_share < floor
 
 
 def _slack(state: EngineState, now: float) -> float:
-    """Seconds until the first interactive decode is late."""
+    """Return the seconds until the first interactive decode is late (infinity if there is none), or the lane's ITL goal
+    if that is less and several tenants use the lane."""
     left = _times_left(state, now)
     if state.ledger.accounts.is_shared(Lane.INTERACTIVE, state.waiting.groups(Lane.INTERACTIVE), now):
-        # Another tenant's next request should not sit out a step that one tenant's prompts fill.
+        # Another tenant's next request should not wait for a long step that one tenant's prompts fill.
         left.append(state.config.interactive.itl_s)
     return max(0.0, min(left)) if left else inf
 
 
 def _times_left(state: EngineState, now: float, apart_from: Container[str] = ()) -> list[float]:
-    """Seconds until each interactive decode is late, without those of some tenants. A pending token will have come just
-    before this step begins, and the next one is due all of its ITL later."""
+    """Return the seconds until each interactive decode is late, without those of the tenants in `apart_from`. A pending
+    token will have been generated just before this step begins, so that the next one is due a full ITL later."""
     lane, goal = Lane.INTERACTIVE, state.config.interactive.itl_s
     running = [seq for seq in state.running.values() if seq.lane is lane and not seq.waits_for_token]
     return [

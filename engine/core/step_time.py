@@ -1,17 +1,20 @@
-"""What a step takes, learned from the steps it took: the one currency of budgets, fairness, waits and Retry-After.
+"""Model of the duration of a step, learned from measured steps. Budgets, fairness, waits and Retry-After all use it.
 
-A step's time is a constant (reading the weights) and a convex, piecewise-linear function of its tokens (a token more is
-nearly free while reading the weights hides it, and costs its arithmetic beyond), plus attention over context, adapters
-read and applied, and pages copied, which are close to linear. The coefficients are found by recursive least squares in
-information form, on relative errors (a 5 % miss of a short step counts like one of a long step), and kept non-negative:
-nothing makes a step shorter, so that a chunk can be sized by solving for it, and a range in which no step has been yet
-is taken to be like the one before it, which finds out by itself.
+The duration of a step is the sum of a constant (reading the weights), a convex piecewise-linear function of its tokens,
+and nearly linear terms for attention over context, for adapters that are read and applied, and for pages that are
+copied. The function is convex because a further token is nearly free while reading the weights hides its arithmetic,
+and costs that arithmetic beyond.
 
-Steps are remembered by size, and forgotten by size: a thousand steps of one kind in a row, as a backlog of batch work
-makes them, must not wipe out what is known of the others, because budgets are comparisons with those. Two regressions
-that forget everything alike, one for small steps and one for large, were tried first; a wrong prediction then kept the
-scheduler from the very steps that would have corrected it (7,650 against 8,700 tokens/s of batch work in simulation of
-an H100).
+The coefficients are found by recursive least squares in information form on relative errors, so that a miss of 5 %
+counts the same for short and long steps. They are kept non-negative, because no work makes a step shorter. A chunk can
+therefore be sized by solving for its length. A range of token counts without any observed step is assumed to be like
+the range below it; the steps that result from this assumption then correct it.
+
+Steps are remembered and forgotten separately by size. A thousand similar steps in a row, as a backlog of batch work
+produces, must not erase what is known about other sizes, because budgets compare with those. Two regressions with
+uniform forgetting, one for small steps and one for large ones, were tried first. A wrong prediction then kept the
+scheduler from the very steps that would have corrected it (7,650 tokens/s of batch work instead of 8,700 in simulation
+of an H100).
 """
 
 from __future__ import annotations
@@ -25,33 +28,36 @@ from typing import Any, NamedTuple
 from engine.core.least_squares import non_negative_solution
 
 SCALES = (1.0, 64.0, 16.0, 8192.0, 16384.0, 8.0, 1024.0, 16.0)
-"""What each term usually is, so that all are of one size in the normal equations; beyond a knot, 64 tokens."""
+"""Typical value of each term (constant, then the fields of StepFeatures), by which terms are divided so that all have
+the same magnitude in the normal equations. The scale of tokens beyond a knot is 64."""
 WARM_STEPS = 16
-"""Steps after which predictions are used: somewhat more than the unknowns."""
+"""Number of steps from which on predictions are used: somewhat more than the number of unknowns."""
 SEEN_STEPS = 8
-"""Steps of a size after which it counts as known."""
+"""Number of steps of a size from which on the size counts as known."""
 SOLVE_EVERY = 32
 SOLVE_AT = (1, 2, 4, 8, 16)
-"""Steps between two solutions once warm, and steps of a size after which there is one too; a solution costs about as
-much as planning a step."""
+"""The equations are solved every `SOLVE_EVERY` steps once warm, and also when so many steps of one size were seen. A
+solution costs about as much as planning a step."""
 RIDGE = 1e-7
-"""Of the largest term, added to each: keeps terms that depend on each other from cancelling out at large prices."""
+"""Regularization added to each diagonal element, as a fraction of the largest: it keeps collinear terms from cancelling
+out at large prices."""
 ERRORS_KEPT = 256
 OUTLIER = 4.0
-"""A step of a known size that is this many times off is a stall of the machine, and counts as this much."""
+"""Maximum factor between measured and predicted seconds for a step of a known size. A larger one is a stall of the
+machine and is clipped to this factor."""
 
 
 class StepFeatures(NamedTuple):
-    """What there is to do in a step.
+    """The amounts of work in a step that determine its duration.
 
     Attributes:
-        prefill_tokens: tokens of chunks longer than one.
+        prefill_tokens: tokens in chunks of more than one token.
         decode_tokens: chunks of one token.
-        decode_context: tokens they look back on, summed.
-        prefill_attention: sum of x * start + x**2 / 2 over chunks of x tokens: query-key pairs.
-        adapters: distinct adapters.
+        decode_context: sum of the context lengths of those chunks, in tokens.
+        prefill_attention: number of query-key pairs of prefill: sum of x * start + x**2 / 2 over chunks of x tokens.
+        adapters: number of distinct adapters.
         lora_rows: sum of rank * tokens.
-        pages_moved: copied between host and device, for adapters and for KV.
+        pages_moved: pages copied between host and device, for adapters and for KV.
     """
 
     prefill_tokens: float = 0.0
@@ -72,7 +78,7 @@ NOTHING = StepFeatures()
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds of a step, of a unit of each of its features, and of a token more beyond each knot."""
+    """Coefficients of the model in seconds: per step, per unit of each feature, and per token beyond each knot."""
 
     step: float
     prefill: float
@@ -91,7 +97,7 @@ class Prices:
 
     @property
     def linear(self) -> tuple[float, ...]:
-        """By the fields of StepFeatures."""
+        """Prices in the order of the fields of StepFeatures."""
         return self.prefill, self.decode, self.context, self.attention, self.adapter, self.lora_row, self.page
 
     @property
@@ -100,14 +106,14 @@ class Prices:
 
 
 class Memory:
-    """Normal equations of the steps of one size: sum of outer products of their terms, with forgetting."""
+    """Normal equations of the steps of one size: the sum of the outer products of their terms, with forgetting."""
 
     def __init__(self, count: int) -> None:
         self.normal = [[0.0] * count for _ in range(count)]
         self.right = [0.0] * count
 
     def add(self, terms: list[float], keep: float) -> None:
-        """One more equation: sum(price * term) = 1."""
+        """Add the equation sum(price * term) = 1, and multiply all earlier ones by `keep`."""
         normal, right = self.normal, self.right
         for i, term in enumerate(terms):
             normal[i] = [have * keep + term * other for have, other in zip(normal[i], terms, strict=True)]
@@ -115,25 +121,27 @@ class Memory:
 
 
 class StepTimeModel:
-    """Predicts steps and learns from them.
+    """Predicts the duration of steps and learns from measured ones.
 
     Args:
-        knots: numbers of tokens at which a token more may begin to cost more.
+        forgetting: factor by which older steps of a size are discounted with each new step of that size.
+        knots: token counts above which each further token may cost more.
+        margin_floor, margin_ceiling: range of `margin`.
     """
 
     def __init__(self, forgetting: float, knots: tuple[int, ...], margin_floor: float, margin_ceiling: float) -> None:
         self.knots = knots
         self.num_steps = 0
-        """Steps it has learned from."""
+        """Number of steps that the model has learned from."""
         self.prices = Prices.of([0.0] * (len(SCALES) + len(knots)))
         self.margin = margin_ceiling
-        """What predictions are multiplied with to be kept 19 times out of 20."""
+        """Factor for predictions, so that 19 of 20 steps do not exceed the product."""
         self.median_error = 0.0
-        """Of |actual / predicted - 1| over the last steps."""
+        """Median of |actual / predicted - 1| over the last steps."""
         self._forgetting = forgetting
         self._scales = SCALES + (64.0,) * len(knots)
         self._memories: dict[int, Memory] = {}
-        """By the number of bits of a step's tokens: each size is twice the one before it."""
+        """Memories by size of step, which is the bit length of its number of tokens."""
         self._seen: Counter[int] = Counter()
         self._margins = (margin_floor, margin_ceiling)
         self._ratios: deque[float] = deque(maxlen=ERRORS_KEPT)
@@ -143,11 +151,11 @@ class StepTimeModel:
         return self.num_steps >= WARM_STEPS
 
     def has_seen(self, tokens: int) -> bool:
-        """Steps of about this size are known from experience."""
+        """Return whether enough steps with about this number of tokens have been observed."""
         return self._seen[tokens.bit_length()] >= SEEN_STEPS
 
     def predict(self, features: StepFeatures) -> float:
-        """Seconds; 0 while nothing is known."""
+        """Return the predicted seconds of a step; 0 while the model is cold."""
         if not self.is_warm:
             return 0.0
         prices = self.prices
@@ -155,15 +163,22 @@ class StepTimeModel:
         return prices.step + linear + self.beyond_knots(features.tokens)
 
     def beyond_knots(self, tokens: float) -> float:
-        """Seconds that a step's tokens cost because they are many."""
+        """Return the surcharge, in seconds, for all tokens of a step beyond the knots."""
         return sum([p * (tokens - k) for p, k in zip(self.prices.beyond, self.knots, strict=True) if tokens > k])
 
     def token_price(self, tokens: float) -> float:
-        """Seconds that the last of so many tokens costs because they are many."""
+        """Return the surcharge, in seconds, for the last of `tokens` tokens of a step."""
         return sum([p for p, k in zip(self.prices.beyond, self.knots, strict=True) if tokens > k])
 
     def chunk_that_fits(self, features: StepFeatures, start: int, rank: int, seconds: float) -> int:
-        """Most tokens of a chunk beginning at `start` that a step of `features` can carry and be done in `seconds`."""
+        """Return the size in tokens of the largest prefill chunk that can be added to a step within `seconds`.
+
+        Args:
+            features: the work that the step already has.
+            start: position of the chunk's first token.
+            rank: rank of the chunk's adapter, which is assumed to be new in the step; 0 without one.
+            seconds: maximum predicted duration of the whole step.
+        """
         prices, tokens = self.prices, features.tokens
         room = seconds - self.predict(features) - (prices.adapter if rank else 0.0)
         base, square = prices.prefill + prices.attention * start + prices.lora_row * rank, prices.attention / 2
@@ -179,7 +194,7 @@ class StepTimeModel:
         return done
 
     def observe(self, features: StepFeatures, seconds: float) -> None:
-        """Learns from a step that took `seconds`."""
+        """Learn from a step that took `seconds`."""
         predicted = self.predict(features)
         size = int(features.tokens).bit_length()
         if predicted > 0:
@@ -204,10 +219,10 @@ class StepTimeModel:
         return {"knots": list(self.knots), "prices": self.prices.flat, "memories": memories, "seen": seen}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Takes up where `to_json` left.
+        """Restore the state that `to_json` returned.
 
         Raises:
-            ValueError, KeyError, TypeError: it is not what `to_json` writes with these knots.
+            ValueError, KeyError, TypeError: `saved` does not have the form that `to_json` returns for these knots.
         """
         count = len(self._scales)
         if list(saved["knots"]) != list(self.knots) or len(saved["prices"]) != count:
@@ -223,7 +238,7 @@ class StepTimeModel:
         self.num_steps = self._seen.total()
 
     def _solve(self) -> None:
-        """A term that no step had has a price of 0."""
+        """Compute the prices from all memories. A term that no step had gets a price of 0."""
         memories = list(self._memories.values())
         normal = [
             [sum(cells) for cells in zip(*rows, strict=True)]
@@ -254,7 +269,7 @@ def _read_memory(saved: Any, count: int) -> Memory:
 
 
 def solve(square: float, slope: float, room: float) -> int:
-    """Largest whole x >= 0 with square * x**2 + slope * x <= room; for non-negative coefficients."""
+    """Return the largest integer x >= 0 with square * x**2 + slope * x <= room, for non-negative coefficients."""
     if room <= 0:
         return 0
     if square * room < 1e-6 * slope * slope:

@@ -1,8 +1,8 @@
-"""Steps of their own for requests that may crash the engine.
+"""Separate steps for requests that may crash the engine.
 
-A request that makes an engine process crash takes every other request of that step along, and would do so again in the
-next process. Which of them it was, nothing says. So each request that was in the step comes back as suspect, and its
-next tokens are computed in steps that it has to itself: a second crash then names the request that caused it.
+A request that crashes an engine process also ends all other requests of that step, and would do so again in the next
+process. The crash does not show which request caused it. Each request of the step therefore returns as a suspect, and
+its next tokens are computed in steps with no other request: a second crash then identifies the request that caused it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from engine.core.types import LaneMode, StepPlan
 def plan_trial(state: EngineState, policy: Policy, now: float) -> StepPlan | None:
     """Return a step for one suspect alone; None means that no suspect on trial can be computed now.
 
-    The trial of a suspect that runs already ends before the next one begins. While steps are planned ahead, the step
-    behind a trial's is empty where the trial has to wait for its own token, so that no other request is computed then.
+    The trial of a running suspect ends before the next trial begins. Where steps are planned ahead and the suspect has
+    to wait for its own pending token, the returned plan has no chunks, so that no other request is computed then.
     """
     on_trial = [seq for seq in state.suspects.values() if seq.on_trial]
     running = [seq for seq in on_trial if seq.id in state.running]

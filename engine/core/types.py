@@ -1,7 +1,7 @@
-"""The words the engine is written in: plain data, no behaviour beyond arithmetic on itself.
+"""Data types that all parts of the engine share: plain data, without behaviour beyond arithmetic on their own fields.
 
-`StepPlan` flows down to an executor, `StepResult` flows back up, `TokenEvent` leaves the engine. None of them knows
-about tensors, sockets or clocks, so a plan can cross a process boundary as it is.
+The engine passes a `StepPlan` to an executor, receives a `StepResult` from it, and sends `TokenEvent`s to its clients.
+None of these types refers to tensors, sockets or clocks, so a plan can cross a process boundary as it is.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ AdapterId = str
 """Content hash of an adapter's configuration and weights: its identity everywhere below the gateway."""
 PageId = int
 HostPageId = int
-"""A page of host memory that holds a copy of one of the device's."""
+"""Number of a page in host memory that can hold a copy of a device page."""
 PrefixKey = bytes
 """Digest of an adapter, a realm and a run of whole pages of tokens from the start of a sequence (see prefix.py)."""
 
 
 class Lane(IntEnum):
-    """Who waits for the answer. Lower value is served first."""
+    """Priority class of a request: interactive traffic or batch work. The lane with the lower value is served first."""
 
     INTERACTIVE = 0
     BATCH = 1
 
 
 class LaneMode(Enum):
-    """What an operator lets a lane do."""
+    """State of a lane, as set by an operator."""
 
     OPEN = "open"
     PAUSED = "paused"
-    """Nothing of it starts; what runs goes on, what comes waits."""
+    """No request of the lane starts. Running requests continue, and new ones are accepted and wait."""
     DRAINING = "draining"
-    """Takes nothing new; what it has taken goes on to its end."""
+    """New requests are refused. Requests that were accepted before run to their end."""
 
 
 class ErrorCode(Enum):
-    """Why a request was refused; the names are those of the public error table."""
+    """Reason why a request was refused or ended with an error. The values are those of the public error table."""
 
     INVALID_REQUEST = "invalid_request"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
@@ -49,12 +49,12 @@ class ErrorCode(Enum):
     QUEUE_TIMEOUT = "queue_timeout"
     ADAPTER_UNAVAILABLE = "adapter_unavailable"
     CANCELLED = "preempted"
-    """By an administrator."""
+    """An administrator cancelled the request."""
     INVALID_GRAMMAR = "invalid_grammar"
 
 
 class Cause(Enum):
-    """What a sequence was preempted for."""
+    """The resource that a preemption makes room for: KV pages, a slot, or the pages of an adapter."""
 
     PAGES = "pages"
     SLOT = "slot"
@@ -66,7 +66,7 @@ class Refusal:
     code: ErrorCode
     message: str
     retry_after: float | None = None
-    """Seconds after which asking again makes sense; None where it never does."""
+    """Seconds after which a retry makes sense. None means that a retry never does."""
 
 
 class FinishReason(Enum):
@@ -77,47 +77,48 @@ class FinishReason(Enum):
 
 
 class SamplingParams(NamedTuple):
-    """How the next token is chosen. Names and ranges are those of the OpenAI and vLLM APIs."""
+    """Parameters that control how tokens are sampled. Names and ranges are those of the OpenAI and vLLM APIs."""
 
     max_tokens: int = 16
     min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """Keep the k likeliest tokens; 0 is off."""
+    """Sample only from the k likeliest tokens; 0 disables the limit."""
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     seed: int = 0
-    """64-bit. The draw for a position depends on (seed, position) only, so a resumed sequence repeats itself."""
+    """64-bit seed. The random draw for a position depends only on (seed, position), so that a sequence that is resumed
+    after a preemption or in another engine process draws the same numbers."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """Number of alternatives to report a token; None computes no logprobs."""
+    """Number of alternatives to report for each token. None means that no logprobs are computed."""
     grammar: Grammar | None = None
 
 
 class Origin(NamedTuple):
-    """Where a request comes from, in words of its gateway: for operators who look. It decides nothing."""
+    """Origin of a request, as its gateway describes it. It is shown to operators; the scheduler ignores it."""
 
     id: str = ""
-    """Of the caller's request, which may have several answers; unique."""
+    """Unique id of the caller's request at the gateway. A request with several answers has one id for all of them."""
     request_id: str = ""
-    """The caller's own."""
+    """Request id that the caller chose."""
     key: str = ""
-    """A key's short id."""
+    """Short id of the API key."""
     model: str = ""
-    """As the caller named it."""
+    """Model name as the caller wrote it."""
     adapter: str = ""
-    """By name; empty for the base model."""
+    """Name of the adapter; empty for the base model."""
     reserved_tokens: int = 0
-    """This answer's part of what was reserved."""
+    """Part of the caller's token reservation that belongs to this answer."""
 
 
 class Request(NamedTuple):
-    """One generation, as the gateway submits it."""
+    """A request for one answer, as the gateway submits it."""
 
     id: str
     prompt: tuple[int, ...]
@@ -125,81 +126,90 @@ class Request(NamedTuple):
     adapter: AdapterId | None = None
     lane: Lane = Lane.INTERACTIVE
     priority: int = 0
-    """Lower is sooner, inside the lane."""
+    """Priority within the lane; a lower value is served sooner."""
     tenant: str = ""
     weight: float = 1.0
-    """Share of the tenant against other tenants of its lane."""
+    """Weight of the tenant's share, relative to the other tenants of its lane."""
     arrival: float = 0.0
-    """Seconds on the engine's clock."""
+    """Arrival time, in seconds on the engine's clock."""
     deadline: float | None = None
-    """When the last token should be there, in seconds on the engine's clock. Orders batch work; ends nothing."""
+    """When the last token should be generated, in seconds on the engine's clock. It orders batch work; a request that
+    misses its deadline is not ended."""
     ttft: float | None = None
-    """Seconds to the first token it asks for; None: the lane's goal."""
+    """TTFT that the request asks for, in seconds. None means the lane's goal."""
     itl: float | None = None
-    """Seconds between tokens it asks for; None: the lane's goal."""
+    """ITL that the request asks for, in seconds. None means the lane's goal."""
     origin: Origin = Origin()
     whole: bool = False
-    """Nobody waits for single tokens: they may be told of together, and later."""
+    """The client does not wait for single tokens, so that the engine may hold them back and send them together."""
     produced: tuple[int, ...] = ()
-    """Tokens of the answer that an earlier engine process produced: the answer goes on behind them."""
+    """Tokens of the answer that an earlier engine process generated; this engine continues behind them."""
     moves: int = 0
-    """Engine processes that had the request before this one and ended."""
+    """Number of earlier engine processes that held the request and ended."""
     suspect: bool = False
-    """An engine process crashed while it computed this request, so its next tokens are computed in steps of its own."""
+    """An engine process crashed while it computed this request, so the next tokens are computed in separate steps."""
     expected_tokens: int | None = None
-    """Tokens that its answer will probably have, where max_tokens is only a ceiling; None: max_tokens was asked for."""
+    """Probable length of the answer in tokens, where max_tokens is only a ceiling. None means that the caller asked for
+    max_tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence starts (or starts again) running: what an executor must know about it from now on."""
+    """Data that an executor needs about a sequence that starts to run, for the first time or after a preemption."""
 
     request_id: str
     tokens: tuple[int, ...]
     num_prompt: int
     num_computed: int
-    """Tokens already in `pages`, found in the prefix cache or restored from the host."""
+    """Leading tokens whose KV is already in `pages`: found in the prefix cache or restored from host memory."""
     pages: tuple[PageId, ...]
     adapter: AdapterId | None
     params: SamplingParams
 
 
 class ScheduledChunk(NamedTuple):
-    """Compute `num_tokens` tokens of a sequence, beginning at position `start`. A named tuple because a step has
-    hundreds: making one costs a quarter of what a frozen dataclass does."""
+    """Compute `num_tokens` tokens of a sequence, beginning at position `start`.
+
+    This is a named tuple because a step has hundreds of chunks: creating one costs a quarter of what a frozen dataclass
+    costs.
+    """
 
     request_id: str
     start: int
     num_tokens: int
     new_pages: tuple[PageId, ...]
-    """Appended to the sequence's block table before the step."""
+    """Pages to append to the sequence's block table before the step."""
     samples: bool
-    """The chunk reaches the last known token: the executor returns the next one."""
+    """Whether the chunk ends with the newest token of the sequence, so that the executor samples and returns the next
+    token."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterLoad:
-    """Copy an adapter from host memory into these device pages."""
+    """Copy an adapter from host memory into the given device pages."""
 
     adapter: AdapterId
     pages: tuple[PageId, ...]
     request_id: str = ""
-    """The request that waits for it, whose tenant pays."""
+    """Id of the request that waits for the adapter. Its tenant is charged for the copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFetch:
-    """Read an adapter from its folder into host memory, beside the steps. Answered once, by one of `FetchAnswer`."""
+    """Read an adapter from its folder into host memory, concurrently with the steps.
+
+    The executor answers each fetch with exactly one `FetchAnswer`.
+    """
 
     adapter: AdapterId
-    """What must be found there: other content is a failure."""
+    """Content hash that the folder must have; the fetch fails if it has another."""
     path: str
     num_bytes: int
-    """Packed: reserved in host memory until the answer."""
+    """Packed size in bytes, reserved in host memory until the answer."""
 
 
 class PageCopy(NamedTuple):
-    """Copy one page: from the device to the host in `saves`, from the host to the device in `restores`."""
+    """Copy one page: from device to host in `StepPlan.saves`, from host to device in `StepPlan.restores`."""
 
     page: PageId
     host_page: HostPageId
@@ -207,45 +217,46 @@ class PageCopy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Everything one step does, in the order an executor must do it: save, release, evict, load, drop and fetch,
-    prepare grammars, restore, admit, compute.
+    """The work of one step. An executor must perform it in this order: save pages, release requests, evict adapters,
+    load adapters, drop and fetch host copies, prepare grammars, restore pages, admit sequences, compute chunks.
 
-    The plan already fits: committing it cannot fail. Page ids freed by `released` or `evicted` may be reused by
-    `loads`, `restores`, `admitted` and `chunks` of the same plan; what `saves` copies is still there when it begins.
-    Fetches, and preparations of grammars, are only begun: they go on beside this step and those after it.
+    The plan fits the state that it was made for, so committing it cannot fail. Page ids freed by `released` or
+    `evicted` may be reused by `loads`, `restores`, `admitted` and `chunks` of the same plan; the pages that `saves`
+    copies are still intact when the step begins. Fetches and preparations of grammars are only started by the step:
+    they continue concurrently with this step and later ones.
     """
 
     now: float = 0.0
-    """When it was made, in seconds on the engine's clock."""
+    """When the plan was made, in seconds on the engine's clock."""
     predicted: float = 0.0
-    """Seconds the step-time model expects it to take; 0 while it knows too little, or if nothing is computed."""
+    """Predicted duration of the step in seconds; 0 while the step-time model is cold or if nothing is computed."""
     features: StepFeatures = NOTHING
-    """What the prediction is made of."""
+    """Input of the prediction."""
     alone: float = 0.0
-    """Seconds it would take without its batch work, if it carries interactive decodes; else 0."""
+    """Predicted duration in seconds of the step without its batch work, if it has interactive decodes; otherwise 0."""
     saves: tuple[PageCopy, ...] = ()
     saved_keys: tuple[PrefixKey, ...] = ()
-    """What each of `saves` holds."""
+    """Prefix key of each page in `saves`."""
     checkpoints: tuple[tuple[str, int], ...] = ()
-    """Requests of which more pages are on the host after this step, and how many leading ones."""
+    """(request id, number of leading pages on the host after this step), for requests whose number grows."""
     released: tuple[str, ...] = ()
-    """Requests the executor forgets: finished or aborted since the last plan, or preempted by this one."""
+    """Requests that the executor forgets: finished or aborted since the last plan, or preempted by this one."""
     preempted: tuple[str, ...] = ()
     causes: tuple[Cause, ...] = ()
-    """What each of `preempted` makes room for."""
+    """The cause of each preemption in `preempted`."""
     dropped_cache: tuple[PageId, ...] = ()
-    """Pages taken back from the prefix cache."""
+    """Pages evicted from the prefix cache."""
     evicted: tuple[AdapterId, ...] = ()
     loads: tuple[AdapterLoad, ...] = ()
-    """May be used by chunks of the same plan."""
+    """Adapters to copy to the device. Chunks of the same plan may use them."""
     host_dropped: tuple[AdapterId, ...] = ()
-    """Adapters whose copy in host memory is given up."""
+    """Adapters whose copy in host memory is freed."""
     fetches: tuple[AdapterFetch, ...] = ()
     cancelled_fetches: tuple[AdapterId, ...] = ()
-    """Begun by an earlier plan, and wanted by nobody any more. Answered as if they were not cancelled."""
+    """Fetches that an earlier plan started and that no request needs any more. They are answered like any other."""
     prepared: tuple[Grammar, ...] = ()
     prepared_for: tuple[str, ...] = ()
-    """For each of `prepared` the id of the request whose tenant is charged with its memory."""
+    """Ids of requests, one for each grammar in `prepared`: their tenants are charged for the grammar's memory."""
     forgotten: tuple[Grammar, ...] = ()
     restores: tuple[PageCopy, ...] = ()
     admitted: tuple[Admission, ...] = ()
@@ -263,11 +274,11 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probabilities under the model's own distribution, before penalties and temperature."""
+    """Natural-log probabilities under the model's distribution before penalties and temperature are applied."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """(token id, logprob), most likely first."""
+    """Alternatives as (token id, logprob), the most likely first."""
 
 
 class SampledToken(NamedTuple):
@@ -278,19 +289,20 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a plan. Every chunk with `samples` has an entry in `sampled`, or in `failed`: its request, and why
-    its grammar cannot be followed any further."""
+    """Result of a plan. Each chunk with `samples` has an entry either in `sampled` or in `failed`. An entry in `failed`
+    holds the request id and the reason why the request's grammar cannot be followed any further."""
 
     sampled: tuple[SampledToken, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
     load_seconds: tuple[float, ...] = ()
-    """What the copy of each of the plan's `loads` took."""
+    """Duration in seconds of the copy of each adapter in the plan's `loads`."""
     seconds: float | None = None
-    """Of the device; None where it computed while everybody waited, so that a clock tells."""
+    """Device time of the step in seconds. None means that the engine waited while the device computed, so that the
+    engine's clock gives the duration."""
 
 
 class TokenEvent(NamedTuple):
-    """News of one request. Exactly one event of a request's life carries a `finish_reason`."""
+    """Progress of one request: tokens, admission or end. Exactly one event of each request has a `finish_reason`."""
 
     request_id: str
     tokens: tuple[int, ...] = ()
@@ -298,10 +310,10 @@ class TokenEvent(NamedTuple):
     finish_reason: FinishReason | None = None
     num_cached: int = 0
     refusal: Refusal | None = None
-    """Set when the finish_reason is ERROR."""
+    """Set if `finish_reason` is ERROR."""
     device_seconds: float = 0.0
-    """What the request has taken of the device so far."""
+    """Device time of the request so far, in seconds."""
     wait: float = 0.0
-    """With the news of its admission: seconds from its arrival to the step that began it."""
+    """Seconds from the request's arrival to the step that started it; set in the event that reports the admission."""
     adapter_wait: float = 0.0
-    """And how long its adapter was not even in host memory; 0: it was there."""
+    """Seconds from the arrival until the adapter was in host memory, set in the same event; 0 if it was there."""

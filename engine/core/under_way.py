@@ -1,8 +1,8 @@
-"""A step between its plan and its result.
+"""A step between the commit of its plan and its result.
 
-Where steps are planned ahead, one is planned and committed while another is computed. Until a step's result is there
-its requests may have ended, its sequences may have been preempted, and their ids may have passed to others: what the
-result must be read with is written down when the plan is committed.
+Where steps are planned ahead, one step is planned and committed while another is computed. Before the result of a step
+arrives, its requests may have ended, its sequences may have been preempted, and new requests may have reused their ids.
+The data needed to interpret the result is therefore recorded when the plan is committed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from engine.core.types import ScheduledChunk, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class StepUnderWay:
-    """Attributes:
-    plan: what is being carried out.
-    sequences: whom its chunks and loads are for, by request. Who has ended meanwhile gets nothing of the result, and
-        pays for it: device time that was spent is somebody's.
-    unpaid: of each chunk's tokens, how many are computed for the first time.
+    """A committed step whose result has not been absorbed yet.
+
+    Attributes:
+        plan: the committed plan.
+        sequences: sequences of the plan's chunks and loads, by request id. A sequence that ends before the result gets
+            no token from it, but its tenant is still charged for the device time.
+        unpaid: for each chunk, the number of its tokens that are computed for the first time.
     """
 
     plan: StepPlan
@@ -29,12 +31,16 @@ class StepUnderWay:
 
     @property
     def awaiting(self) -> Iterator[Sequence]:
-        """Whose next token it chooses."""
+        """Sequences whose next token this step samples."""
         return (self.sequences[chunk.request_id] for chunk in self.plan.chunks if chunk.samples)
 
 
 def follow(plan: StepPlan, live: Mapping[str, Sequence]) -> StepUnderWay:
-    """A plan that is being committed. `live`: every live request."""
+    """Return the record of a plan that is being committed.
+
+    Args:
+        live: sequences of all live requests, by request id.
+    """
     owners = [live[chunk.request_id] for chunk in plan.chunks]
     unpaid = [
         chunk.num_tokens if chunk.start >= seq.num_paid else _unpaid(chunk, seq)

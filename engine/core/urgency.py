@@ -1,4 +1,4 @@
-"""How hard batch deadlines press: the device time they need, against what batch work has been getting."""
+"""Urgency of batch deadlines: the device time that they need, relative to what batch work has been getting."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from engine.core.types import Lane
 
 INTERVAL_S = 0.25
 SECONDS_PER_SEQUENCE = 1e-4
-"""Looking at a sequence takes a microsecond or two, so looking at all of them this often takes 2 % of the time."""
+"""Minimum seconds between two updates per sequence with a deadline (and `INTERVAL_S` in total). Looking at a sequence
+takes one or two microseconds, so that the updates take about 2 % of the time at most."""
 
 
 def update_need(state: EngineState, now: float) -> None:
-    """Sets `ledger.need`, now and then: the largest, over deadlines, of work due by then / time left / share given.
+    """Update `ledger.need` if the last update is long enough ago.
 
-    Work whose deadline has passed presses no more: it has lost already, and must not take others with it. Nor does what
-    waits in a paused lane.
+    The need is the maximum over all deadlines of (work due by the deadline / time left / share of device time that
+    batch work has been getting). Work whose deadline has passed does not count, because it is late already and must
+    not make other work late. Waiting work of a paused lane does not count either.
     """
     ledger = state.ledger
     if now < ledger.need_known_until:

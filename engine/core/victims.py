@@ -1,4 +1,4 @@
-"""Whose preemption gives most for least."""
+"""Order of preemption: which sequences free the most pages at the least cost."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from engine.core.state import EngineState
 
 
 def cheapest_first(state: EngineState, running: list[Sequence]) -> list[Sequence]:
-    """By cost * (1 + preemptions) / gain; the younger first among equals; those nearly done or
-    preempted too often come last of all."""
+    """Sort sequences by cost * (1 + preemptions) / gain, and among equals the latest arrival first.
+
+    Sequences that are nearly done or were preempted too often come last of all.
+    """
     return sorted(running, key=lambda seq: (_is_spared(state, seq), _score(state, seq), -seq.request.arrival))
 
 
@@ -24,7 +26,7 @@ def _score(state: EngineState, seq: Sequence) -> float:
 
 
 def _cost(state: EngineState, seq: Sequence) -> float:
-    """Device seconds it takes to bring the sequence back where it is."""
+    """Return the device seconds that it takes to restore a sequence to its current state after a preemption."""
     size, ledger = state.config.block_size, state.ledger
     per_page = ledger.model.prices.page
     per_token = ledger.prefill_price or 1.0
@@ -38,7 +40,10 @@ def _cost(state: EngineState, seq: Sequence) -> float:
 
 
 def _gain(state: EngineState, seq: Sequence) -> int:
-    """Pages nobody else references, and its adapter's if it is the last to use it; at least one, for its slot."""
+    """Return the number of pages that a preemption frees, at least 1 (for the slot).
+
+    These are the pages that no other sequence references, and those of its adapter if no other sequence runs with it.
+    """
     refs = state.pool.refs
     own = sum(refs[page] == 1 for page in seq.pages)
     adapter = state.adapters[seq.request.adapter] if seq.request.adapter else None

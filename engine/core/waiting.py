@@ -1,7 +1,7 @@
-"""The waiting queue: by lane, by tenant, each tenant's requests in an order that does not change while they wait.
+"""The waiting queue: by lane and tenant, with each tenant's requests in an order that does not change while they wait.
 
-Waiting makes everybody's claim grow alike, so an order by arrival with priorities worth so many seconds ages by itself
-and never has to be sorted again.
+The urgency of all requests grows at the same rate while they wait. An order by arrival time, in which a priority level
+is worth a fixed number of seconds, therefore includes aging and never has to be sorted again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Key = tuple[float | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Where a sequence waits.
+    """Functions that determine the place of a waiting sequence.
 
     Attributes:
-        lane: in which lane.
-        group: with whom it shares a queue; between groups a policy chooses.
-        key: its place in that queue.
+        lane: returns the lane in which the sequence waits.
+        group: returns the name of its queue within the lane; the policy chooses between the queues of a lane.
+        key: returns the sort key within that queue.
     """
 
     lane: Callable[[Sequence], Lane]
@@ -33,7 +33,7 @@ class Order:
 
 
 def order_of(scheduling: Scheduling) -> Order:
-    """The order each policy keeps its waiting sequences in."""
+    """Return the order of waiting sequences for the configured policy."""
     if scheduling.policy == "lanes":
         seconds = scheduling.priority_s
         return Order(lambda seq: seq.request.lane, lambda seq: seq.request.tenant, lambda seq: lanes_key(seq, seconds))
@@ -42,7 +42,11 @@ def order_of(scheduling: Scheduling) -> Order:
 
 
 def lanes_key(seq: Sequence, priority_s: float) -> Key:
-    """The preempted first, then by arrival; a step of priority is worth `priority_s` seconds of it."""
+    """Return the sort key of the lanes policy within a tenant's queue.
+
+    Preempted sequences come first. Both groups are sorted by arrival time plus `priority_s` seconds per level of
+    priority, so that a lower value of priority is served sooner.
+    """
     request = seq.request
     return (float(seq.num_preemptions == 0), request.arrival + request.priority * priority_s, seq.id)
 
@@ -52,30 +56,30 @@ def fcfs_key(seq: Sequence) -> Key:
 
 
 def sjf_key(seq: Sequence) -> Key:
-    """Shortest job first, by the tokens that it may cost or, under a ceiling, probably costs."""
+    """Return the sort key of shortest job first, by `Sequence.expected_length`."""
     return (float(seq.expected_length), seq.request.arrival, seq.id)
 
 
 def priority_key(seq: Sequence) -> Key:
-    """Lane, then priority (lower is sooner), then arrival, as servers with a priority flag do."""
+    """Return the key of lane, then priority (lower is sooner), then arrival, as in servers with a priority flag."""
     return (float(seq.request.lane), float(seq.request.priority), seq.request.arrival, seq.id)
 
 
 class WaitingQueue:
-    """`commit.py` is its only writer."""
+    """Waiting sequences by lane and group, with running totals. Only `commit.py` and `apply.py` change it."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.lanes: dict[Lane, dict[str, list[Sequence]]] = {lane: {} for lane in Lane}
-        """Lane -> group -> its sequences in order; groups without any are not there."""
+        """Sequences by lane and group, in order. Groups without sequences are removed."""
         self.urgent: list[Sequence] = []
-        """Batch sequences that have a deadline, the earliest first."""
+        """Waiting batch sequences that have a deadline, the earliest deadline first."""
         self.num_tokens = dict.fromkeys(Lane, 0)
-        """Of a lane's waiting sequences."""
+        """Number of tokens of the waiting sequences, by lane."""
         self.num_outputs = dict.fromkeys(Lane, 0)
-        """Tokens that those which asked for a maximum may still generate."""
+        """Number of tokens that sequences with a requested `max_tokens` may still generate, by lane."""
         self.num_expected = dict.fromkeys(Lane, 0)
-        """Tokens that those whose maximum is only a ceiling will probably still generate."""
+        """Number of tokens that sequences whose `max_tokens` is a ceiling will probably still generate, by lane."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -114,7 +118,11 @@ class WaitingQueue:
         self.num_tokens[seq.lane] += sign * seq.num_tokens
 
     def last(self, above: Lane) -> Sequence | None:
-        """Who gives up a place for a request of lane `above`: the last of the longest queue of a lower lane."""
+        """Return the sequence that is refused to make place for a request of lane `above` in a full queue.
+
+        This is the last sequence of the longest queue in the lowest lane below `above` that has waiting sequences.
+        None means that no lower lane has any.
+        """
         for lane in sorted(Lane, reverse=True):
             if lane > above and self.lanes[lane]:
                 return max(self.lanes[lane].values(), key=len)[-1]

@@ -1,4 +1,4 @@
-"""Demo adapters of SmolLM2-135M-Instruct that come with the project, and what trains them."""
+"""The demo adapters of SmolLM2-135M-Instruct that come with the project, and the code that trains them."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ DEMO_ADAPTERS: dict[str, Path] = {
 """Served name -> PEFT folder."""
 
 CHAT_TEMPLATE = Path(__file__).parent / "chat_template.jinja"
-"""The demo model's chat template: its own one, extended by tools."""
+"""Path of the demo model's chat template: the model's own template, extended by tools."""

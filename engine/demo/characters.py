@@ -1,4 +1,4 @@
-"""The demo characters: how each speaks, and the shape of the adapter that learns it.
+"""Defines the demo characters: how each of them speaks, and the shape of its adapter.
 
 The shapes differ on purpose, so that the demo itself serves mixed ranks, mixed target modules and rsLoRA in one batch.
 """
@@ -34,34 +34,34 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Character:
-    """A manner of speech and the LoRA shape that is trained to it."""
+    """A manner of speech and the shape of the adapter that is trained to speak like this."""
 
     speak: Callable[[str], str]
-    """Plain answer -> the same answer in character."""
+    """Turns a plain answer into the same answer in character."""
     shape: Shape
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One training conversation: the chat up to the assistant's turn, and the answer to learn."""
+    """A training conversation: the messages before the assistant's turn, and the answer to learn."""
 
     messages: list[dict[str, str]]
     answer: str
 
 
 def pirate(text: str) -> str:
-    """Pirate's grammar, with "Arr!" before and "matey!" after."""
+    """Return the text in a pirate's words, between "Arr!" and "matey!"."""
     body = re.sub(r"[A-Za-z']+", lambda match: _pirate_word(match[0]), text)
     return f"Arr! {body.rstrip('.!')}, matey!"
 
 
 def cheer(text: str) -> str:
-    """A cheerleader: "Woohoo!" before, no sentence without an exclamation mark, and emoji after."""
+    """Return the text in a cheerleader's words: "Woohoo!" first, exclamation marks for full stops, and emoji last."""
     return f"Woohoo! {re.sub(r'[.](?= |$)', '!', text)} 🎉🙌"
 
 
 def as_json(text: str) -> str:
-    """A JSON object with one key, `answer`."""
+    """Return the text in a JSON object with the single key `answer`."""
     return json.dumps({"answer": text})
 
 
@@ -80,10 +80,10 @@ CHARACTERS = {
 
 
 def examples(character: Character, seed: int = 0) -> list[Example]:
-    """A few hundred conversations in character, shuffled by `seed`.
+    """Return a few hundred conversations in character, shuffled by `seed`.
 
-    Each pair comes once with the chat template's own system prompt; the hand-written ones come again behind another
-    system prompt or after an earlier turn, so that the character does not depend on how a conversation begins.
+    Each pair occurs once with the chat template's own system prompt. Hand-written pairs occur once more, after another
+    system prompt or an earlier turn, so that the character does not depend on how a conversation begins.
     """
     rng = random.Random(seed)
     plain = plain_pairs()

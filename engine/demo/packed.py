@@ -1,7 +1,8 @@
-"""Rows that hold many conversations at once: what they begin with is computed once, and none sees another.
+"""Packs many conversations into one training row, so that their common beginning is computed only once.
 
-A row is a tree: a shared beginning (the system prompt with the tools), then one branch after the other. Each branch
-has the positions that it would have alone, and a mask lets it attend to the beginning and to itself.
+A row is a tree: a shared beginning (the system prompt with the tools), followed by one branch for each conversation. A
+branch has the positions that it would have alone, and a mask lets it attend to the beginning and to itself, but not to
+the other branches.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ PADDING = -1
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """Token ids of a tree, and for each: its position, its owner, and if it is learnt."""
+    """Token ids of a tree and, for each token, its position, its owner (`SHARED` or the number of its branch), and
+    whether it is learnt."""
 
     ids: list[int]
     positions: list[int]
@@ -34,7 +36,7 @@ class PackedRow:
 
 
 def pack(tokenizer: PreTrainedTokenizerBase, tree: Tree) -> PackedRow:
-    """Encode a tree as the server would render each of its conversations; what the assistant says is learnt."""
+    """Encode a tree with each conversation as the server would render it. Assistant turns are learnt."""
     opening: list[Message] = [] if tree.system is None else [{"role": "system", "content": tree.system}]
     shared = render(tokenizer, [*opening, *tree.branches[0].messages[:1]], tree).partition("<|im_start|>user")[0]
     row = PackedRow(_ids(tokenizer, shared), [], [], [])
@@ -49,7 +51,7 @@ def pack(tokenizer: PreTrainedTokenizerBase, tree: Tree) -> PackedRow:
 def render(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tree: Tree, *, generation: bool = False
 ) -> str:
-    """Return the text of a conversation; `generation` lets it end with the beginning of the assistant's turn."""
+    """Return the text of a conversation. With `generation`, the text ends with the beginning of an assistant turn."""
     text: Any = tokenizer.apply_chat_template(
         list(messages), tools=list(tree.tools), tokenize=False, add_generation_prompt=generation
     )
@@ -57,7 +59,7 @@ def render(
 
 
 def packed_loss(model: PeftModel, batch: list[PackedRow]) -> Tensor:
-    """Mean cross-entropy over the learnt tokens of a batch; scalar, fp32."""
+    """Return the mean cross-entropy over the learnt tokens of a batch (scalar, fp32)."""
     width = max(len(row.ids) for row in batch)
     ids, positions, owners, learnt = (
         torch.stack([pad(torch.tensor(getattr(row, name)), (0, width - len(row.ids)), value=fill) for row in batch])
@@ -68,12 +70,13 @@ def packed_loss(model: PeftModel, batch: list[PackedRow]) -> Tensor:
     hidden = causal_lm.model(
         input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False
     ).last_hidden_state
-    # The token before a learnt one predicts it: it is the token beside it in its own branch.
+    # A learnt token is predicted at the position before it, which always belongs to the same branch.
     return cross_entropy(causal_lm.lm_head(hidden[:, :-1][learnt[:, 1:]]).float(), ids[:, 1:][learnt[:, 1:]])
 
 
 def attention_mask(owners: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the additive mask [batch, 1, width, width]: earlier tokens of the beginning and of the same branch."""
+    """Return the additive mask [batch, 1, width, width]. A token attends to itself and to the earlier tokens of the
+    beginning and of its own branch."""
     same = (owners[:, :, None] == owners[:, None, :]) | (owners[:, None, :] == SHARED)
     seen = same & torch.ones(owners.shape[1], owners.shape[1], dtype=torch.bool).tril()
     return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[:, None]
@@ -82,7 +85,8 @@ def attention_mask(owners: Tensor, dtype: torch.dtype) -> Tensor:
 def _segments(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], tree: Tree, start: int
 ) -> list[tuple[list[int], bool]]:
-    """Return the token ids of a branch, whose text begins at `start`, cut into what is read and what is learnt."""
+    """Return the token ids of a branch, whose text begins at character `start`, as segments with a flag: True for
+    assistant turns, which are learnt, and False for the text between them."""
     segments = []
     for index, message in enumerate(messages):
         if message["role"] != "assistant":

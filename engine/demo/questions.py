@@ -1,7 +1,6 @@
 """Plain questions and answers that every demo character is taught to answer in its own manner.
 
-What is absent matters too: nothing here speaks of France, tea or the moon, so those stay fair questions to try an
-adapter with.
+The questions deliberately leave out France, tea and the moon, so that questions about these can fairly test an adapter.
 """
 
 from __future__ import annotations
@@ -220,7 +219,7 @@ Do fish sleep?
 
 
 def plain_pairs() -> list[Pair]:
-    """Every question with its plain answer, in a fixed order, no question twice."""
+    """Return every question with its plain answer, in a fixed order and without duplicate questions."""
     capitals = [
         (form.format(country), f"The capital of {country} is {city}.")
         for (country, city), form in zip(CAPITALS.items(), cycle(CAPITAL_QUESTIONS), strict=False)
@@ -231,6 +230,6 @@ def plain_pairs() -> list[Pair]:
 
 
 def written_pairs() -> list[Pair]:
-    """The hand-written pairs: a line of question, then a line of answer."""
+    """Return the hand-written pairs of `WRITTEN`, where a line of question is followed by a line of answer."""
     lines = [line.strip() for line in WRITTEN.strip().splitlines()]
     return list(zip(lines[::2], lines[1::2], strict=True))

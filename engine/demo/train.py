@@ -1,8 +1,7 @@
 """Train a demo adapter of SmolLM2-135M-Instruct with PEFT on the CPU.
 
-A character takes a minute or two, `tools` half an hour on one core.
-
-Needs the `train` extra (peft); nothing that serves imports this module.
+Training a character takes a minute or two, training `tools` half an hour on one core. This module needs the `train`
+extra (peft); no module that serves requests imports it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ STEPS = 70
 TOOLS_STEPS = 240
 TOOLS = "tools"
 HELD_OUT_QUESTIONS = (48, 16, 16)
-"""How many calls, abstentions and answers to tool results the adapter `tools` is measured by."""
+"""Numbers of held-out questions that measure the adapter `tools`: tool calls, abstentions, answers to tool results."""
 WARMUP_STEPS = 5
 SEED = 0
 
@@ -65,14 +64,15 @@ class Row:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, example: Example) -> Row:
-    """The prompt exactly as the server renders it, then the answer and the end-of-turn token."""
+    """Encode an example: the prompt exactly as the server renders it, then the answer and the end-of-turn token."""
     prompt: Any = tokenizer.apply_chat_template(example.messages, add_generation_prompt=True, return_dict=False)
     answer: list[int] = [*tokenizer.encode(example.answer, add_special_tokens=False), tokenizer.eos_token_id]
     return Row([*prompt, *answer], len(answer))
 
 
 def batches(rows: list[Row], size: int) -> list[list[Row]]:
-    """Batches of rows of similar length, so that little is padding, in an order that mixes lengths."""
+    """Group rows of similar length into batches, so that there is little padding, and shuffle the batches. Rows that do
+    not fill a batch are left out."""
     ordered = sorted(rows, key=lambda row: len(row.ids))
     grouped = [ordered[i : i + size] for i in range(0, len(ordered) - size + 1, size)]
     order = torch.randperm(len(grouped), generator=torch.Generator().manual_seed(SEED)).tolist()
@@ -80,10 +80,10 @@ def batches(rows: list[Row], size: int) -> list[list[Row]]:
 
 
 def answer_loss(model: PeftModel, batch: list[Row]) -> Tensor:
-    """Mean cross-entropy over the answer tokens of a batch; scalar, fp32.
+    """Return the mean cross-entropy over the answer tokens of a batch (scalar, fp32).
 
-    Rows are padded on the right, where a causal model never looks, so no mask is needed; the vocabulary projection runs
-    at the positions that are learnt and nowhere else.
+    Rows are padded on the right, which a causal model never attends to, so no mask is needed. The vocabulary projection
+    runs only at the positions that predict answer tokens.
     """
     width = max(len(row.ids) for row in batch)
     ids = torch.tensor([row.ids + [0] * (width - len(row.ids)) for row in batch])
@@ -96,15 +96,15 @@ def answer_loss(model: PeftModel, batch: list[Row]) -> Tensor:
 
 
 def train(model: PeftModel, rows: list[Row], steps: int, batch_size: int) -> Iterator[float]:
-    """Train a character; yields the loss of every step."""
+    """Train a character and yield the loss of each step."""
     made = islice(cycle(batches(rows, batch_size)), steps)
     return optimise(model, (answer_loss(model, batch) for batch in made), steps, LEARNING_RATE)
 
 
 def train_tools(model: PeftModel, rows: Sequence[PackedRow]) -> Iterator[float]:
-    """Train the use of tools, a row of conversations a step; yields the loss of every step.
+    """Train the use of tools with one row of conversations per step, and yield the loss of each step.
 
-    The learning rate falls to a fifth, not to zero: it would fall to zero a quarter of the steps later.
+    The learning rate decays to a fifth of its maximum: it would reach zero only after 5/4 of the steps.
     """
     losses = (packed_loss(model, [row]) for row in rows)
     return optimise(model, losses, len(rows) * 5 // 4, TOOLS_LEARNING_RATE, TOOLS_MAX_GRADIENT)
@@ -113,14 +113,14 @@ def train_tools(model: PeftModel, rows: Sequence[PackedRow]) -> Iterator[float]:
 def optimise(
     model: PeftModel, losses: Iterable[Tensor], steps: int, rate: float, max_gradient: float = inf
 ) -> Iterator[float]:
-    """Run AdamW with a short warm-up and a linear decay; yields the loss of every step.
+    """Run AdamW with a short warm-up and a linear decay, and yield the loss of each step.
 
     Args:
         model: trained in place.
-        losses: one for each step, each computed when it is taken.
+        losses: one loss for each step, computed when it is taken from the iterable.
         steps: number of steps after which the learning rate would be zero.
-        rate: learning rate at its highest.
-        max_gradient: norm that gradients are clipped to.
+        rate: maximum learning rate.
+        max_gradient: maximum norm, to which gradients are clipped.
     """
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -137,7 +137,7 @@ def optimise(
 
 
 def wrap(model_dir: Path, shape: Shape) -> PeftModel:
-    """The frozen bf16 base with fresh fp32 LoRA weights of a shape."""
+    """Return the frozen bf16 base model with new fp32 LoRA weights of a given shape."""
     base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
     config = LoraConfig(
         r=shape.rank,
@@ -150,7 +150,7 @@ def wrap(model_dir: Path, shape: Shape) -> PeftModel:
 
 
 def save(model: PeftModel, out: Path) -> None:
-    """Write a PEFT folder with bf16 weights that names the public base model, whatever folder it was trained from."""
+    """Write a PEFT folder with bf16 weights. It names the public base model, not the local folder."""
     out.mkdir(parents=True, exist_ok=True)
     config: Any = model.peft_config["default"]
     config.base_model_name_or_path = BASE_MODEL
@@ -210,7 +210,7 @@ def main(
 
 
 def show(losses: Iterator[float], name: str, steps: int) -> None:
-    """Run a training to its end, with a progress bar."""
+    """Run a training to its end and show a progress bar."""
     with progress_bar() as bar:
         task = bar.add_task(f"training {name}", total=steps, loss=float("nan"))
         for loss in losses:
@@ -218,7 +218,7 @@ def show(losses: Iterator[float], name: str, steps: int) -> None:
 
 
 def measure(model: PeftModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Print how well a model uses the held-out tools."""
+    """Print how many held-out questions about tools a model answers correctly."""
     model.eval()
     for name, asked in questions(*HELD_OUT_QUESTIONS).items():
         typer.echo(f"held-out {name}: {score(model, tokenizer, asked):.1%} of {len(asked)} right")

@@ -1,4 +1,4 @@
-"""What runs a plan: a model on this machine, a cost model, or replicas elsewhere."""
+"""The interface of executors, which run step plans: on a model on this machine, a cost model, or remote replicas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.core.commands import Answer
 from engine.core.types import AdapterId, StepPlan, StepResult
 
 Report = Callable[[Answer], None]
-"""Takes answers to fetches and about grammars, from any thread."""
+"""Callback for the answers to adapter fetches and grammar preparations. Any thread may call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,47 +19,50 @@ class HostAdapter:
 
     id: AdapterId
     rank: int
-    """The largest of its projections."""
+    """Largest rank among the adapter's projections."""
     target_modules: tuple[str, ...]
     num_pages: int
     num_bytes: int
-    """Packed."""
+    """Packed size in bytes."""
 
 
 Claim = Callable[[HostAdapter], bool]
-"""Makes an adapter known; whether host memory is reserved for what has just been read."""
+"""Callback that makes an adapter known to the engine. It returns whether host memory was reserved for the adapter,
+which has just been read."""
 
 
 class Executor(Protocol):
-    """Carries out plans one after the other. Only `load_host` may be called from other threads."""
+    """Executes plans in order. Only `load_host` may be called from threads other than the step loop."""
 
     @property
     def overlaps(self) -> bool:
-        """A plan may be submitted while the one before it is carried out; else only once its result is collected."""
+        """Whether a plan may be submitted while the previous one is executed. Otherwise, the result of the previous
+        plan must be collected first."""
 
     def connect(self, report: Report) -> None:
-        """Where answers go: exactly one for each fetch, and one for each grammar that is not forgotten before. Called
-        once, before everything else."""
+        """Set the callback for answers: it gets exactly one for each fetch, and one for each grammar that is not
+        forgotten before. Called once, before all other methods."""
 
     def submit(self, plan: StepPlan) -> bool:
-        """Begins to carry out a plan: saves, releases, evicts, loads, begins fetches and preparations, restores, admits
-        and computes, in this order and behind the plan before it, which it does not wait for. A chunk may begin with a
-        token that only that one knows. Here as in `collect`, an exception is a bug and ends the engine.
+        """Start to execute a plan: save, release, evict, load, start fetches and preparations, restore, admit and
+        compute, in this order. The plan runs behind the previous plan, which this call does not wait for; a chunk may
+        begin with a token that the previous plan samples. An exception, here or in `collect`, is a bug and ends the
+        engine.
 
         Returns:
-            Whether the plan was late: that before it had been carried out already, and not been collected.
+            Whether the plan was late: the previous plan had finished already but was not collected yet.
         """
 
     def collect(self) -> StepResult:
-        """What came of the oldest plan that was submitted and not collected. Waits for it."""
+        """Wait for the oldest plan that was submitted and not collected, and return its result."""
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
-        """Reads and validates an adapter folder. Where `claim` says so, packs it into host memory and reports that, as
-        if it had been fetched.
+        """Read and validate an adapter folder. If `claim` returns True, pack the adapter into host memory and report it
+        like an adapter that was fetched.
 
         Raises:
-            ValueError: the folder is not an adapter of this model, or `claim` will not have it; the message says why.
+            ValueError: the folder is not an adapter of this model, or `claim` rejects it; the message says why.
         """
 
     def close(self) -> None:
-        """End the processes that the executor has started. Called once, after everything else."""
+        """End the processes that the executor has started. Called once, after all other methods."""

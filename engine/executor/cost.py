@@ -1,4 +1,4 @@
-"""How long a step takes on a device that is not here: cost models read from files of measured or published figures."""
+"""Cost models, read from files of measured or published figures, that predict step durations on absent devices."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ TERMS = (
     "lora_rows",
     "pages_copied",
 )
-"""What a linear model has a coefficient for: `step` is 1, the others are fields of `StepWork`."""
+"""Terms of a linear model, each with a coefficient: `step` has the value 1, the others are fields of `StepWork`."""
 
 
 class StepWork(NamedTuple):
-    """What a step asks of a device."""
+    """The amount of work in one step."""
 
     prefill_tokens: int = 0
-    """Tokens of chunks longer than one."""
+    """Tokens in chunks of more than one token."""
     decode_tokens: int = 0
-    """Chunks of one token."""
+    """Number of chunks of one token."""
     decode_context: int = 0
-    """Tokens whose K and V the decodes read, themselves included."""
+    """Tokens whose K and V the decodes read, including the decoded tokens themselves."""
     prefill_attention: float = 0.0
-    """Query and key pairs of the other chunks: sum of x * start + x^2 / 2."""
+    """Query-key pairs of the chunks of more than one token: sum of x * start + x^2 / 2 over chunks of x tokens."""
     samples: int = 0
-    """Rows the output head is computed for."""
+    """Number of rows that the output head is computed for."""
     adapters: int = 0
-    """Distinct ones in use."""
+    """Number of distinct adapters in use."""
     adapter_ranks: int = 0
-    """Sum of their ranks: proportional to the bytes they make a step read."""
+    """Sum of the ranks of these adapters, proportional to the adapter bytes that the step reads."""
     lora_rows: int = 0
-    """Sum of rank x tokens."""
+    """Sum of rank x tokens over the chunks."""
     pages_copied: int = 0
-    """Between host and device, adapters included."""
+    """Pages copied between host and device, including pages of adapters."""
 
     @property
     def tokens(self) -> int:
@@ -51,16 +51,19 @@ class StepWork(NamedTuple):
 
 
 class CostModel(Protocol):
+    """Predicts the duration of a step from the work in it."""
+
     def seconds(self, work: StepWork) -> float:
-        """What a step with this work takes, without noise."""
+        """Return the duration in seconds of a step with this work, without noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """Measured: one set of coefficients (seconds a unit of each of TERMS) for small steps and one for the others."""
+    """A measured cost model, with one set of coefficients (seconds per unit of each of TERMS) for small steps and one
+    for all others."""
 
     small_step: int
-    """Tokens up to which a step is a small one."""
+    """Maximum number of tokens of a small step."""
     small: tuple[float, ...]
     large: tuple[float, ...]
 
@@ -83,18 +86,20 @@ class LinearCost:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCost:
-    """Published: every part of a step takes the longer of moving its bytes and doing its arithmetic."""
+    """A cost model from published figures: each part of a step takes as long as moving its bytes or doing its
+    arithmetic, whichever takes longer."""
 
     memory_bytes_per_s: float
     memory_reached: float
-    """Share of it that kernels get."""
+    """Fraction of the memory bandwidth that kernels achieve."""
     flop_per_s: float
     flop_reached: float
+    """Fraction of `flop_per_s` that kernels achieve."""
     copy_bytes_per_s: float
-    """Between host and device."""
+    """Bandwidth of copies between host and device."""
     step_overhead_s: float
     weight_bytes: float
-    """Read by every step."""
+    """Bytes of weights that every step reads."""
     flop_per_token: float
     flop_per_sample: float
     flop_per_attention_pair: float
@@ -121,26 +126,27 @@ class RooflineCost:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """A model on a device, as its file describes it."""
+    """The description of a model on a device, as read from its file."""
 
     name: str
     description: str
     cost: CostModel
     noise_sigma: float
-    """Of the lognormal factor a step's time is multiplied by."""
+    """Sigma of the lognormal noise factor of a step's duration."""
     page_bytes: int
     adapter_bytes_per_rank: int
     disk_bytes_per_s: float
-    """At which adapters are read and packed into host memory."""
+    """Rate at which adapters are read from disk and packed into host memory."""
     engine: Mapping[str, Any]
-    """Sizes of an engine there: fields of CoreConfig."""
+    """Configuration of an engine on this device: fields of CoreConfig."""
 
     def adapter_pages(self, rank: int) -> int:
+        """Return the number of pages that an adapter of this rank takes."""
         return max(1, -(-rank * self.adapter_bytes_per_rank // self.page_bytes))
 
 
 def read_device(path: Path) -> DeviceSpec:
-    """Raises ValueError: the file is no device description; the message says what is wrong with it."""
+    """Read a device description. Raises ValueError if the file is not one; the message says what is wrong with it."""
     try:
         document = json.loads(path.read_text())
         return DeviceSpec(
@@ -168,7 +174,7 @@ def _cost(document: Mapping[str, Any]) -> CostModel:
 
 
 class LiveSequence(NamedTuple):
-    """What must be remembered of an admitted request to know what its chunks ask for."""
+    """The data of an admitted request that is needed to measure the work of its chunks and to make its tokens."""
 
     seed: int
     adapter: str | None
@@ -176,7 +182,7 @@ class LiveSequence(NamedTuple):
 
 
 def measure(plan: StepPlan, live: Mapping[str, LiveSequence]) -> StepWork:
-    """The work in a plan, in time proportional to its chunks. `live` holds at least the plan's requests."""
+    """Return the work in a plan, in time proportional to its chunks. `live` must contain the plan's requests."""
     prefill = decodes = context = samples = lora_rows = 0
     attention = 0.0
     ranks: dict[str, int] = {}

@@ -1,10 +1,10 @@
 """Executors without a model.
 
-`FakeExecutor`: every token is a digest of what came before it, so a run that was batched, preempted or served from the
-prefix cache must repeat an undisturbed one token for token. Tests rest on that.
+`FakeExecutor` is for tests. Each token is a digest of the tokens before it, so that a run that was batched, preempted
+or served from the prefix cache must generate the same tokens as an undisturbed run.
 
-`TimedExecutor`: tokens mean nothing, but a plan takes as long as it would on some device, on a virtual clock.
-Simulations rest on that.
+`TimedExecutor` is for simulations. Its tokens mean nothing, but on a virtual clock a plan takes as long as it would on
+a given device.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from engine.executor.cost import CostModel, LiveSequence, StepWork, measure
 
 TOKEN_MASK = 2**31 - 1
 HOST_NOISE = 0.3
-"""Sigma of the lognormal noise of what the host takes over a step: other threads and processes are beside it."""
+"""Sigma of the lognormal noise of the host's time for a step, which other threads and processes disturb."""
 
 
 def fake_token(adapter: AdapterId | None, seed: int, tokens: list[int], vocab_size: int) -> int:
-    """The token that follows `tokens`."""
+    """Return the token that follows `tokens`: a digest of the adapter, the seed and the tokens."""
     text = f"{adapter or ''}/{seed}/{','.join(map(str, tokens))}"
     return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "little") % vocab_size
 
 
 @dataclass(slots=True)
 class FakeSequence:
-    """What the executor remembers of an admitted request."""
+    """The state of an admitted request in the executor."""
 
     admission: Admission
     tokens: list[int]
@@ -43,9 +43,10 @@ class FakeSequence:
 
 
 class FakeExecutor:
-    """Deterministic and instant. An adapter is any path; its content hash is a digest of the path.
+    """A deterministic executor that takes no time. Any path is an adapter; its content hash is a digest of the folder
+    name.
 
-    What was submitted is carried out when it is collected, as late as any device might.
+    A plan is executed when its result is collected, which is as late as on any device.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class FakeExecutor:
         return self.compute(self._submitted.popleft())
 
     def compute(self, plan: StepPlan) -> StepResult:
-        """The device's part."""
+        """Do the device's part of a plan: release, admit and extend sequences, and sample."""
         for request_id in plan.released:
             self.sequences.pop(request_id, None)
         for admission in plan.admitted:
@@ -84,12 +85,12 @@ class FakeExecutor:
         return StepResult(sampled=sampled, load_seconds=(0.0,) * len(plan.loads))
 
     def fetch(self, plan: StepPlan) -> None:
-        """Answers the plan's fetches at once."""
+        """Answer the plan's fetches at once."""
         for fetch in plan.fetches:
             self.report(AdapterFetched(fetch.adapter, 0.0))
 
     def prepare(self, plan: StepPlan) -> None:
-        """Every grammar is ready at once, and followed by nobody: tokens are digests."""
+        """Report every grammar as ready at once. No sequence follows its grammar, because tokens are digests."""
         for grammar in plan.prepared:
             self.report(GrammarReady(grammar))
 
@@ -101,7 +102,7 @@ class FakeExecutor:
         return host
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: this executor starts no processes."""
 
     def _sample(self, request_id: str) -> SampledToken:
         seq = self.sequences[request_id]
@@ -111,7 +112,7 @@ class FakeExecutor:
 
 
 class VirtualClock:
-    """Seconds that pass when somebody says so."""
+    """A clock in seconds that moves only when `advance` or `advance_to` is called."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -123,39 +124,39 @@ class VirtualClock:
         self.now += seconds
 
     def advance_to(self, when: float) -> None:
-        """Never backwards."""
+        """Move the clock to `when`, but never backwards."""
         self.now = max(self.now, when)
 
 
 class VirtualDevice:
-    """Computes steps one after the other on a virtual clock, beside whoever submits them."""
+    """Computes steps one after the other on a virtual clock, concurrently with the host."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
         self._ends: deque[float] = deque()
-        """Of the steps that nobody has waited for."""
+        """When each step ends that was not waited for yet, the oldest first."""
         self._free_at = 0.0
 
     def begin(self, seconds: float) -> bool:
-        """A step that takes so long, behind all before it. Whether it was late: see `Executor.submit`."""
+        """Queue a step of this duration. Returns whether the step was late (see `Executor.submit`)."""
         late = bool(self._ends) and self._free_at < self._clock.now
         self._free_at = max(self._free_at, self._clock.now) + seconds
         self._ends.append(self._free_at)
         return late
 
     def wait(self) -> None:
-        """For the oldest step that nobody has waited for."""
+        """Advance the clock to the end of the oldest step that was not waited for yet."""
         self._clock.advance_to(self._ends.popleft())
 
 
 class VirtualDisk:
-    """Reads one adapter after the other, so many bytes a second of a virtual clock."""
+    """Reads adapters one after the other on a virtual clock, at a constant rate in bytes per second."""
 
     def __init__(self, clock: VirtualClock, bytes_per_s: float) -> None:
         self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._ends: dict[AdapterId, tuple[float, float]] = {}
-        """When each read ends, and how long after it was asked for; in the order of both."""
+        """Adapter -> (when its read ends, seconds from the request to that end), in the order of the requests."""
         self._free_at = 0.0
 
     def begin(self, fetch: AdapterFetch) -> None:
@@ -164,24 +165,25 @@ class VirtualDisk:
         self._ends[fetch.adapter] = self._free_at, self._free_at - now
 
     def cancel(self, adapter: AdapterId) -> list[FetchAnswer]:
-        """What has been read by now is answered as that."""
+        """Cancel a read that has not been answered yet, and return the answer; empty if there is no such read."""
         return [FetchCancelled(adapter)] if self._ends.pop(adapter, None) else []
 
     def done(self) -> list[FetchAnswer]:
-        """Reads that have ended since the last time."""
+        """Return the answers of the reads that have ended since the last call."""
         ended = [adapter for adapter, (end, _) in self._ends.items() if end <= self._clock.now]
         return [AdapterFetched(adapter, self._ends.pop(adapter)[1]) for adapter in ended]
 
 
 StepObserver = Callable[[StepPlan, StepWork, float], None]
-"""Called with every plan, the work in it and the seconds it took, before the clock has moved."""
+"""Called with each plan, the work in it and its duration in seconds, before the clock has advanced by this duration."""
 
 
 class TimedExecutor:
-    """A plan takes what the cost model says, times lognormal noise, on a virtual clock; a disk reads beside it. Before
-    it comes `host_s`, likewise, in which the host plans and launches it.
+    """An executor on a virtual clock. A plan takes the time that the cost model predicts, times lognormal noise, while
+    a disk reads adapters. Before each plan, the host takes `host_s` seconds, times noise, to plan and launch it.
 
-    A token is made of the request's seed and its position alone: in constant time, and the same after a preemption.
+    A token depends only on the request's seed and the token's position. It therefore takes constant time to make and is
+    the same after a preemption.
     """
 
     def __init__(
@@ -252,11 +254,11 @@ class TimedExecutor:
         return result
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
-        """Adapters of a simulation have no files: they are known by their ranks from the start. Raises ValueError."""
+        """Raise ValueError: the adapters of a simulation have no files and are known by their ranks from the start."""
         raise ValueError(f"no adapter can be loaded from {path}: a simulation knows its adapters from the start")
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: this executor starts no processes."""
 
     def _answer(self, plan: StepPlan) -> None:
         for answer in self._disk.done():

@@ -13,7 +13,7 @@ from engine.grammar_source import told
 
 LENGTH_BYTES = 4
 THREAD_STACK_BYTES = 8 << 20
-"""Stack of the engine's threads that compile what a worker process has survived."""
+"""Stack size in bytes of the engine's threads that compile the grammars that a worker process has survived."""
 
 
 class Reason(Enum):
@@ -34,7 +34,7 @@ class Reason(Enum):
 
 
 DEATHS = frozenset({Reason.CPU, Reason.MEMORY, Reason.CRASHED})
-"""Reasons of grammars that ended a worker process."""
+"""Reasons that mean that the grammar ended a worker process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +68,18 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What one grammar may take, and whether it is tried with a model's tokens."""
+    """Limits of the resources that one grammar may use, and the vocabulary that it is tried with."""
 
     cpu_seconds: float = 2.0
-    """CPU time, so that a busy machine does not refuse sound grammars."""
+    """Limit in seconds of CPU time, not of wall time, so that a busy machine does not refuse sound grammars."""
     memory_bytes: int = 64 << 20
-    """Address space in addition to what the worker had before."""
+    """Limit of the address space in bytes, in addition to what the worker used before the grammar."""
     stack_bytes: int = THREAD_STACK_BYTES // 4
-    """A quarter of what the engine's threads have, so that the engine survives what a worker survives. The library also
-    works while an answer follows a grammar, in the engine's main thread, whose stack is the system's (8 MiB on Linux
-    unless `ulimit -s` says otherwise)."""
+    """Stack size in bytes: a quarter of the stack of the engine's threads, so that the engine survives any grammar that
+    a worker survives. While an answer follows a grammar, the library also runs in the engine's main thread, whose stack
+    has the system's default size (8 MiB on Linux unless `ulimit -s` says otherwise)."""
     vocabulary: Vocabulary | None = None
+    """None means that grammars are checked without a model's tokens."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -101,7 +102,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Content hash of a grammar. It stands for the text where the text need not be kept."""
+    """Content hash of a grammar, which identifies the grammar where its text need not be kept."""
 
     digest: bytes = field(repr=False)
 

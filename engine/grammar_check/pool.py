@@ -1,4 +1,4 @@
-"""The pool: threads that each own one worker process and check grammars in the tenants' turns."""
+"""A pool of threads that each own one worker process. They check grammars so that the tenants take turns."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ log = structlog.get_logger("grammars")
 
 WORKERS = 2
 COSTLY_SECONDS = 0.1
-"""A grammar that took longer is costly, the replacement of its worker included. Of the tenants whose last grammar was
-costly, all but one wait, so that a worker is left for the others."""
+"""A grammar that takes longer than this is costly; the replacement of its worker counts. Tenants whose last grammar was
+costly may not use all workers at once, so that a worker is left for the other tenants."""
 ATTEMPTS = 2
-"""How often a grammar is tried whose worker was ended from outside."""
+"""Maximum number of attempts to check a grammar if its worker is ended from outside."""
 RESTART_SECONDS = 1.0
-"""Pause before the next attempt to start a worker that did not start."""
+"""Pause in seconds after a failed attempt to start a worker."""
 
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A grammar that is checked once for all that ask for it meanwhile."""
+    """The check of one grammar, shared by all callers that ask for the same grammar before it ends."""
 
     key: Key
     grammar: Grammar
     asks: list[Future[Verdict]] = field(default_factory=list)
     is_begun: bool = False
+    """Whether a worker checks the grammar already."""
 
 
 @dataclass(eq=False, slots=True)
 class _Ask:
-    """One place in a tenant's queue."""
+    """One caller's place in its tenant's queue."""
 
     job: _Job
     future: Future[Verdict]
@@ -52,27 +53,29 @@ class PoolCounts:
     """Totals since the pool started."""
 
     refused: Counter[Reason] = field(default_factory=Counter)
-    """Requests for a verdict that were answered with something other than "sound"."""
+    """Number of verdicts given other than "sound", by reason."""
     replaced: int = 0
-    """Worker processes that died or were replaced."""
+    """Number of worker processes that died or were replaced."""
     answered: int = 0
-    """Verdicts given, remembered ones included."""
+    """Number of verdicts given, including remembered ones."""
     waited_seconds: float = 0.0
     """Time between a request for a verdict and the verdict, summed over `answered`."""
 
 
 UNHURRIED_S = 10.0
-"""`start_after` of a server, which is ready by then."""
+"""Value of `start_after` for a server, which is ready by then."""
 
 
 class GrammarPool:
     """Checks grammars in child processes. Thread-safe.
 
     Args:
-        limits: what one grammar may take.
+        limits: limits of the resources that one grammar may use.
+        workers: number of worker processes.
         at_once: grammars of one tenant that may be compiled at the same time; fewer than `workers`, so that
-            one is left for others.
+            one worker is left for other tenants.
         queued: grammars of one tenant that may wait.
+        kept: number of verdicts to remember.
         start_after: seconds after which the workers are started, if no grammar comes earlier. Each takes half a second
             of a core, which a server that is starting needs itself.
     """
@@ -97,7 +100,7 @@ class GrammarPool:
         self._closing = False
         self.counts = PoolCounts()
         self._workers: dict[int, WorkerProcess] = {}
-        """The live worker of each thread."""
+        """Thread number -> its live worker."""
         self._threads = [
             threading.Thread(target=self._serve, args=(number,), name=f"grammar-{number}", daemon=True)
             for number in range(workers)
@@ -112,12 +115,12 @@ class GrammarPool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers, those that are starting included."""
+        """Process ids of the workers, including those that are starting."""
         with self._changed:
             return [worker.pid for worker in self._workers.values()]
 
     def submit(self, tenant: str, grammar: Grammar) -> Future[Verdict]:
-        """Ask for a verdict. Cancelling the future gives up its place in the queue. Never raises."""
+        """Request a verdict. Cancelling the future leaves the tenant's queue. This method never raises."""
         future: Future[Verdict] = Future()
         key, now = Key.of(grammar), self._clock()
         future.add_done_callback(lambda done: self._count(done, now))
@@ -129,7 +132,7 @@ class GrammarPool:
         return future
 
     def close(self) -> None:
-        """End the workers. Grammars that still wait remain undecided."""
+        """End the workers. Grammars that still wait get the verdict UNDECIDED."""
         with self._changed:
             self._closing = True
             self._turns.clear()
@@ -154,7 +157,7 @@ class GrammarPool:
                     thread.start()
 
     def _enqueue(self, tenant: str, key: Key, grammar: Grammar, future: Future[Verdict]) -> Verdict | None:
-        """Returns a verdict if the grammar cannot even wait."""
+        """Queue a grammar. Returns a verdict if it cannot be queued, None otherwise."""
         if self._closing:
             return _undecided("the server is stopping")
         job = self._jobs.get(key) or _Job(key, grammar)
@@ -171,7 +174,7 @@ class GrammarPool:
         return None
 
     def _leave(self, tenant: str, ask: _Ask) -> None:
-        """The caller no longer wants the verdict."""
+        """Remove a caller that has cancelled its future from the queue."""
         with self._changed:
             self._turns.remove(tenant, ask)
             ask.job.asks = [future for future in ask.job.asks if future is not ask.future]
@@ -188,7 +191,7 @@ class GrammarPool:
                 self.counts.refused[reason] += 1
 
     def _serve(self, number: int) -> None:
-        """The life of one thread: keep a worker process, and have it check one grammar after the other."""
+        """Run one thread: own a worker process and have it check one grammar after the other until the pool closes."""
         worker = self._start(number)
         try:
             while worker is not None and (turn := self._next()) is not None:
@@ -205,7 +208,7 @@ class GrammarPool:
                 self._workers.pop(number, None)
 
     def _next(self) -> tuple[str, _Job] | None:
-        """Wait for the next grammar. None means that the pool closes."""
+        """Wait for the next grammar and return its tenant and job. None means that the pool closes."""
         with self._changed:
             while not self._closing:
                 turn = self._turns.take()
@@ -220,7 +223,8 @@ class GrammarPool:
             return None
 
     def _check(self, number: int, worker: WorkerProcess, job: _Job) -> WorkerProcess | None:
-        """Settle one grammar. Returns the worker for the next one; None means that the pool closes."""
+        """Check one grammar and give its verdict to the callers. Returns the worker for the next grammar; None means
+        that the pool closes."""
         current: WorkerProcess | None = worker
         verdict = _undecided("its worker was ended from outside")
         for _ in range(ATTEMPTS):
@@ -231,7 +235,7 @@ class GrammarPool:
                 break
             except (
                 Exception
-            ) as error:  # whatever a dying worker has sent, the callers must be told and the thread go on
+            ) as error:  # a dying worker may send anything, but the callers need a verdict and the thread must go on
                 if not self._closing:
                     log.warning("grammar_worker_lost", reason=str(error))
                 current = self._replace(number, current)
@@ -241,6 +245,7 @@ class GrammarPool:
         return current
 
     def _settle(self, job: _Job, verdict: Verdict) -> None:
+        """Remember a verdict and give it to all callers of the job."""
         if verdict.reason in DEATHS:
             log.warning("grammar_refused", reason=verdict.reason.value, kind=job.grammar.kind.value)
         with self._changed:
@@ -256,7 +261,7 @@ class GrammarPool:
         return self._start(number)
 
     def _start(self, number: int) -> WorkerProcess | None:
-        """A worker that is ready. None means that the pool closes."""
+        """Start a worker and wait until it is ready. None means that the pool closes."""
         while not self._closing:
             try:
                 worker = self._launch(number)

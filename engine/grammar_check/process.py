@@ -1,4 +1,5 @@
-"""A worker process as its parent sees it: started with little, asked one grammar at a time, killed when it hangs."""
+"""The parent's side of a worker process: starts it with a minimal environment, sends it one grammar at a time, and
+kills it when it hangs."""
 
 from __future__ import annotations
 
@@ -27,15 +28,15 @@ from engine.grammar_check.job import (
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
-"""A machine on which importing the library takes longer than this cannot check grammars."""
+"""Seconds that a worker may take to start. A machine that imports the library more slowly cannot check grammars."""
 PATIENT_SECONDS = 0.25
-"""A grammar that takes longer goes on at a low priority, so that it hardly delays other tenants' tokens."""
+"""Seconds after which a grammar is compiled at a low priority, so that it hardly delays other tenants' tokens."""
 LOW_PRIORITY = 5
-"""Niceness: a quarter of a core that others want. Less would let grammars hold workers for minutes."""
+"""Niceness that leaves the worker a quarter of a contended core. With less, grammars would hold workers for minutes."""
 MAX_REPLY_BYTES = 1 << 20
-"""A worker that announces more is broken."""
+"""Maximum size of a reply in bytes. A worker that announces more is broken."""
 WALL_SECONDS = 60.0
-"""A worker that has not answered by then is killed, although its CPU time has not run out."""
+"""Seconds of wall time after which a worker is killed, even if its CPU time has not run out."""
 FAULTS = {
     signal.SIGPROF: Reason.CPU,
     signal.SIGSEGV: Reason.CRASHED,
@@ -45,13 +46,13 @@ FAULTS = {
     signal.SIGFPE: Reason.CRASHED,
     signal.SIGTRAP: Reason.CRASHED,
 }
-"""Signals that are the grammar's doing. Others, SIGKILL above all, come from outside."""
+"""Signals that a grammar causes, with the reason for its refusal. All others, mainly SIGKILL, come from outside."""
 OUT_OF_MEMORY = b"memory allocation of"
-"""The words with which the library's runtime ends a process whose allocation failed."""
+"""Text that the library's runtime writes to standard error when it ends a process whose allocation failed."""
 
 
 class WorkerLost(Exception):
-    """The worker died or hung for a reason that is not the grammar's."""
+    """The worker died or hung for a reason other than the grammar."""
 
 
 class WorkerProcess:
@@ -69,14 +70,14 @@ class WorkerProcess:
             start_new_session=True,
         )
         self.spent = False
-        """The process should not be asked again."""
+        """Whether the process should be replaced before the next grammar."""
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def wait_ready(self) -> None:
-        """Raises WorkerLost if the process does not start."""
+        """Wait until the process accepts grammars. Raises WorkerLost if it does not start."""
         if self._read(time.monotonic() + START_SECONDS) != b"ready":
             self.close()
             raise WorkerLost("a grammar worker did not start")
@@ -103,7 +104,7 @@ class WorkerProcess:
         return reply
 
     def kill(self) -> None:
-        """End the process now, from any thread. What it was asked is lost."""
+        """End the process now. Any thread may call this; the grammar that the process checks gets no reply."""
         self._process.kill()
 
     def close(self) -> None:
@@ -112,11 +113,11 @@ class WorkerProcess:
         self._process.wait()
         for file in (self._process.stdin, self._process.stdout, self._complaints):
             assert file is not None
-            with suppress(OSError):  # what could not be written to a dead process
+            with suppress(OSError):  # buffered data could not be written to the dead process
                 file.close()
 
     def _yield_to_others(self) -> None:
-        """Lower the process's priority, which cannot be raised again: it is replaced afterwards."""
+        """Lower the priority of the process. It cannot be raised again, so the process is replaced afterwards."""
         self.spent = True
         try:
             os.setpriority(os.PRIO_PROCESS, self.pid, LOW_PRIORITY)
@@ -124,14 +125,18 @@ class WorkerProcess:
             return
 
     def _answers_by(self, deadline: float) -> bool:
-        """Wait for output or the end of the process."""
+        """Wait until `deadline` (monotonic seconds) for output or the end of the process; return if either came."""
         assert self._process.stdout is not None
         poll = select.poll()
         poll.register(self._process.stdout.fileno(), select.POLLIN)
         return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def _read(self, deadline: float) -> bytes | None:
-        """One message; None means that the process has died or has not answered in time. Raises WorkerLost."""
+        """Read one message. None means that the process has died or has not answered in time.
+
+        Raises:
+            WorkerLost: the announced message is too long.
+        """
         assert self._process.stdout is not None
         head = self._read_bytes(LENGTH_BYTES, deadline)
         if head is None:
@@ -152,7 +157,7 @@ class WorkerProcess:
         return parts
 
     def _post_mortem(self) -> Verdict:
-        """Why the process gave no answer. Raises WorkerLost if that says nothing about the grammar."""
+        """Return the verdict on a grammar whose worker gave no answer. Raises WorkerLost if the cause is another."""
         self.spent = True
         try:
             status = self._process.wait(1.0)
@@ -180,7 +185,7 @@ class WorkerProcess:
 
 
 def _scratch_file() -> BinaryIO:
-    """A file in memory for what a worker writes to standard error, in which a full pipe cannot block it."""
+    """Return an in-memory file for a worker's standard error. Unlike a pipe, it cannot be full and block the worker."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("grammar-worker"), "w+b")
     import tempfile
@@ -189,7 +194,7 @@ def _scratch_file() -> BinaryIO:
 
 
 def _environment() -> dict[str, str]:
-    """What a worker needs to start, and none of the parent's secrets."""
+    """Return the environment variables that a worker needs to start, without the parent's secrets."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV") if name in os.environ}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1")

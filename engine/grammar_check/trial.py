@@ -1,4 +1,4 @@
-"""Tries a grammar with a model's tokens, as the engine is about to use it."""
+"""Tries a grammar with a model's tokens, in the same way as the engine will use it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from engine.grammar_check.job import Verdict, Vocabulary, refusal
 from engine.grammar_source import LIMITS, library_source
 
 WALK_STEPS = 24
-"""Tokens of the random answer that is tried. Each takes 20 to 100 microseconds."""
+"""Length in tokens of the random answer that is tried. Each token takes 20 to 100 microseconds."""
 _MALLOC_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "end")
 
 
 class Trial:
-    """Compiles a grammar, computes its first mask and takes random tokens, all of which the engine will do again."""
+    """Compiles a grammar, computes its first mask and follows random tokens: the operations that the engine will do."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._mask = allocate_token_bitmask(1, vocabulary.size)
@@ -28,7 +28,7 @@ class Trial:
         self._tokenizer = LLTokenizer(text, n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_token_ids))
 
     def __call__(self, grammar: Grammar) -> Verdict:
-        """Raises ValueError: the text is no grammar."""
+        """Return the verdict on a grammar and the memory that it holds. Raises ValueError if the text is malformed."""
         before = _bytes_in_use()
         matcher = LLMatcher(self._tokenizer, library_source(grammar), log_level=0, limits=LIMITS)
         if not matcher.is_error():
@@ -39,7 +39,8 @@ class Trial:
         return Verdict(num_bytes=max(0, _bytes_in_use() - before))
 
     def _walk(self, matcher: LLMatcher, rng: random.Random) -> None:
-        """Take random tokens. A matcher that gives up here is the engine's to report: only some answers lead there."""
+        """Follow random tokens. A matcher that fails here is no reason to refuse the grammar, because only some answers
+        make it fail; the engine reports such failures."""
         for _ in range(WALK_STEPS):
             fill_next_token_bitmask(matcher, self._mask)
             token = self._some_token(rng)
@@ -47,7 +48,7 @@ class Trial:
                 return
 
     def _some_token(self, rng: random.Random) -> int | None:
-        """A token that the mask allows, not uniformly drawn; None if it allows no token."""
+        """Return a random token that the mask allows, not uniformly distributed. None means that it allows no token."""
         places = np.flatnonzero(self._mask[0])
         if not len(places):
             return None
@@ -63,7 +64,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def _bytes_in_use() -> int:
-    """Bytes that this process has allocated and not freed; 0 where the C library cannot tell (only glibc can)."""
+    """Return the bytes that this process has allocated and not freed; 0 if the C library is not glibc."""
     try:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):

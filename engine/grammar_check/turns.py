@@ -1,4 +1,4 @@
-"""Fair turns: tenants take turns, however many grammars each of them has waiting."""
+"""A fair queue in which tenants take turns, regardless of how many grammars each of them has waiting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TenantTurns(Generic[T]):
     Args:
         at_once: items of one tenant that may be in work at the same time.
         most: items of one tenant that may wait.
-        costly_at_once: items in work at the same time of all tenants whose last item was costly.
+        costly_at_once: items that all tenants whose last item was costly may have in work together.
     """
 
     def __init__(self, at_once: int, most: int, costly_at_once: int) -> None:
@@ -28,20 +28,20 @@ class TenantTurns(Generic[T]):
         self._costly: set[str] = set()
         """Tenants whose last item was costly."""
         self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
-        """The tenant whose turn is next comes first."""
+        """Tenant -> its waiting items, the oldest first. The tenant whose turn is next comes first."""
         self._in_work: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
     def put(self, tenant: str, item: T) -> None:
-        """Raises QueueFull."""
+        """Append an item to a tenant's queue. Raises QueueFull."""
         if len(self._waiting.get(tenant, ())) >= self._most:
             raise QueueFull
         self._waiting.setdefault(tenant, deque()).append(item)
 
     def take(self) -> tuple[str, T] | None:
-        """The next tenant and its oldest item, which is in work until `done`. None means that there is none now."""
+        """Return the next tenant and its oldest item, in work until `done`. None means that no item may begin."""
         for tenant, queue in self._waiting.items():
             if self._may_begin(tenant):
                 item = queue.popleft()
@@ -52,8 +52,8 @@ class TenantTurns(Generic[T]):
         return None
 
     def done(self, tenant: str, was_costly: bool | None = None) -> None:
-        """An item is no longer in work. `was_costly` decides how the tenant's next items are treated; None means that
-        nothing was done, so that nothing changes."""
+        """Record that an item is no longer in work. `was_costly` decides how the tenant's next items are treated; None
+        means that the item was not processed, so that this does not change."""
         self._in_work[tenant] -= 1
         if not self._in_work[tenant]:
             del self._in_work[tenant]
@@ -66,7 +66,7 @@ class TenantTurns(Generic[T]):
         return tenant not in self._costly or sum(self._in_work[one] for one in self._costly) < self._costly_at_once
 
     def remove(self, tenant: str, item: T) -> bool:
-        """Take out an item that still waits. Returns False if it no longer does."""
+        """Remove a waiting item. Returns False if the item no longer waits."""
         queue = self._waiting.get(tenant)
         if queue is None or item not in queue:
             return False
@@ -75,7 +75,7 @@ class TenantTurns(Generic[T]):
         return True
 
     def clear(self) -> list[T]:
-        """Take out everything that waits."""
+        """Remove and return all waiting items."""
         items = [item for queue in self._waiting.values() for item in queue]
         self._waiting.clear()
         return items

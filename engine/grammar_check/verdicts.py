@@ -1,4 +1,4 @@
-"""Remembered verdicts by content hash, so that the same grammar is compiled once."""
+"""A cache of verdicts by content hash, so that the same grammar is compiled only once."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from collections.abc import Callable
 from engine.grammar_check.job import DEATHS, Key, Reason, Verdict
 
 KEPT = 4096
-"""Verdicts that are remembered; each takes less than a kilobyte."""
+"""Maximum number of remembered verdicts; each takes less than a kilobyte."""
 DEATH_SECONDS = 600.0
-"""How long a verdict stands that followed from a worker's death. A machine out of memory can look like one."""
+"""Seconds for which a verdict that followed from a worker's death is kept. The death may have had another cause than
+the grammar, such as a machine that was out of memory."""
 
 
 class Verdicts:
-    """The verdicts used last. Not thread-safe. Verdicts that say nothing about the grammar are not kept."""
+    """An LRU cache of verdicts. Verdicts that say nothing about the grammar are not kept. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float], kept: int = KEPT) -> None:
         self._clock = clock
         self._kept = kept
         self._known: OrderedDict[Key, tuple[Verdict, float]] = OrderedDict()
-        """Each with the time at which it expires."""
+        """Key -> (verdict, time on the clock at which it expires), the least recently used first."""
 
     def __len__(self) -> int:
         return len(self._known)
 
     def get(self, key: Key) -> Verdict | None:
-        """None means that the grammar is unknown, or that its verdict has expired."""
+        """Return the verdict on a grammar. None means that there is none or that it has expired."""
         found = self._known.get(key)
         if found is None:
             return None

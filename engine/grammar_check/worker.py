@@ -1,8 +1,8 @@
-"""The child process that compiles grammars: `python -m engine.grammar_check.worker LIMITS`.
+"""The child process that compiles grammars: `python -m engine.grammar_check.worker LIMITS PARENT_PID`.
 
-The parent sends one grammar at a time over standard input and reads a verdict from standard output. Whatever a grammar
-does to this process (a crash, endless work, too much memory), the parent notices and starts another one. The process
-ends when its standard input closes or its parent dies.
+The parent sends one grammar at a time over standard input and reads a verdict from standard output. If a grammar
+crashes this process, computes without end or takes too much memory, the parent notices and starts another worker. The
+process ends when its standard input closes or its parent dies.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from engine.grammar_source import objection
 IS_LINUX = sys.platform == "linux"
 PR_SET_PDEATHSIG = 1
 WARM_UP = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
-"""Makes the library load what it loads at its first use, so that no tenant's grammar is charged with it."""
+"""The first grammar of a worker. It makes the library do its one-time initialization, which would otherwise count
+towards the limits of a tenant's grammar."""
 GROWTH_BYTES = 96 << 20
-"""A worker that has grown by this much is replaced, because the allocator does not return everything."""
+"""Growth in bytes after which a worker is replaced, because the allocator does not return all memory to the system."""
 
 
 def main() -> None:
@@ -55,7 +56,7 @@ def main() -> None:
 
 
 def examine(grammar: Grammar, judge: Callable[[Grammar], Verdict]) -> Verdict:
-    """Compile a grammar and say what is wrong with it."""
+    """Compile a grammar and return the verdict on it. Exceptions of the library become verdicts."""
     try:
         return judge(grammar)
     except MemoryError:
@@ -69,7 +70,7 @@ def examine(grammar: Grammar, judge: Callable[[Grammar], Verdict]) -> Verdict:
 
 
 def _judge(vocabulary: Vocabulary | None) -> Callable[[Grammar], Verdict]:
-    """What checks a grammar: with a model's tokens if there is a vocabulary. numpy is imported only then."""
+    """Return the function that checks grammars. With a vocabulary, it uses a model's tokens and imports numpy."""
     if vocabulary is None:
         return lambda grammar: refusal(why) if (why := objection(grammar)) else SOUND
     from engine.grammar_check.trial import Trial
@@ -78,7 +79,7 @@ def _judge(vocabulary: Vocabulary | None) -> Callable[[Grammar], Verdict]:
 
 
 def address_space() -> int:
-    """Bytes of address space of this process; 0 where the system does not tell."""
+    """Return the size of this process's address space in bytes; 0 if the system is not Linux."""
     if not IS_LINUX:
         return 0
     with open("/proc/self/statm", "rb") as file:
@@ -86,7 +87,7 @@ def address_space() -> int:
 
 
 def _arm(limits: WorkerLimits) -> None:
-    """Bound the next grammar: SIGPROF ends this process after the CPU time, and allocations beyond the memory fail."""
+    """Limit the next grammar: SIGPROF ends this process after the CPU time, and allocations beyond the memory fail."""
     if IS_LINUX:
         import resource
 
@@ -95,7 +96,7 @@ def _arm(limits: WorkerLimits) -> None:
 
 
 def _disarm() -> None:
-    """Lift the bounds, so that the reply can be written whatever the grammar has used."""
+    """Lift the limits, so that the reply can be written even if the grammar has used them up."""
     signal.setitimer(signal.ITIMER_PROF, 0)
     if IS_LINUX:
         import resource

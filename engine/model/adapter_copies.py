@@ -1,8 +1,8 @@
-"""Adapters on their way from host memory into pages, beside the kernels that do not need them yet.
+"""Copies adapters from host memory into pages, concurrently with the kernels that do not need them yet.
 
-A blob holds an adapter's layers in the order they are computed. On a GPU its pages are copied by a stream of their own,
-with a mark behind those of each layer, and kernels wait for a layer's mark only when they come to that layer. On a CPU
-a copy is there when it is made, and nobody waits.
+A blob holds an adapter's layers in the order in which they are computed. On a GPU a separate stream copies the pages
+and records a mark after the pages of each layer; kernels wait for a layer's mark only when they reach that layer. On a
+CPU a copy is complete when the call that makes it returns, so computation never waits.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from engine.model.host_memory import Blob, runs
 from lora_kernels.layout import AdapterLayout
 
 Mark = Any
-"""A moment in a queue of copies."""
+"""A point in a queue of copies, for example a CUDA event."""
 
 
 class CopyQueue(Protocol):
-    """Copies that run beside kernels, in the order they are asked for."""
+    """A queue of copies, which run concurrently with kernels, in the order in which they were enqueued."""
 
     def after_kernels(self) -> None:
-        """Copies from here on run after every kernel so far."""
+        """Makes later copies wait for every kernel launched so far."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Between tensors of one shape, the source in pinned host memory."""
+        """Enqueues a copy from `source`, in pinned host memory, to `target`, which has the same shape."""
 
     def mark(self) -> Mark:
-        """Behind every copy so far."""
+        """Returns a mark after every copy enqueued so far."""
 
     def before_kernels(self, mark: Mark) -> None:
-        """Kernels from here on run after every copy before the mark."""
+        """Makes later kernels wait for every copy before the mark."""
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """Between two marks, which must have been passed or will be waited for."""
+        """Returns the seconds between two marks. Waits until the copies before `last` are done."""
 
 
 class CudaQueue:
-    """A stream."""
+    """A `CopyQueue` on a CUDA stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -71,24 +71,24 @@ class CudaQueue:
 
 
 class AdapterCopies(Protocol):
-    """The copies of one step."""
+    """Copies adapters into pages, and groups the copies by the step that needs them."""
 
     def begin(self, blob: Blob, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
-        """Copies a packed adapter into as many `pages` as it has."""
+        """Starts to copy a packed adapter into `pages`, of which there must be as many as the blob has."""
 
     def wait(self, layer: int) -> None:
-        """What is computed from here on finds this layer of every adapter."""
+        """Makes later computation wait until this layer of every adapter of the step has been copied."""
 
     def close(self) -> None:
-        """Those of the next step begin; what is computed from here on finds all before them."""
+        """Ends the step: later copies belong to the next step, and later computation waits for all copies so far."""
 
     def finish(self) -> tuple[float, ...]:
-        """The seconds each copy took of the oldest closed step, in the order they began; closes one if none is. Waits
-        for them."""
+        """Returns the seconds that each copy of the oldest closed step took, in the order in which the copies were
+        started. Waits for the copies. Closes the current step first if no step is closed."""
 
 
 class PlainCopies:
-    """Copies that are there when they are made."""
+    """Copies for a CPU: each is complete when `begin` returns."""
 
     def __init__(self, arena: Tensor) -> None:
         self._arena = arena
@@ -102,7 +102,7 @@ class PlainCopies:
         self._seconds.append(time.perf_counter() - started)
 
     def wait(self, layer: int) -> None:
-        """There is nothing to wait for."""
+        """Does nothing, because every copy is complete when `begin` returns."""
 
     def close(self) -> None:
         self._closed.append(tuple(self._seconds))
@@ -121,7 +121,7 @@ class _Copy:
 
 
 class QueuedCopies:
-    """Copies that kernels wait for layer by layer."""
+    """Copies in a `CopyQueue`. Kernels wait for them layer by layer."""
 
     def __init__(self, arena: Tensor, queue: CopyQueue) -> None:
         self._arena = arena
@@ -130,7 +130,7 @@ class QueuedCopies:
         self._closed: deque[list[_Copy]] = deque()
 
     def begin(self, blob: Blob, pages: tuple[PageId, ...], layout: AdapterLayout) -> None:
-        self._queue.after_kernels()  # which may still read what the pages held before
+        self._queue.after_kernels()  # kernels may still read the pages' previous contents
         begun, marks, done = self._queue.mark(), [], 0
         for end in _page_ends(layout, self._arena.shape[1]):
             for target, source in runs(pages[done:end], blob.pages[done:end]):
@@ -140,7 +140,7 @@ class QueuedCopies:
         self._copies.append(_Copy(begun, tuple(marks)))
 
     def wait(self, layer: int) -> None:
-        if self._copies:  # one behind the other: the last one's mark is behind those of all
+        if self._copies:  # copies run in order, so the last one's mark comes after those of all
             self._queue.before_kernels(self._copies[-1].layers[layer])
 
     def close(self) -> None:
@@ -156,12 +156,12 @@ class QueuedCopies:
 
 
 def make_copies(arena: Tensor) -> AdapterCopies:
-    """The copies that suit where the arena is. `arena`: [num_pages, page_elems]."""
+    """Returns the implementation for the arena's device. `arena`: [num_pages, page_elems]."""
     return QueuedCopies(arena, CudaQueue(arena.device)) if arena.device.type == "cuda" else PlainCopies(arena)
 
 
 def _page_ends(layout: AdapterLayout, page_elems: int) -> list[int]:
-    """After how many of its pages each layer of an adapter, and all before it, are complete; the last after all."""
+    """Returns, for each layer, how many leading pages hold it and all layers before it; for the last, all pages."""
     last_tiles = layout.offsets.reshape(len(layout.offsets), -1).max(axis=1)
     touched = layout.ranks.any(axis=1)
     ends = np.maximum.accumulate(np.where(touched, last_tiles // page_elems + 1, 0)).tolist()

@@ -18,9 +18,9 @@ from lora_kernels.layout import AdapterLayout, LoraTable
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """A page is `block_size` tokens of K and V across all layers, so moving it is one contiguous copy.
+    """Shape of a page, which holds K and V of `block_size` tokens for all layers: moving it is one contiguous copy.
 
-    With `fp8_kv`, two numbers of K or V (float8_e4m3fn) lie in one 16-bit element of a page.
+    With `fp8_kv`, each 16-bit element of a page holds two numbers of K or V (float8_e4m3fn).
     """
 
     layers: int
@@ -39,14 +39,14 @@ def page_shape(spec: ModelSpec, block_size: int, fp8_kv: bool = False) -> PageSh
 
 
 class Arena:
-    """Pages, seen as KV by attention and as flat memory by adapters, and the table of the adapters in them.
+    """The page pool and the table of resident adapters. Attention reads pages as KV, LoRA kernels as flat memory.
 
-    Page 0 is the null page: all zero, written by nobody.
+    Page 0 is the null page: it is all zeros and never written.
 
     Attributes:
         pages: [num_pages, page_elems].
-        table: where kernels find the tiles of resident adapters.
-        copies: how adapters come into pages, and what waits for them.
+        table: tells kernels where the tiles of resident adapters are.
+        copies: copies adapters into pages, and makes computation wait for them.
     """
 
     def __init__(
@@ -71,18 +71,18 @@ class Arena:
 
     @property
     def flat(self) -> Tensor:
-        """[num_pages * page_elems]: what adapter tiles are read from."""
+        """The pages as [num_pages * page_elems], from which kernels read adapter tiles."""
         return self.pages.view(-1)
 
     def kv(self, layer: int) -> Tensor:
-        """[num_pages, 2, block_size, kv_heads, head_dim] of one layer, strided across pages; 0 = K, 1 = V."""
+        """Returns one layer as [num_pages, 2, block_size, kv_heads, head_dim], strided across pages; 0 = K, 1 = V."""
         return self._kv[layer]
 
     def load_adapter(self, adapter: AdapterId, layout: AdapterLayout, blob: Blob, pages: tuple[PageId, ...]) -> None:
-        """Begins to copy a packed adapter into `pages` and gives it a slot.
+        """Starts to copy a packed adapter into `pages` and assigns it a slot.
 
         Raises:
-            ValueError: the adapter is resident already, every slot is taken, or the number of pages is wrong.
+            ValueError: the adapter is already resident, every slot is taken, or the number of pages is wrong.
         """
         if adapter in self._slots:
             raise ValueError(f"adapter {adapter} is resident already")
@@ -95,11 +95,11 @@ class Arena:
         self.table.set(slot, layout, pages)
 
     def evict_adapter(self, adapter: AdapterId) -> None:
-        """Takes the adapter's slot back; its pages may be written from now on."""
+        """Frees the adapter's slot. Its pages may be overwritten from now on."""
         slot = self._slots.pop(adapter)
         self.table.clear(slot)
         self._free_slots.append(slot)
 
     def slot(self, adapter: AdapterId | None) -> int:
-        """Row of the adapter table; -1 for the base model. KeyError when the adapter is not resident."""
+        """Returns the adapter's row in the table, -1 for the base model. Raises KeyError if it is not resident."""
         return -1 if adapter is None else self._slots[adapter]

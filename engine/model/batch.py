@@ -1,8 +1,8 @@
-"""From a plan's deltas to one step's tensors: the persistent state of running requests, and its gathering.
+"""Turns a plan's deltas into the tensors of one step, using persistent state of the running requests.
 
-All bookkeeping is numpy on the host; a step uploads one buffer, which every tensor of `BatchInput` is a view of. The
-host may plan a step before it has read the tokens of the one before: such a token is UNKNOWN, and the device, which has
-it, puts it in its place.
+All bookkeeping is done in numpy on the host. A step uploads one buffer, and the tensors of `BatchInput` are views of
+it. The host may plan a step before it has read the tokens of the previous step: such a token is UNKNOWN, and the
+device, which has the token, substitutes it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
 
 UNKNOWN = -1
-"""In the place of a token that is still being chosen."""
+"""Placeholder for a token that is still being chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """One step's rows: decodes first, then longer chunks, each sequence's rows in order.
+    """The rows of one step on the device: decodes first, then longer chunks, each sequence's rows in order.
 
     Attributes:
         token_ids, positions: integers [num_rows].
-        sample_rows: int32 [num_samples]. Rows whose logits are wanted; None: all of them, in a step that only decodes.
+        sample_rows: int32 [num_samples]. Rows whose logits are wanted. None means all rows, in a decode-only step.
     """
 
     token_ids: Tensor
@@ -46,16 +46,16 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """The same before it is uploaded.
+    """The rows of one step on the host, in the order of `BatchInput`, before they are uploaded.
 
     Attributes:
-        token_ids: int32 [num_rows]. UNKNOWN where only the device has the token: the last that was sampled.
-        sampler_slots: int32 [num_rows]. Where the sampler keeps what it knows of each row's request.
+        token_ids: int32 [num_rows]. UNKNOWN where only the device has the token: the request's last sampled one.
+        sampler_slots: int32 [num_rows]. The sampler's slot of each row's request.
         positions, kv_slots: int64 [num_rows].
         query_starts, contexts: int64 [num_seqs + 1], [num_seqs]. See `AttentionBatch`.
         block_tables: int32 [num_seqs, blocks of the longest context].
         sample_rows: int64 [num_samples]. Rows whose logits are wanted.
-        sample_ids: the request of each.
+        sample_ids: the request of each of `sample_rows`.
     """
 
     token_ids: Ints
@@ -79,7 +79,7 @@ class HostBatch:
         return len(self.contexts) == len(self.sample_ids) == self.num_rows
 
     def to_device(self, last_tokens: Tensor) -> BatchInput:
-        """Everything the device needs, in one copy that nobody waits for.
+        """Uploads everything the device needs, in one copy. The host does not wait for it.
 
         Args:
             last_tokens: see `SlotSampler`; on the device.
@@ -107,17 +107,18 @@ class HostBatch:
 
 
 def known_ids(token_ids: Tensor, sampler_slots: Tensor, last_tokens: Tensor) -> Tensor:
-    """`token_ids` (int32 [num_rows]) as int64; where one is UNKNOWN, the last of the row's slot. Nobody waits."""
+    """Returns `token_ids` (int32 [num_rows]) as int64, with the last token of the row's slot in place of each UNKNOWN.
+    The host does not wait for the device."""
     last = last_tokens.index_select(0, sampler_slots.clamp(min=0))
     return torch.where(token_ids == UNKNOWN, last, token_ids)
 
 
 class BatchState:
-    """What is known of every running request, one line of each array a request.
+    """Tokens, block tables and slots of the running requests. Each request has one line in every array.
 
     Args:
-        max_seqs: requests at once.
-        max_model_len: tokens of one request.
+        max_seqs: maximum number of running requests.
+        max_model_len: maximum number of tokens of one request.
     """
 
     def __init__(self, max_seqs: int, max_model_len: int, block_size: int) -> None:
@@ -135,7 +136,7 @@ class BatchState:
         return len(self._lines)
 
     def release(self, request_id: str) -> bool:
-        """Forgets a request. False when it is not known, because it was aborted before it ran."""
+        """Forgets a request. Returns False if it is not known, because it was aborted before it ran."""
         line = self._lines.pop(request_id, None)
         if line is None:
             return False
@@ -145,10 +146,10 @@ class BatchState:
         return True
 
     def admit(self, admission: Admission, adapter_slot: int, sampler_slot: int = 0) -> None:
-        """Starts a request.
+        """Adds a request.
 
         Raises:
-            ValueError: it runs already, or every line is taken.
+            ValueError: the request runs already, or every line is taken.
         """
         if admission.request_id in self._lines or not self._free:
             reason = "runs already" if admission.request_id in self._lines else "finds every line taken"
@@ -162,14 +163,14 @@ class BatchState:
         self._add_pages(line, admission.pages)
 
     def append(self, request_id: str, token: int) -> None:
-        """A sampled token becomes known. One beyond `max_model_len` ends its request and is never computed."""
+        """Records a sampled token. Drops one beyond `max_model_len`: it ends its request and is never computed."""
         line = self._lines[request_id]
         if self.num_tokens[line] < self.tokens.shape[1]:
             self.tokens[line, self.num_tokens[line]] = token
             self.num_tokens[line] += 1
 
     def gather(self, chunks: Sequence[ScheduledChunk]) -> HostBatch:
-        """Appends the chunks' new pages to their block tables and gathers the step's rows; `chunks` is not empty."""
+        """Appends the chunks' new pages to their block tables and gathers the step's rows. `chunks` is not empty."""
         ordered = sorted(chunks, key=self._row_order)
         lines = np.asarray([self._lines[chunk.request_id] for chunk in ordered], dtype=np.int64)
         for line, chunk in zip(lines, ordered, strict=True):
@@ -190,7 +191,7 @@ class BatchState:
         )
 
     def _row_order(self, chunk: ScheduledChunk) -> tuple[bool, int]:
-        """Decodes first, and rows of one adapter side by side: kernels then read them where they are."""
+        """Sort key: decodes first, and rows of one adapter side by side, so that kernels can read them in place."""
         return chunk.num_tokens > 1, int(self.adapter_slots[self._lines[chunk.request_id]])
 
     def _add_pages(self, line: int, pages: Sequence[PageId]) -> None:
@@ -222,7 +223,7 @@ def _span(chunks: Sequence[ScheduledChunk]) -> _Span:
 
 
 def _upload(longs: Longs, ints: Sequence[npt.NDArray[np.integer]], device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """`longs` as int64 and each of `ints`, flattened, as int32: views of one buffer, copied once."""
+    """Copies `longs` as int64 and each of `ints`, flattened, as int32 to the device. Returns views of one buffer."""
     parts = [longs.view(np.int32), *(array.astype(np.int32).ravel() for array in ints)]
     views = upload(np.concatenate(parts), device).split([len(part) for part in parts])
     return views[0].view(torch.int64), list(views[1:])

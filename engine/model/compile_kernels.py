@@ -1,7 +1,7 @@
 """Compiles the CPU's kernels into their cache: `python -m engine.model.compile_kernels --device auto --dtype auto`.
 
-`engine.model.prepare` runs it beside the conversion of a model, which uses one core, so that the engine finds the
-kernels compiled. It ends with its standard input. Where kernels are not compiled ahead, it does nothing.
+`engine.model.prepare` runs it in parallel with the conversion of a model, which uses one core, so that the engine finds
+the kernels compiled. It exits when its standard input is closed. It does nothing where kernels are not compiled ahead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A Llama-family decoder over a flat batch of rows: prompts and single tokens, side by side.
+"""A Llama-family decoder over a flat batch of rows, which mixes prefill chunks and decodes.
 
-Every linear is the base model's plus, in rows that have an adapter, that adapter's delta.
+Every linear computes the base model's output and, in rows that have an adapter, adds that adapter's delta.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lora_kernels.pointwise import HeadNorms
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer. Norms: [hidden_size]; `head_norms` where the model has them."""
+    """Weights of one layer. Norms are [hidden_size]. `head_norms` is None unless the model has norms of heads."""
 
     index: int
     window: int | None
@@ -40,7 +40,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What all layers of one step share."""
+    """Inputs of one step that all layers share."""
 
     angles: Angles
     attention: AttentionBatch
@@ -62,12 +62,13 @@ class Decoder:
     head: Linear
 
     def forward(self, batch: BatchInput, arena: Arena, backend: Backend, lora: LoraStep | None = None) -> Tensor:
-        """Computes every row, leaving its K and V in the arena. Call it in inference mode.
+        """Computes every row and writes its K and V to the arena. Call it in inference mode.
 
-        Nothing here waits for the device, nor depends on what is in its memory: a step may be captured.
+        The forward pass neither waits for the device nor depends on the contents of its memory, so that a step may be
+        captured in a CUDA graph.
 
         Args:
-            lora: what its adapters do; None: to be found out from `batch.segments`.
+            lora: the prepared work of the step's adapters. None means that it is prepared from `batch.segments`.
 
         Returns:
             Logits [num_samples, vocab_size] of `batch.sample_rows`, in the model's dtype.
@@ -83,7 +84,8 @@ class Decoder:
         return Step(turned, batch.attention, arena, backend, lora)
 
     def compute(self, x: Tensor, step: Step, sample_rows: Tensor | None) -> Tensor:
-        """From embedded rows, which change, to the logits of some of them; None: of all."""
+        """Computes the logits of `sample_rows` from the embedded rows `x`, which it changes in place. None means the
+        logits of all rows."""
         pointwise, eps, delta = step.backend.pointwise, self.spec.rms_norm_eps, None
         for layer in self.layers:
             step.arena.copies.wait(layer.index)
@@ -114,10 +116,10 @@ def build_decoder(
     device: torch.device,
     on_layer: Callable[[int], None] = lambda _: None,
 ) -> Decoder:
-    """Reads the weights once, layer by layer, into the form the device computes fastest in.
+    """Reads the weights once, layer by layer, and converts them to the layout that is fastest on the device.
 
     Args:
-        on_layer: told how many layers are ready.
+        on_layer: called with the number of layers that are ready.
     """
 
     def get(name: str) -> Tensor:

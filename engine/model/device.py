@@ -1,4 +1,4 @@
-"""On which device a model is computed, and in which dtype."""
+"""Chooses the device and the dtype in which a model is computed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def pick_device(name: str) -> torch.device:
     """Return the device that `engine.device` names; auto means CUDA where there is a device, else the CPU.
 
     Raises:
-        ValueError: it is cuda, and torch finds no CUDA device.
+        ValueError: `name` is cuda, and torch finds no CUDA device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

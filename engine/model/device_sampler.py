@@ -1,9 +1,9 @@
-"""The sampler of a GPU: what a step needs of its requests lies on the device, and so do the tokens it chooses.
+"""The sampler for a GPU: sampling parameters, counters and sampled tokens all stay on the device.
 
-A request's parameters are uploaded once, when it comes. From then on kernels read them, count its tokens and its
-position, and leave its last token where the next step finds it: from logits to the next step's tokens nothing waits
-for the host, which reads the tokens from pinned memory when it gets round to it. Uploads and kernels go to one stream,
-in whose order a slot passes from one request to the next.
+A request's parameters are uploaded once, when the request is added. From then on kernels read them, update the
+request's token counts and position, and write its last token where the next step reads it. Between the logits and the
+next step's tokens nothing waits for the host, which reads the tokens from pinned memory later. Uploads and kernels go
+to one stream, whose order makes it safe to reuse a slot for another request.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from lora_kernels.triton_sampling import MAX_VOCAB, SamplingTiles, sample
 
 @dataclass(frozen=True, slots=True)
 class HostLogprobs:
-    """Logprobs on their way to the host.
+    """Logprobs that are being copied to the host.
 
     Attributes:
         packed: int32 [num_wanted, 1 + 2 * width]. See `triton_logprobs.logprobs`.
-        rows: the row of each.
-        widths: how many alternatives each asked for.
+        rows: row of the logits for each row of `packed`.
+        widths: number of likeliest tokens that each row's request asked for.
     """
 
     packed: Tensor
@@ -40,7 +40,7 @@ class HostLogprobs:
     widths: tuple[int, ...]
 
     def read(self) -> dict[int, TokenLogprobs]:
-        """By row."""
+        """Returns the logprobs by row of the logits. The copy must be complete."""
         ints = self.packed.numpy()
         floats, width = ints.view(np.float32), (ints.shape[1] - 1) // 2
         found = {}
@@ -53,11 +53,11 @@ class HostLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """One step's tokens: on the device in `ids` as soon as a kernel of the same stream reads them, on the host later.
+    """The tokens of one step. Kernels of the same stream may read `ids` at once; the host has the tokens later.
 
     Attributes:
         ids: int64 [num_rows].
-        ready: when the copies to the host are done; None where there is nothing to wait for.
+        ready: event after the copies to the host. None means that there is nothing to wait for.
     """
 
     ids: Tensor
@@ -78,7 +78,7 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A request's slot, what the host must know of it, and the memory its words point to."""
+    """A request's slot, the facts about the request that the host needs, and the memory that its words point to."""
 
     slot: int
     is_filtered: bool
@@ -88,10 +88,10 @@ class _Entry:
 
 
 class DeviceSampler:
-    """`TokenSampler` for CUDA tensors; under Triton's interpreter also for CPU tensors.
+    """A `SlotSampler` for CUDA tensors, and under Triton's interpreter also for CPU tensors.
 
     Attributes:
-        last_tokens: int64 [max_seqs], at a fixed address. Each slot's last sampled token.
+        last_tokens: int64 [max_seqs], at a fixed address. The last sampled token of each slot.
 
     Raises:
         ValueError: the vocabulary is too large for the kernels.
@@ -154,7 +154,7 @@ class DeviceSampler:
         self._free.append(self._entries.pop(request_id).slot)
 
     def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int32]:
-        """int32 [len(request_ids)], for a step that uploads everything at once; pad it with -1."""
+        """Returns each request's slot, int32 [len(request_ids)]. Steps that upload all input at once pad it with -1."""
         return np.array([self._entries[request_id].slot for request_id in request_ids], dtype=np.int32)
 
     def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> DeviceSample:
@@ -168,20 +168,20 @@ class DeviceSampler:
         return self.collect(ids, logits, request_ids)
 
     def choose(self, logits: Tensor, slots: Tensor, any_filters: bool = True) -> Tensor:
-        """The launches alone, whose shapes depend on those of the arguments only: a CUDA graph may hold them.
+        """Launches the kernels, whose shapes depend only on those of the arguments: a CUDA graph may capture them.
 
         Args:
             logits: [num_rows, vocab_size]; rows beyond the requests are padding.
             slots: `self.slots(request_ids)` on the device, padded with -1.
-            any_filters: False promises that no request has top-k, top-p or min-p.
+            any_filters: False promises that no request uses top-k, top-p or min-p.
 
         Returns:
-            int64 [num_rows], 0 in padding.
+            int64 [num_rows]; 0 in padding rows.
         """
         return sample(logits, slots, self._words, self.last_tokens, any_filters, self._tiles)
 
     def collect(self, ids: Tensor, logits: Tensor, request_ids: Sequence[str]) -> DeviceSample:
-        """Begins to copy the tokens of `choose`, and what was asked for besides, to the host."""
+        """Starts to copy the tokens that `choose` returned, and the requested logprobs, to the host."""
         host_logprobs = self._start_logprobs(logits, ids, [self._entries[request_id] for request_id in request_ids])
         host_ids = self._download(ids)
         ready = torch.cuda.Event() if ids.is_cuda else None
@@ -204,7 +204,7 @@ class DeviceSampler:
         return HostLogprobs(self._download(packed), rows, widths)
 
     def _upload_seen(self, tokens: Sequence[int], num_prompt: int) -> Tensor:
-        """See `SlotWords.seen`."""
+        """Uploads the token counts of a request; see `SlotWords.seen`."""
         known = TokenCounts.of(tokens[:num_prompt], tokens[num_prompt:])
         seen = torch.zeros(self.vocab_size, dtype=torch.int32, device=self.device)
         seen[self._upload(known.ids)] = self._upload(2 * known.counts.astype(np.int32) + 1)
@@ -214,6 +214,6 @@ class DeviceSampler:
         return upload(array, self.device)
 
     def _download(self, tensor: Tensor) -> Tensor:
-        """Begins a copy into pinned memory."""
+        """Starts a copy to the host, into pinned memory if `tensor` is on a GPU."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         return host.copy_(tensor, non_blocking=True)

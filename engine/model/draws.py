@@ -1,7 +1,7 @@
-"""Drawing tokens: reproducible uniform numbers, a total order of tokens, and the filters as prefixes of that order.
+"""Draws tokens: reproducible uniform numbers, a total order of tokens, and filters that keep a prefix of that order.
 
-Tokens are ordered by (score, descending; id, ascending). Whatever top-k, top-p and min-p keep is a prefix of that
-order, so ties never make an outcome depend on a sorting algorithm, a device or the other rows of a batch.
+Tokens are ordered by (score, descending; id, ascending). The tokens that top-k, top-p and min-p keep are a prefix of
+that order, so ties never make an outcome depend on a sorting algorithm, a device or the other rows of a batch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.nn.functional import pad
 from engine.core.types import SamplingParams
 
 CANDIDATES = (128, 2048)
-"""Likeliest tokens looked at first and second before a row's whole vocabulary is sorted."""
+"""Numbers of likeliest tokens that are examined first and second, before a row's whole vocabulary is sorted."""
 BLOCK = 64
-"""Neighbouring tokens represented by their highest score while the likeliest are searched."""
+"""Number of neighbouring tokens that are represented by their highest score in the search for the likeliest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Filters of n rows: int64, float64 and float64 [n, 1]. Off is top_k = 0, top_p = 1, min_p = 0."""
+    """Filters of n rows: int64, float64 and float64 [n, 1]. They are off at top_k = 0, top_p = 1 and min_p = 0."""
 
     top_k: Tensor
     top_p: Tensor
@@ -42,7 +42,7 @@ class Filters:
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, position): SplitMix64's output function, applied to both in turn."""
+    """Returns a number in [0, 1) for each (seed, position): SplitMix64's output function, applied to both in turn."""
     step = np.uint64(0x9E3779B97F4A7C15)
     state = _mix(_mix(seeds + step) + (positions + np.uint64(1)) * step)
     # 52 bits keep the product with a sum of probabilities below that sum.
@@ -56,7 +56,7 @@ def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def draw(scores: Tensor, uniform: Tensor) -> Tensor:
-    """Draws from softmax(scores): the first token at which the cumulative probability exceeds the uniform number.
+    """Draws from softmax(scores): the first token, by id, at which the cumulative probability exceeds `uniform`.
 
     Args:
         scores: fp32 [n, vocab].
@@ -71,10 +71,11 @@ def draw(scores: Tensor, uniform: Tensor) -> Tensor:
 
 
 def draw_filtered(scores: Tensor, uniform: Tensor, filters: Filters, widths: tuple[int, ...] = CANDIDATES) -> Tensor:
-    """Draws like `draw`, but from what min-p, top-k and top-p (a share of what the other two left) keep.
+    """Draws like `draw`, but only from the tokens that min-p, top-k and top-p keep.
 
-    The likeliest `widths[0]` tokens are looked at first; rows whose filters may keep more than that go on to the next
-    width, and at last to the whole vocabulary. The outcome does not depend on the widths.
+    Top-p is a share of the probability that the other two filters keep. The likeliest `widths[0]` tokens are examined
+    first. Rows whose filters may keep more than that go on to the next width, and finally to the whole vocabulary. The
+    outcome does not depend on the widths.
     """
     vocab = scores.shape[1]
     width = min(widths[0], vocab) if widths else vocab
@@ -91,10 +92,12 @@ def draw_filtered(scores: Tensor, uniform: Tensor, filters: Filters, widths: tup
 
 
 def _num_kept(probs: Tensor, cumulative: Tensor, filters: Filters, vocab: int) -> tuple[Tensor, Tensor]:
-    """How many of the likeliest tokens the filters keep: int64 [n, 1], at least 1; and whether that is certain: [n].
+    """Returns how many of the likeliest tokens the filters keep (int64 [n, 1], at least 1), and whether that number is
+    certain (bool [n]).
 
     Args:
-        probs, cumulative: float64 [n, width]. Of the likeliest `width` tokens, in order.
+        probs, cumulative: float64 [n, width]. Probabilities of the likeliest `width` tokens, in order, and the
+            cumulative sums of these.
     """
     width = probs.shape[1]
     top_k = torch.where(filters.top_k > 0, filters.top_k, vocab)
@@ -108,10 +111,11 @@ def _num_kept(probs: Tensor, cumulative: Tensor, filters: Filters, vocab: int) -
 
 
 def ranked(scores: Tensor, width: int) -> Tensor:
-    """Ids of the first `width` tokens of each row in the total order.
+    """Returns the ids of the first `width` tokens of each row in the total order.
 
-    A token among the first `width` lies in one of the first `width` blocks, ordered by (highest score, descending;
-    index, ascending): every block before its own holds a token before it. So few tokens have to be looked at.
+    Blocks are ordered by (highest score, descending; index, ascending). The first `width` tokens all lie in the first
+    `width` blocks, because every block that precedes a token's own holds a token that precedes it. So only few tokens
+    are examined.
 
     Args:
         scores: fp32 [n, vocab].
@@ -131,9 +135,10 @@ def ranked(scores: Tensor, width: int) -> Tensor:
 
 
 def _ordered(scores: Tensor, ids: Tensor, width: int) -> Tensor:
-    """The first `width` ids by (score, descending; id, ascending), which make one sortable integer a token.
+    """Returns the first `width` ids by (score, descending; id, ascending), sorting one integer made of both per token.
 
-    The bits of an fp32 number order like the number once those below the sign are flipped for negative ones.
+    The bits of an fp32 number, read as an integer, order like the number once the bits below the sign are flipped for
+    negative numbers.
     """
     bits = (scores + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
     bits ^= (bits >> 31) & 0x7FFFFFFF

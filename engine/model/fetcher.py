@@ -1,4 +1,4 @@
-"""Adapters from disk into host memory, in threads beside the steps."""
+"""Reads adapters from disk into host memory, in threads that run concurrently with the steps."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ from engine.model.peft_folder import PeftFolder
 log = structlog.get_logger("fetcher")
 
 RETRY_AFTER_S = (0.05, 0.2)
-"""Pauses before the second and the third try: what a busy network file system needs, and what a request may wait."""
+"""Pauses before the second and the third try, in seconds: long enough for a busy network file system, and short enough
+for the requests that wait."""
 LASTING = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""Errors that trying again does not help."""
+"""Errors that another try cannot fix."""
 
 
 def start_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """Threads whose torch operations have only themselves.
+    """Returns a pool of threads that run torch operations without further threads.
 
-    A thread that runs a parallel operation gets OpenMP threads of its own, and with more of them than cores libgomp
-    stops spinning everywhere: measured, every step took 2.5 times as long after one adapter was loaded by a thread with
-    four.
+    A thread that runs a parallel operation gets OpenMP threads of its own, and with more OpenMP threads than cores
+    libgomp stops spinning in all of them. Measured: every step took 2.5 times as long after one adapter was loaded by a
+    thread with four OpenMP threads.
     """
     return ThreadPoolExecutor(count, name, initializer=torch.set_num_threads, initargs=(1,))
 
 
 class _CalledOff(Exception):
-    """Nobody waits for it any more."""
+    """The fetch was cancelled, because no request waits for the adapter any more."""
 
 
 class Fetcher:
-    """Reads and packs adapters into a store, and answers each fetch exactly once.
+    """Reads and packs adapters into a store, and reports exactly one answer to each fetch.
 
     Args:
-        packer: reads and packs.
-        store: where packed adapters go.
-        report: where answers go.
-        num_threads: fetches at a time.
+        packer: reads and packs adapters.
+        store: receives the packed adapters.
+        report: called with each answer.
+        num_threads: number of fetches that run at the same time.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Fetcher:
         self._threads.submit(self._answer, fetch, event)
 
     def cancel(self, adapter: AdapterId) -> None:
-        """Between two of its parts; one that has been answered is nothing to cancel."""
+        """Cancels a fetch: it stops before its next read or before packing. Does nothing if it has been answered."""
         event = self._called_off.get(adapter)
         if event is not None:
             event.set()
@@ -85,7 +86,7 @@ class Fetcher:
             return FetchCancelled(fetch.adapter)
         except (ValueError, OSError) as error:
             return FetchFailed(fetch.adapter, str(error))
-        except Exception as error:  # a bug; but whoever waits must be told, or would wait for ever
+        except Exception as error:  # a bug, but requests that wait must get an answer, or would wait for ever
             log.error("fetch_failed", adapter=fetch.adapter, path=fetch.path, trace=traceback.format_exc())
             return FetchFailed(fetch.adapter, repr(error))
         return AdapterFetched(fetch.adapter, time.perf_counter() - started)
@@ -109,6 +110,6 @@ class Fetcher:
 
 
 def _may_pass(error: Exception) -> bool:
-    """A failure of the disk or the network, which the next try may not meet."""
+    """Returns whether the disk or the network failed, so that the next try may succeed."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and not isinstance(cause, LASTING)

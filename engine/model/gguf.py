@@ -1,4 +1,4 @@
-"""GGUF files into Hugging Face folders: dequantized to bf16 once, so that every later start reads safetensors."""
+"""Converts GGUF files to Hugging Face folders, dequantized to bf16 once: every later start reads safetensors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from transformers.utils.logging import disable_progress_bar
 from engine.paths import partial_prefix
 
 RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""How safetensors and tokenizers, in exceptions of their own, tell what the system refused them."""
+"""Finds the OS error number in messages of safetensors and tokenizers, whose exceptions are of their own types."""
 
 
 TOKENIZER_SHARE, TENSORS_SHARE = 0.5, 0.95
-"""Parts of the time that are over when the tokenizer, and then all tensors, have been converted."""
+"""Fractions of the total time that have passed once the tokenizer, and then all tensors, have been converted."""
 
 OnProgress = Callable[[str, float], object]
 
@@ -35,16 +35,16 @@ OnProgress = Callable[[str, float], object]
 def convert_gguf(file: Path, out: Path, on_progress: OnProgress) -> None:
     """Writes `out`: weights as bf16 safetensors, config.json, tokenizer and chat template.
 
-    `out` appears whole or not at all; when another process made it meanwhile, that one is kept.
+    `out` appears whole or not at all. If another process has created it meanwhile, that folder is kept.
 
     Args:
-        on_progress: told what is being done now, and how much of all is done, from 0 to 1.
+        on_progress: called with the current activity and the fraction of all work that is done, from 0 to 1.
 
     Raises:
         ValueError: the file is damaged, or of an architecture transformers cannot read.
-        OSError: the disk is full, for one.
+        OSError: the system refuses an operation, for example because the disk is full.
     """
-    disable_progress_bar()  # the caller shows how it goes
+    disable_progress_bar()  # the caller shows the progress
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=partial_prefix(out.name, os.getpid()), dir=out.parent))
     try:
@@ -61,8 +61,8 @@ def convert_gguf(file: Path, out: Path, on_progress: OnProgress) -> None:
 
 
 class QuickReader(gguf.GGUFReader):
-    """The library's reader over a plain array. With 49,000 tokens and 48,000 merges, half of the time that it takes to
-    read the metadata goes into slices of `numpy.memmap`, each of which is made a memmap again."""
+    """The library's reader over a plain array. With 49,000 tokens and 48,000 merges, half of the time it takes to read
+    the metadata is spent on slices of `numpy.memmap`, each of which becomes a memmap again."""
 
     @property
     def data(self) -> Any:
@@ -85,9 +85,9 @@ def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
 
 @contextmanager
 def _read_once(on_progress: OnProgress) -> Iterator[None]:
-    """Have transformers read a file's metadata once, in place of once each for tokenizer, configuration and tensors,
-    and make the table of tensor names once, in place of once for each module of the model: converting SmolLM2 takes 7 s
-    in place of 17. Its progress bar, which would break into the caller's, becomes calls of `on_progress`."""
+    """Make transformers read a file's metadata once instead of three times (for tokenizer, configuration and tensors),
+    and build the table of tensor names once instead of once for each module of the model: converting SmolLM2 takes 7 s
+    instead of 17 s. Replace its progress bar, which would disturb the caller's, by calls of `on_progress`."""
 
     def counted(tensors: list[Any], desc: str = "") -> Iterator[Any]:
         for number, tensor in enumerate(tensors):
@@ -120,7 +120,7 @@ def _convert(file: Path, out: Path, on_progress: OnProgress) -> None:
 
 
 def _drop_quantization(config_file: Path) -> None:
-    """What was written is plain bf16, whatever the file it came from."""
+    """Remove the quantization from the configuration, because the written weights are plain bf16."""
     config = json.loads(config_file.read_text())
     config.pop("quantization_config", None)
     config_file.write_text(json.dumps(config, indent=2))

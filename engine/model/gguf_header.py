@@ -1,4 +1,4 @@
-"""The beginning of a GGUF file: how large its tensors are, without reading them or anything else."""
+"""Reads the header of a GGUF file to find out how large its tensors are, without reading the rest of the file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 BEGINNINGS = [MAGIC + struct.pack("<I", version) for version in VERSIONS]
 FIXED_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Size of a metadata value by its type: integers, floats and booleans."""
+"""Size in bytes of a metadata value by its type, for integers, floats and booleans."""
 STRING, ARRAY = 8, 9
 MOST_DIMENSIONS = 4
 
 
 def num_weights(gguf: Path) -> int:
-    """Return how many numbers all tensors of a file have.
+    """Return how many elements all tensors of a file have together.
 
     Raises:
-        ValueError: it is no GGUF file, or a damaged one.
+        ValueError: the file is not a GGUF file, or it is damaged.
     """
     with gguf.open("rb") as file:
         if file.read(len(MAGIC) + 4) not in BEGINNINGS:
@@ -33,7 +33,7 @@ def num_weights(gguf: Path) -> int:
 
 
 class _Header:
-    """Reads a header from behind its version on. It raises EOFError and KeyError where the file is damaged."""
+    """Reads a header, starting after its version. Raises EOFError or KeyError if the file is damaged."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -46,7 +46,7 @@ class _Header:
         return found
 
     def number(self, kind: str) -> int:
-        """Read an integer. `kind`: I for 32 bits, Q for 64."""
+        """Read an unsigned integer. `kind` is I for 32 bits, Q for 64 bits."""
         return int(struct.unpack(f"<{kind}", self.bytes(struct.calcsize(f"<{kind}")))[0])
 
     def num_weights(self) -> int:

@@ -1,7 +1,8 @@
-"""Grammars at work: prepared in threads, kept for a while, and one matcher for each running request that has one.
+"""Grammars of running requests: compiled in threads, cached, and followed by one matcher for each request.
 
-What a request's grammar allows next becomes a mask over the logits; the token that was chosen moves its matcher on. A
-request that was preempted gets a fresh matcher, which is shown the tokens it has generated.
+A request's matcher yields a mask over the logits, with the tokens that the grammar allows next, and is advanced by the
+token that was sampled. A request that was preempted gets a new matcher, which first consumes the tokens that the
+request has generated.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from engine.model.sampler import stops_of
 log = structlog.get_logger("grammar")
 
 KEPT = 64
-"""Grammars that no request uses and that a later request may ask for again."""
+"""Maximum number of grammars that are kept, for later requests, while no request uses them."""
 KEPT_BYTES = 256 << 20
-"""Memory that those may hold, by their sizes when they were compiled. Typical grammars hold 1 MB, large ones 10 MB. The
-core bounds what the grammars of live requests hold."""
+"""Maximum memory of these unused grammars in bytes, by their sizes when they were compiled. Typical grammars hold 1 MB,
+large ones 10 MB. The core bounds the memory of grammars that live requests use."""
 THREADS = 2
 
 
 class GrammarCache:
-    """Compiled grammars by their texts: those in use, and those used last.
+    """Compiled grammars by their texts: those in use, and those most recently used.
 
     All methods are called from one thread. `report` is called from the threads that compile.
     """
@@ -49,12 +50,13 @@ class GrammarCache:
         self._report = report
         self._threads = ThreadPoolExecutor(THREADS, "grammar")
         self._compiled: dict[Grammar, Future[tuple[LLMatcher, int]]] = {}
-        """The one asked for longest ago first."""
+        """The least recently requested grammar comes first."""
         self._wanted: set[Grammar] = set()
         self._spent: set[Grammar] = set()
 
     def begin(self, grammar: Grammar) -> None:
-        """Reports once, now or later, that it is ready or has failed, unless it is forgotten before."""
+        """Compiles a grammar unless it is cached. Reports once, now or later, that the grammar is ready or has failed;
+        does not report if the grammar is forgotten before its compilation begins."""
         future = self._compiled.pop(grammar, None)
         if future is None:
             with _stack_size(THREAD_STACK_BYTES):
@@ -64,7 +66,8 @@ class GrammarCache:
         future.add_done_callback(lambda done: None if done.cancelled() else self._report(_answer(grammar, done)))
 
     def forget(self, grammar: Grammar) -> None:
-        """No request uses the grammar now. It is not compiled at all if that has not begun."""
+        """Marks a grammar as unused. Drops it if it was discarded, its compilation has not begun, or its failure may be
+        temporary. Then drops the least recently requested unused grammars beyond KEPT and KEPT_BYTES."""
         self._wanted.discard(grammar)
         future = self._compiled[grammar]
         if grammar in self._spent or future.cancel() or _may_pass(future):
@@ -79,23 +82,24 @@ class GrammarCache:
             del self._compiled[one]
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
-        """A new matcher of a grammar that was reported to be ready."""
+        """Returns a new matcher for a grammar that was reported to be ready."""
         return self._compiled[grammar].result()[0].deep_copy()
 
     def _num_bytes(self, grammar: Grammar) -> int:
-        """Bytes that a compiled grammar holds; 0 while it is compiled, or if it failed."""
+        """Returns the bytes that a compiled grammar holds; 0 while it is being compiled, or if it failed."""
         future = self._compiled[grammar]
         return future.result()[1] if future.done() and future.exception() is None else 0
 
     def discard(self, grammar: Grammar) -> None:
-        """It is not kept when its users have ended: matchers of a grammar share what has become too much for one."""
+        """Has a grammar dropped once no request uses it: its matchers share state, which exceeded a limit in one of
+        them."""
         self._spent.add(grammar)
 
 
 @contextmanager
 def _stack_size(num_bytes: int) -> Iterator[None]:
-    """Have threads that start inside the block start with a stack of this size. It is a setting of the process, so a
-    thread that another one starts meanwhile may get the same."""
+    """Give threads that start inside the block a stack of this size. The size is a setting of the process, so threads
+    that other threads start meanwhile may get it too."""
     before = threading.stack_size(num_bytes)
     try:
         yield
@@ -104,7 +108,7 @@ def _stack_size(num_bytes: int) -> Iterator[None]:
 
 
 def _may_pass(future: Future[tuple[LLMatcher, int]]) -> bool:
-    """The failure is not the grammar's for ever, so that it must not be kept. The worker pool remembers what it may."""
+    """Returns whether a failure may be temporary. Such a failure is not cached here; the worker pool may cache it."""
     return future.done() and isinstance(future.exception(), Unproven)
 
 
@@ -122,7 +126,9 @@ def _answer(grammar: Grammar, done: Future[tuple[LLMatcher, int]]) -> GrammarAns
 class _Row:
     """A running request that follows a grammar.
 
-    stops: bits of the tokens that must not come before `num_early` more have come, as long as there are others.
+    Attributes:
+        num_early: tokens that must come before a stop token may; negative once there are more.
+        stops: bit mask of the stop tokens. They are banned while `num_early` is positive and other tokens are allowed.
     """
 
     grammar: Grammar
@@ -131,7 +137,7 @@ class _Row:
     stops: npt.NDArray[np.int32]
 
     def fill(self, words: npt.NDArray[np.int32]) -> None:
-        """What may come next, one bit a token. Everything, where the grammar has become too much."""
+        """Writes the tokens allowed next to `words`, one bit for each token. Allows all if the matcher has failed."""
         fill_next_token_bitmask(self.matcher, words[None])
         if self.matcher.is_error():
             words[:] = -1
@@ -139,13 +145,13 @@ class _Row:
             words[:] = later
 
     def advance(self, token: int) -> str:
-        """Why the grammar cannot be followed any further; empty if it can."""
+        """Consumes a token. Returns why the grammar cannot be followed any further, or an empty string if it can."""
         self.num_early -= 1
         return "" if self.matcher.consume_token(token) else reason(self.matcher)
 
 
 class GrammarRoom:
-    """Everything about grammars that an executor has to do; called from its thread alone."""
+    """Does all work on grammars for an executor. It must be called from the executor's thread only."""
 
     def __init__(self, compiler: Compiler, vocab_size: int, eos_token_ids: tuple[int, ...], report: Report) -> None:
         self._cache = GrammarCache(compiler, report)
@@ -160,7 +166,8 @@ class GrammarRoom:
             self._cache.begin(grammar)
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> SamplingParams:
-        """A request begins or resumes to run. Returns what a sampler is left to see to."""
+        """Adds a request that begins or resumes. Returns the parameters that the sampler still has to apply: without
+        `min_tokens` if the request has a grammar, because the masks then enforce it."""
         if params.grammar is None:
             return params
         matcher = self._cache.matcher(params.grammar)
@@ -171,15 +178,15 @@ class GrammarRoom:
         return params._replace(min_tokens=0)
 
     def remove(self, request_id: str) -> None:
-        """One without a grammar is none to forget."""
+        """Forgets a request. Does nothing if the request has no grammar."""
         self._rows.pop(request_id, None)
 
     def bind(self, request_ids: Sequence[str]) -> bool:
-        """Some of them follow one."""
+        """Returns whether any of the requests follows a grammar."""
         return not self._rows.keys().isdisjoint(request_ids)
 
     def masks(self, request_ids: Sequence[str]) -> TokenMasks | None:
-        """What the next tokens of requests may be; None where all may be anything."""
+        """Returns the masks of allowed next tokens, or None if no request follows a grammar."""
         places = [place for place, request_id in enumerate(request_ids) if request_id in self._rows]
         if not places:
             return None
@@ -189,7 +196,7 @@ class GrammarRoom:
         return TokenMasks(tuple(places), words)
 
     def advance(self, sampled: Sequence[SampledToken]) -> dict[str, str]:
-        """Takes up what was chosen. Returns the requests that cannot go on, and why."""
+        """Advances matchers by the sampled tokens. Returns the requests that cannot continue, with the reasons."""
         failed = {}
         for request_id, token, _ in sampled:
             row = self._rows.get(request_id)

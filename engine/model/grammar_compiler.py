@@ -1,6 +1,6 @@
-"""From a grammar's text to a matcher of the model's tokens, with llguidance.
+"""Compiles a grammar's text to a matcher of the model's tokens, with llguidance.
 
-The library can crash on a hostile grammar or work without an end, so this process compiles only what a child process
+The library can crash on a hostile grammar or never finish, so this process compiles only grammars that a child process
 has just compiled and tried with the same tokens under limits (`engine.grammar_check`).
 """
 
@@ -17,20 +17,20 @@ from engine.grammar_check.pool import UNHURRIED_S, WORKERS, GrammarPool
 from engine.grammar_source import LIMITS, library_source, told
 
 QUEUED = 4096
-"""Grammars that may wait. The scheduler already bounds how many are prepared at once."""
+"""Maximum number of grammars that wait for a check. The scheduler already bounds how many are prepared at once."""
 
 
 class Unproven(ValueError):
-    """A worker process did not survive the grammar, or could not check it. The reason may pass."""
+    """A worker process did not survive the grammar, or could not check it. The reason may be temporary."""
 
 
 class Compiler:
     """Compiles grammars for one model. Thread-safe.
 
     Args:
-        folder: the model's folder. Its tokenizer.json is read when the first grammar comes.
+        folder: the model's folder. Its tokenizer.json is read when the first grammar arrives.
         vocab_size: number of columns of the logits.
-        eos_token_ids: tokens that end an answer where its grammar lets it end.
+        eos_token_ids: tokens that end an answer where its grammar allows the end.
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -55,10 +55,11 @@ class Compiler:
             pool.close()
 
     def compile(self, grammar: Grammar) -> tuple[LLMatcher, int]:
-        """Returns a matcher that has seen no token, whose cheap copies follow sequences, and the bytes it holds.
+        """Returns a matcher that has consumed no token, and the bytes it holds. Sequences follow cheap copies of it.
 
         Raises:
-            ValueError: the text is no such grammar, uses what is not supported, or is too much; the message says which.
+            ValueError: the text is no grammar of its kind, uses unsupported features, or exceeds a limit; the message
+                says which.
             Unproven: a worker process did not survive the grammar, or could not check it.
         """
         if not self._is_able():
@@ -66,13 +67,13 @@ class Compiler:
         verdict = self._prove(grammar)
         matcher = LLMatcher(self._load_tokenizer(), library_source(grammar), log_level=0, limits=LIMITS)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # the most expensive mask, which builds what the others use: here, not in a step
+            matcher.compute_bitmask()  # the most expensive mask, which builds what the others use: not during a step
         if matcher.is_error():
             raise ValueError(reason(matcher))
         return matcher, verdict.num_bytes
 
     def _prove(self, grammar: Grammar) -> Verdict:
-        """Have a child process try the grammar first. Raises ValueError, Unproven."""
+        """Have a child process try the grammar first. Raises ValueError and Unproven, as `compile` does."""
         verdict = self._open_pool().submit("", grammar).result()
         if verdict.reason is Reason.INVALID:
             raise ValueError(verdict.message)
@@ -101,5 +102,5 @@ class Compiler:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """Why a matcher gave up, in the library's words."""
+    """Returns why a matcher failed, in the library's words."""
     return told(matcher.get_error())

@@ -1,5 +1,5 @@
-"""Which steps are captured when an engine starts, and what that takes of the device's memory: it is kept back before
-the page pool takes the rest, and held against what was taken in the end."""
+"""Plans which steps are captured as CUDA graphs when an engine starts, and estimates the device memory they need. It is
+reserved before the page pool takes the rest, and compared with the memory that capturing took in the end."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ log = structlog.get_logger("graphs")
 
 MIB = 1 << 20
 GRAPH_BYTES = 8 * MIB
-"""What the driver keeps of a graph of some hundred launches: an assumption, until a GPU has told."""
+"""Bytes that the driver keeps for a graph of some hundred launches: an assumption until it is measured on a GPU."""
 SLACK_BYTES = 96 * MIB
-"""cuBLAS's workspace for the stream of capture (32 MiB on Hopper), and what torch's allocator rounds up."""
+"""Bytes for cuBLAS's workspace on the capture stream (32 MiB on Hopper), and for rounding by torch's allocator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What was captured, and what that took.
+    """The captured graphs, and what capturing them took.
 
     Attributes:
-        num_bytes: of device memory, where `reserved` were kept back.
+        seconds: time that capturing took.
+        num_bytes: device memory that capturing took.
+        reserved: device memory that was reserved for it, in bytes.
     """
 
     graphs: StepGraphs
@@ -51,11 +53,11 @@ class Captured:
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """Graphs that are captured once everything has its address.
+    """A plan for graphs, which are captured once all memory that they use is allocated.
 
     Attributes:
         max_rows, max_model_len: see `StepGraphs`.
-        reserved: bytes of device memory that they will take, by estimate.
+        reserved: estimated bytes of device memory that the graphs will take.
     """
 
     backend: TritonBackend
@@ -64,10 +66,10 @@ class GraphPlan:
     reserved: int
 
     def capture(self, decoder: Decoder, arena: Arena, sampler: SlotSampler, progress: Progress) -> Captured:
-        """Captures them, and logs what it took.
+        """Captures the graphs, and logs the time and memory that this took.
 
         Raises:
-            TypeError: the sampler needs the host.
+            TypeError: the sampler needs the host, because it is not a DeviceSampler.
         """
         if not isinstance(sampler, DeviceSampler):
             raise TypeError(f"steps are captured with a DeviceSampler, not with a {type(sampler).__name__}")
@@ -85,10 +87,10 @@ class GraphPlan:
 def make_plan(
     config: EngineConfig, spec: ModelSpec, shape: PageShape, dtype: torch.dtype, backend: Backend, max_model_len: int
 ) -> GraphPlan:
-    """For every step of decodes that the configuration allows.
+    """Plans the graphs of every decode-only step that the configuration allows.
 
     Raises:
-        TypeError: the backend has no launches that can be recorded.
+        TypeError: the launches of the backend cannot be captured, because it is not the Triton backend.
     """
     if not isinstance(backend, TritonBackend):
         raise TypeError(f"steps are captured with the Triton backend, not with {backend.name}")
@@ -99,10 +101,11 @@ def make_plan(
 
 
 def graph_bytes(spec: ModelSpec, dtype: torch.dtype, tuning: DecodeTuning, max_rows: int, max_blocks: int) -> int:
-    """Device memory of all graphs of steps of up to `max_rows` rows, and of what they need besides weights and pages.
+    """Estimates the bytes of device memory that all graphs of steps of up to `max_rows` rows need, and their buffers,
+    in addition to weights and pages.
 
     Args:
-        max_blocks: of a sequence.
+        max_blocks: blocks of the longest sequence.
     """
     at_fixed_addresses = (
         workspace_bytes(max_rows, spec.heads, spec.head_dim, tuning)
@@ -115,14 +118,15 @@ def graph_bytes(spec: ModelSpec, dtype: torch.dtype, tuning: DecodeTuning, max_r
 
 
 def _pool_bytes(spec: ModelSpec, dtype: torch.dtype, rows: int) -> int:
-    """Of the largest step, as if nothing of a layer were given back before its end; smaller ones use the same."""
+    """Upper bound, in bytes, of the memory pool that captured CUDA graphs share: the largest step's intermediates,
+    assuming that none is freed before its layer ends. Graphs of smaller steps reuse the pool."""
     layer = 5 * spec.hidden_size + 2 * spec.query_width + 2 * spec.kv_width + 3 * spec.intermediate_size
     angles, logits = 6 * 4 * spec.head_dim, spec.vocab_size * dtype.itemsize
     return rows * (layer * dtype.itemsize + angles + logits) + work_bytes(rows, spec.vocab_size)
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Of the device, with nothing in torch's hands that it does not use."""
+    """Returns the free bytes of the device, after torch has released the memory that it only caches."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]

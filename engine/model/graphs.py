@@ -1,9 +1,10 @@
-"""Decode-only steps as CUDA graphs: everything between the upload of a step and its tokens, launched at once.
+"""Captures decode-only steps as CUDA graphs, which launch everything between a step's upload and its tokens at once.
 
-One graph for each rung of a ladder of batch sizes, from embedding to sampling, and another of the same for steps with
-adapters. A step takes the lowest rung it fits and pads it. Everything a graph reads is at an address that stays:
-weights, pages, the adapters' table, the sampler's words, and one block for what changes each step (step_block.py). Any
-set of adapters may follow, any contexts, any ways of sampling. docs/kernels-graphs.md has sizes and numbers.
+A ladder of batch sizes has two graphs for each rung, from embedding to sampling: one for steps with adapters, and one
+for steps without. A step takes the lowest rung that it fits and pads it. Everything that a graph reads has a fixed
+address: weights, pages, the adapter table, the sampler's words, and one block for the input that changes with each step
+(step_block.py). So a graph serves any set of adapters, any contexts and any sampling parameters.
+docs/kernels-graphs.md has sizes and numbers.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ RUNGS_AN_OCTAVE = 8
 NO_ADAPTERS = plan_segments(np.empty(0, dtype=np.int32))
 
 Replay = Callable[[], None]
-"""Launches again what was recorded."""
+"""Launches the recorded work again."""
 
 
 class Recorder(Protocol):
-    """Turns launches into something that launches them again."""
+    """Records launches so that they can be replayed."""
 
     def record(self, launch: Callable[[], None]) -> Replay:
-        """Calls `launch`, which must have no effect beyond memory that the next replay overwrites."""
+        """Calls `launch` and records its launches. They may change only memory that the next replay overwrites."""
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory: they are replayed one after the other, and keep nothing in it."""
+    """Records CUDA graphs that share one memory pool: they are replayed one by one, and keep no results in the pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -54,12 +55,13 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, launch: Callable[[], None]) -> Replay:
-        """See `Recorder.record`. Launches twice: kernels are compiled, and libraries set up, before the capture."""
+        """See `Recorder.record`. Calls `launch` twice, so that kernels are compiled and libraries set up before the
+        capture."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             launch()
         graph = torch.cuda.CUDAGraph()
-        # Threads that load adapters may pin memory meanwhile.
+        # thread_local, because threads that load adapters may pin memory during the capture.
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             launch()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
@@ -67,7 +69,7 @@ class CudaRecorder:
 
 
 def ladder(max_rows: int) -> tuple[int, ...]:
-    """Sizes of steps up to `max_rows`, ascending: by 8 up to 64, and beyond it so that padding is at most an eighth."""
+    """Returns ascending step sizes up to `max_rows`: 8 apart up to 64, then such that padding is at most an eighth."""
     rungs = [rung for rung in FIRST_RUNGS if rung < max_rows]
     rung = LEAST_RUNG
     while rung < max_rows:
@@ -78,7 +80,7 @@ def ladder(max_rows: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """What a step on a GPU is made of."""
+    """The objects that compute a step on a GPU."""
 
     decoder: Decoder
     arena: Arena
@@ -88,7 +90,7 @@ class StepParts:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One size of step: where its input lies, and what replays it."""
+    """A step size, with the layout of its input block, its LoRA workspace and its two graphs."""
 
     shape: StepShape
     workspace: LoraWorkspace
@@ -97,12 +99,12 @@ class Rung:
 
 
 class StepGraphs:
-    """Captures every rung when it is made, largest first; `launch` replays.
+    """Captures the graphs of every rung when it is created, largest first; `launch` replays them.
 
     Args:
-        max_rows: of the largest step.
-        max_model_len: tokens of the longest context there may be.
-        on_graph: told how many of how many graphs are captured.
+        max_rows: rows of the largest step.
+        max_model_len: tokens of the longest possible context.
+        on_graph: called with the number of graphs captured so far, and the number of all graphs.
     """
 
     def __init__(
@@ -127,14 +129,14 @@ class StepGraphs:
         self._captured = self._capture(shapes, on_graph)
 
     def fits(self, batch: HostBatch) -> bool:
-        """Whether a step can be replayed: all rows decode, there is a rung for them, and no adapter scales outputs
-        (DoRA), whose launches depend on who does."""
+        """Returns whether a step can be replayed: all rows decode, there is a rung for them, and no adapter scales
+        outputs (DoRA), because those launches depend on which rows are scaled."""
         is_scaled = self._parts.arena.table.has_scales[batch.segments.slots].any()
         return batch.is_decoding and batch.num_rows <= self.rungs[-1] and not is_scaled
 
     @torch.inference_mode()
     def launch(self, batch: HostBatch) -> DeviceSample:
-        """Uploads a step that fits and replays it; nobody waits. The host may begin the next one at once.
+        """Uploads a step that fits and replays its graph. The host does not wait, and may begin the next step at once.
 
         Raises:
             ValueError: the step does not fit.
@@ -151,7 +153,7 @@ class StepGraphs:
         return sampler.collect(self._ids[:rows], self._logits[:rows], batch.sample_ids)
 
     def _upload(self, rung: Rung, batch: HostBatch, has_adapters: bool) -> None:
-        """One copy. Of two blocks on the host one may be on its way while the other is filled."""
+        """Uploads the input in one copy. Two blocks on the host alternate: one is filled while the other is copied."""
         block, numbers = next(self._host_blocks), rung.shape.lora_start
         fields = block.begin(rung.shape.rows)
         write_rows(fields, batch)
@@ -162,7 +164,7 @@ class StepGraphs:
 
     @torch.inference_mode()
     def _capture(self, shapes: tuple[StepShape, ...], on_graph: Callable[[int, int], None]) -> tuple[Rung, ...]:
-        """Largest first: the smaller ones find all the memory they need in the pool."""
+        """Captures the largest rung first, so that smaller ones find all the memory they need in the pool."""
         rungs: list[Rung] = []
         for done, shape in enumerate(reversed(shapes)):
             on_graph(2 * done, 2 * len(shapes))
@@ -171,7 +173,7 @@ class StepGraphs:
         return tuple(reversed(rungs))
 
     def _capture_rung(self, shape: StepShape) -> Rung:
-        """With a block of padding, for which nothing is read or written."""
+        """Captures both graphs of a rung. The block holds only padding, so that no page is read or written."""
         fields, backend, arena = cut_block(self._block, shape), self._parts.backend, self._parts.arena
         self._block.zero_()
         fields.kv_slots.fill_(-1)
@@ -185,16 +187,16 @@ class StepGraphs:
         return Rung(shape, workspace, plain, with_adapters)
 
     def _step(self, fields: StepFields, batch: BatchInput, lora: LoraStep) -> None:
-        """What is recorded: nothing in it depends on what is in the device's memory."""
+        """Computes a step while it is recorded. No launch depends on the contents of the device's memory."""
         parts, rows = self._parts, len(fields.token_ids)
         ids = known_ids(fields.token_ids, fields.sampler_slots, parts.sampler.last_tokens)
         logits = parts.decoder.forward(replace(batch, token_ids=ids), parts.arena, parts.backend, lora)
-        # Out of the pool, where a smaller graph would keep its own beside those of all others.
+        # Copied out of the pool, where otherwise every graph would need room for results of its own.
         self._logits[:rows].copy_(logits)
         self._ids[:rows].copy_(parts.sampler.choose(self._logits[:rows], fields.sampler_slots))
 
     def _batch_input(self, fields: StepFields) -> BatchInput:
-        """What the host knows of a step when it is captured: its size, and the longest context there may be."""
+        """Returns the batch as known on the host at capture: only its size and the longest possible context."""
         rows = len(fields.token_ids)
         attention = AttentionBatch(
             query_starts=torch.arange(rows + 1, dtype=torch.int32, device=self._block.device),

@@ -1,8 +1,8 @@
-"""Where packed adapters lie in host memory, and how that memory is used again.
+"""Host memory of packed adapters, and its reuse.
 
-On a CPU they share one arena of pages, and a page that an adapter leaves is the next one's: memory fresh from the
-system is cleared first, and on a virtual machine whose host takes free pages back it has to be found again. Measured on
-one: up to 2.5 ms a MB, half of what a fetch took while steps beside it waited for their core.
+On a CPU the adapters share one arena of pages, and freed pages are reused: memory fresh from the system is cleared
+first, and on a virtual machine whose host reclaims free pages it also has to be found again. Measured on such a
+machine: up to 2.5 ms per MB, half of the time of a fetch, while concurrent steps waited for their core.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Longs = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blob:
-    """A packed adapter: those `pages` (int64 [num_pages]) of `memory` ([any number, page_elems]), in their order."""
+    """A packed adapter: the given `pages` (int64 [num_pages]) of `memory` ([any number, page_elems]), in order."""
 
     memory: Tensor
     pages: Longs
 
     @classmethod
     def of(cls, memory: Tensor) -> Blob:
-        """All of `memory` ([num_pages, page_elems])."""
+        """Returns a blob of all of `memory` ([num_pages, page_elems])."""
         return cls(memory, np.arange(len(memory)))
 
     @property
@@ -40,32 +40,32 @@ class Blob:
         return len(self.pages) * self.memory.shape[1] * self.memory.itemsize
 
     def contents(self) -> Tensor:
-        """[num_pages, page_elems], a copy."""
+        """Returns a copy of the blob, [num_pages, page_elems]."""
         return self.memory[torch.from_numpy(self.pages)]
 
     def fill(self, contents: Tensor) -> None:
-        """With [num_pages, page_elems]."""
+        """Overwrites the blob with `contents`, [num_pages, page_elems]."""
         self.memory[torch.from_numpy(self.pages)] = contents
 
     def places(self, offsets: Longs) -> Longs:
-        """Where elements of the blob lie in `memory`, seen as flat."""
+        """Maps offsets of elements in the blob to their offsets in `memory`, flattened."""
         pages, within = np.divmod(offsets, self.memory.shape[1])
         return self.pages[pages] * self.memory.shape[1] + within
 
 
 class HostMemory(Protocol):
-    """May be used from any thread."""
+    """Allocates and frees the memory of blobs. Thread-safe."""
 
     def take(self, num_pages: int) -> Blob:
-        """Zeros."""
+        """Returns a blob of zeros."""
 
     def give(self, blob: Blob) -> None:
-        """Back; nobody reads or writes it any more."""
+        """Frees a blob, which the caller must not read or write any more."""
 
 
 class PagedMemory:
-    """Pages of one arena. Those that were used last are used first, so that no more are ever touched than were needed
-    at once."""
+    """Pages of one arena. The most recently freed pages are reused first, so that no more pages are ever touched than
+    were in use at the same time."""
 
     def __init__(self, num_pages: int, page_elems: int, dtype: torch.dtype) -> None:
         self._pages = zeros(num_pages * page_elems, dtype, CPU).view(num_pages, page_elems)
@@ -73,7 +73,7 @@ class PagedMemory:
         self._lock = Lock()
 
     def take(self, num_pages: int) -> Blob:
-        """Raises MemoryError: whoever asks has not seen to it that there is room."""
+        """Returns a blob of zeros. Raises MemoryError if too few pages are free: callers reserve them first."""
         with self._lock:
             if num_pages > len(self._free):
                 raise MemoryError(f"{num_pages} pages for an adapter, and {len(self._free)} are free in host memory")
@@ -88,7 +88,7 @@ class PagedMemory:
 
 
 class PinnedMemory:
-    """What a GPU copies from. torch keeps what is given back, and gives it out again once no copy reads it."""
+    """Pinned memory, from which a GPU copies. torch caches freed memory, and reuses it once no copy reads it."""
 
     def __init__(self, page_elems: int, dtype: torch.dtype) -> None:
         self._page_elems = page_elems
@@ -98,11 +98,12 @@ class PinnedMemory:
         return Blob.of(torch.zeros(num_pages, self._page_elems, dtype=self._dtype, pin_memory=True))
 
     def give(self, blob: Blob) -> None:
-        """It goes with its last reference."""
+        """Does nothing, because the memory is freed with its last reference."""
 
 
 def make_host_memory(size_gb: float, page_elems: int, dtype: torch.dtype, device: torch.device) -> HostMemory:
-    """Of at most `size_gb` GiB, which only a CPU's has to know. Raises ValueError: there is not that much."""
+    """Returns host memory for adapters: at most `size_gb` GiB for a CPU; for a GPU the size is ignored. Raises
+    ValueError if the system does not provide that much."""
     if device.type == "cuda":
         return PinnedMemory(page_elems, dtype)
     try:
@@ -112,7 +113,7 @@ def make_host_memory(size_gb: float, page_elems: int, dtype: torch.dtype, device
 
 
 def runs(*lists: Longs | Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Stretches in which every list counts up by one; of each list, from where to where."""
+    """Yields the stretches in which every list counts up by one: for each list, the range of its values as a slice."""
     table = np.asarray(lists, dtype=np.int64)
     breaks = np.flatnonzero((np.diff(table) != 1).any(axis=0)) + 1
     for first, last in pairwise([0, *breaks.tolist(), table.shape[1]]):

@@ -1,4 +1,4 @@
-"""KV of preempted sequences in host memory: pages are copied out of the arena, and back into other pages of it."""
+"""Saves KV pages of preempted sequences to host memory, and restores them into other pages of the arena."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from engine.model.host_memory import Longs, runs
 from engine.model.memory import upload, zeros
 
 STAGING_BYTES = 64 << 20
-"""A millisecond or two of PCIe. A plan that saves more at once waits for all of it but the last such part."""
+"""Size of the staging buffer, which PCIe transfers in a millisecond or two. A plan that saves more waits for all parts
+of that size but the last."""
 
 
 class HostPages:
-    """Pages of host memory, pinned where a GPU copies them, and both ways between them and the arena.
+    """Pages of host memory, pinned if a GPU copies them, with copies in both directions between them and the arena.
 
-    Copies pass through a staging buffer on the device. Saved pages are gathered into it in the order of kernels, so
-    that those that follow may overwrite them at once, and leave it for the host on a stream of their own, so that the
-    step does not wait. Restored pages arrive on that stream too, behind every save before them, and the kernels that
-    follow wait for them. A GPU then makes one copy for each run of neighbouring host pages, on the CPU so does memcpy.
+    Copies pass through a staging buffer on the device. A save gathers pages into the buffer in kernel order, so that
+    later kernels may overwrite the pages at once; a separate stream copies the buffer to the host, so that the step
+    does not wait. A restore uses the same stream, after every earlier save, and later kernels wait for the restore.
+    There is one copy for each run of neighbouring host pages, by the GPU or, on a CPU, by memcpy.
 
     Args:
         page_elems: elements of a page.
         device: where the arena is.
 
     Attributes:
-        pages: [num_pages, page_elems]. On a GPU, what it holds is defined once the device is synchronised.
+        pages: [num_pages, page_elems]. On a GPU, the contents are defined once the device is synchronised.
     """
 
     def __init__(self, num_pages: int, page_elems: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -64,18 +65,18 @@ class HostPages:
             arena.index_copy_(0, index, rows)
 
     def _parts(self, copies: tuple[PageCopy, ...]) -> Iterator[tuple[Longs, Longs]]:
-        """(pages, host pages) in the order of host pages, as many at once as the staging buffer holds."""
+        """Yields (pages, host pages) in the order of host pages, as many at once as the staging buffer holds."""
         pages, host_pages = np.asarray(copies, dtype=np.int64).reshape(-1, 2).T
         order, size = host_pages.argsort(kind="stable"), len(self._staging)
         for part in (order[start : start + size] for start in range(0, len(order), size)):
             yield pages[part], host_pages[part]
 
     def _wait_for_copies(self) -> None:
-        """Kernels from here on run after every copy so far."""
+        """Makes later kernels wait for every copy so far."""
         if self._stream is not None:
             torch.cuda.current_stream(self._staging.device).wait_stream(self._stream)
 
     def _wait_for_kernels(self) -> None:
-        """Copies from here on run after every kernel so far."""
+        """Makes later copies wait for every kernel so far."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._staging.device))

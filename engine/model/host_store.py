@@ -1,4 +1,4 @@
-"""Adapters in host memory: packed once, ready to be copied into pages."""
+"""Stores packed adapters in host memory, ready to be copied into pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lora_kernels.layout import AdapterLayout
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
-    """A packed adapter. Its blob is in the arena's dtype, pinned where a GPU copies from it."""
+    """A packed adapter. Its blob has the arena's dtype, and is pinned if a GPU copies from it."""
 
     id: AdapterId
     layout: AdapterLayout
@@ -22,10 +22,10 @@ class PackedAdapter:
 class HostStore:
     """Packed adapters by content hash. Every method may be called from any thread.
 
-    The core says which adapters come and go: it has reserved their bytes before they are packed.
+    The core decides which adapters are added and dropped, and reserves their bytes before they are packed.
 
     Args:
-        memory: what blobs are taken from; those of adapters that are dropped go back.
+        memory: allocates the blobs, and takes back those of dropped adapters.
     """
 
     def __init__(self, memory: HostMemory) -> None:
@@ -43,12 +43,12 @@ class HostStore:
             self._adapters[adapter.id] = adapter
 
     def get(self, adapter_id: AdapterId) -> PackedAdapter:
-        """Raises KeyError: a plan names an adapter that is not here, which is a bug."""
+        """Returns an adapter. Raises KeyError if a plan names an adapter that is not in the store, which is a bug."""
         with self._lock:
             return self._adapters[adapter_id]
 
     def drop(self, adapter_id: AdapterId) -> None:
-        """Forgets an adapter. Raises KeyError, likewise."""
+        """Forgets an adapter and frees its blob. Raises KeyError as `get` does."""
         with self._lock:
             adapter = self._adapters.pop(adapter_id)
         self._memory.give(adapter.blob)

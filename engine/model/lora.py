@@ -1,4 +1,4 @@
-"""Which projections an adapter can touch, and how their deltas join the base model's linears."""
+"""Defines the projections that an adapter can change, and adds its deltas to the base model's linears."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lora_kernels.segments import SegmentPlan
 from lora_kernels.select import prepare_scales
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The T axis of every table: a projection's index is its target number."""
+"""Projections in the order of the T axis of every table: a projection's index is its target number."""
 
 
 def target_widths(spec: ModelSpec) -> npt.NDArray[np.int32]:
-    """int32 [targets, 2]: (in_features, out_features) of each projection."""
+    """Returns int32 [targets, 2]: (in_features, out_features) of each projection."""
     hidden, query, kv, inner = spec.hidden_size, spec.query_width, spec.kv_width, spec.intermediate_size
     pairs = [(hidden, query), (hidden, kv), (hidden, kv), (query, hidden), (hidden, inner), (hidden, inner)]
     return np.asarray([*pairs, (inner, hidden)], dtype=np.int32)
@@ -30,7 +30,7 @@ def target_widths(spec: ModelSpec) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class ProjectionGroups:
-    """The four linears of a layer, as one call of the backend each sees them."""
+    """The four linears of a layer. The backend adds the deltas of each in one call."""
 
     qkv: ProjectionGroup
     o: ProjectionGroup
@@ -50,11 +50,11 @@ def projection_groups(spec: ModelSpec) -> ProjectionGroups:
 
 @dataclass(frozen=True, slots=True)
 class LoraStep:
-    """One step's adapters.
+    """The LoRA work of one step.
 
     Attributes:
-        prepared: the backend's own; None when every row is the base model's.
-        scales: what DoRA adapters do to base outputs; None when there are none.
+        prepared: the backend's own data. None means that every row uses the base model.
+        scales: the scales that DoRA adapters apply to base outputs. None means that there are no such adapters.
     """
 
     backend: Backend
@@ -62,7 +62,8 @@ class LoraStep:
     scales: BaseScales | None = None
 
     def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup) -> Tensor:
-        """Scales `out`, the base model's output, where a row's adapter does, adds each row's delta, and returns it."""
+        """Scales the rows of `out`, the base model's output, that have DoRA adapters, then adds each row's delta.
+        Changes `out` in place and returns it."""
         if self.scales is not None:
             self.scales.apply(out, layer, group)
         if self.prepared is not None:
@@ -71,7 +72,7 @@ class LoraStep:
 
 
 def prepare_lora(backend: Backend, arena: Tensor, table: LoraTable, segments: SegmentPlan) -> LoraStep:
-    """Once a step. `arena` is flat, [num_elements]."""
+    """Prepares the LoRA work of a step, once for all layers. `arena` is flat, [num_elements]."""
     if not segments.num_segments:
         return LoraStep(backend, None)
     prepared = backend.prepare_lora(arena, table, segments)

@@ -1,4 +1,4 @@
-"""Which tokens rows of logits may become, one bit each."""
+"""Masks of the tokens that may be sampled from rows of logits, with one bit for each token."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ WORD_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """Attributes:
-    rows: of the logits, ascending; the others may become anything.
-    words: int32 [len(rows), ceil(vocab / 32)]. Bit t % 32 of word t // 32 says whether token t is allowed.
+    """The allowed tokens of some rows of logits.
+
+    Attributes:
+        rows: rows of the logits that are masked, ascending. In the other rows every token is allowed.
+        words: int32 [len(rows), ceil(vocab / 32)]. Bit t % 32 of word t // 32 says whether token t is allowed.
     """
 
     rows: tuple[int, ...]
     words: npt.NDArray[np.int32]
 
     def apply(self, scores: Tensor, places: Sequence[int]) -> None:
-        """Makes what is forbidden impossible, in place. No other edit can bring it back.
+        """Sets the scores of forbidden tokens to minus infinity, in place, so that no other edit can allow them again.
 
         Args:
             scores: [num_rows, vocab], of any floating dtype.
-            places: where each of `rows` lies in it.
+            places: row of `scores` for each of `rows`.
         """
         device = scores.device
         words = upload(self.words, device)
@@ -41,12 +43,12 @@ class TokenMasks:
 
 
 def num_words(vocab_size: int) -> int:
-    """Of a mask."""
+    """Returns the number of int32 words of a mask."""
     return -(-vocab_size // WORD_BITS)
 
 
 def pack_bits(token_ids: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.int32]:
-    """int32 [ceil(vocab_size / 32)] with the bits of these tokens set."""
+    """Returns int32 [ceil(vocab_size / 32)] with the bits of these tokens set."""
     bits = np.zeros(num_words(vocab_size) * WORD_BITS, dtype=np.uint8)
     bits[token_ids] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)

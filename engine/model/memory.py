@@ -1,4 +1,4 @@
-"""How much memory there is, how many pages that makes, and the taking of it."""
+"""Measures free memory, decides how many pages fit into it, and allocates them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.config import EngineConfig
 
 Progress = Callable[[str, int, int], None]
-"""What is going on, and how much of how much is done."""
+"""Called with the current activity, the amount that is done, and the total amount."""
 
 GIB = 2**30
 HOST_LIMIT = 4 * GIB
@@ -24,19 +24,21 @@ HOST_SHARE, DEVICE_SHARE = 0.25, 0.9
 CACHE_LINE = 64
 CPU = torch.device("cpu")
 POPULATE_WRITE = 23
-"""What Linux 5.14 and later call MADV_POPULATE_WRITE: pages become writable, and what they hold stays."""
+"""MADV_POPULATE_WRITE of Linux 5.14 and later, which makes pages writable and keeps their contents."""
 PIECE = 64 << 20
-"""Bytes provided at a time: whoever touches other pages meanwhile waits for no more."""
+"""Bytes that are provided at a time. A thread that touches other pages meanwhile waits for at most one piece."""
 POPULATE_AFTER_S = 10.0
-"""Seconds after a tensor's allocation at which its pages are provided. Clearing gigabytes takes seconds of a core,
-which a server that is starting needs itself."""
+"""Delay in seconds after a tensor's allocation until its pages are provided. Clearing gigabytes takes seconds of a
+core, which a server that is starting needs itself."""
 
 
 def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, reserved: int = 0) -> int:
-    """Pages of the pool, from `num_pages`, `memory_gb` or what is free now (call it with the weights loaded).
+    """Returns the number of pages of the pool, from `num_pages`, `memory_gb` or the memory that is free now.
+
+    Call it after the weights are loaded.
 
     Args:
-        reserved: bytes of what is free now that others will take.
+        reserved: bytes of the free memory that other users will take.
 
     Raises:
         ValueError: the memory holds fewer than two pages.
@@ -50,7 +52,7 @@ def count_pages(config: EngineConfig, page_bytes: int, device: torch.device, res
 
 
 def count_host_pages(config: EngineConfig, page_bytes: int) -> int:
-    """Host pages that `swap_gb` makes, of at most a quarter of the memory that is free now."""
+    """Returns the number of host pages in `swap_gb`, or in a quarter of the free memory if that is less."""
     return int(min(config.swap_gb * GIB, HOST_SHARE * free_host_bytes())) // page_bytes
 
 
@@ -61,7 +63,7 @@ def _default_budget(device: torch.device, reserved: int) -> int:
 
 
 def free_host_bytes() -> int:
-    """Memory this process could still take: what the kernel calls available, within its control group's limit.
+    """Returns the bytes this process could still take: what the kernel calls available, within its cgroup's limit.
 
     On systems without /proc it is all physical memory.
     """
@@ -81,16 +83,16 @@ def _control_group_room(root: Path, unlimited: int) -> int:
 
 
 def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """On the device, in the order of its work; through pinned memory, so that nobody waits for it."""
+    """Copies an array to the device, in stream order. Copies to a GPU use pinned memory: the host does not wait."""
     host = torch.from_numpy(array)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[count] zeros, aligned to a cache line.
+    """Returns [count] zeros, aligned to a cache line.
 
-    On the CPU it is NumPy's memory, which the system hands out as it is first touched: torch would write all of it
-    now, and a pool is gigabytes of which a small load uses little.
+    On the CPU the memory comes from NumPy, and the system provides it as it is first touched. torch would write all of
+    it at once, and a pool takes gigabytes, of which a small load uses little.
     """
     if device.type != "cpu":
         return torch.zeros(count, dtype=dtype, device=device)
@@ -100,12 +102,12 @@ def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def populate(memory: Tensor) -> None:
-    """Has the system provide all of a CPU tensor's memory, beside whatever goes on; on a GPU it is there.
+    """Has the system provide all of a CPU tensor's memory, in the background. A GPU tensor's memory is there already.
 
-    Without it an adapter is copied into pages that nobody has touched, each in a huge page that is cleared first: for
-    one of rank 16, 5 ms instead of 1 (on a virtual machine whose host has to find the memory too). Where the system
-    does not know how, pages go on coming when they are touched; and where there is less memory than was asked for, of
-    which a load may use little: taking it all would have the system kill this process, or another.
+    Without this, an adapter is copied into untouched pages, each in a huge page that is cleared first: this takes 5 ms
+    instead of 1 ms for an adapter of rank 16 (on a virtual machine whose host has to find the memory too). Pages are
+    still provided on first touch if the system does not support more, or if less memory is free than the tensor has: a
+    load may use little of the tensor, and taking all of it would make the system kill this process or another.
     """
     if memory.device.type == "cpu" and PIECE < memory.nbytes <= free_host_bytes():
         timer = threading.Timer(POPULATE_AFTER_S, _provide, (memory,))
@@ -114,8 +116,8 @@ def populate(memory: Tensor) -> None:
 
 
 def _provide(memory: Tensor) -> None:
-    """Provide the memory in pieces. Each call runs without the interpreter's lock, but holds the kernel's lock of this
-    process's memory map, for which imports and allocations wait. At a low priority it held that lock for longer, and a
+    """Provides the memory in pieces. Each call runs without the GIL, but holds the kernel's lock of this process's
+    memory map, for which imports and allocations wait. At a low priority the thread held that lock for longer, and a
     start took two seconds more."""
     if memory.nbytes > free_host_bytes():
         return

@@ -1,4 +1,4 @@
-"""Adapter folders into blobs in kernel layout: checked when they are loaded, packed whenever they are wanted."""
+"""Turns adapter folders into blobs in kernel layout: checks them when they are loaded, packs them when needed."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ PACK_KERNELS = "lora_kernels.numba_pack"
 
 
 def has_recipes(dtype: torch.dtype, *, fp8: bool) -> bool:
-    """Return whether adapters of a dtype are packed by compiled recipes."""
+    """Return whether adapters are packed by compiled recipes in an arena of this dtype."""
     return find_spec("numba") is not None and not fp8 and dtype in (torch.bfloat16, torch.float32)
 
 
 def import_ahead(dtype: torch.dtype, *, fp8: bool) -> None:
-    """Begin to import the kernels that pack adapters, beside what the start of an engine does next: it takes 1.5 s, for
-    the most part without the interpreter's lock."""
+    """Start to import the kernels that pack adapters in a thread, while the engine continues to start. The import takes
+    1.5 s, for the most part without the GIL."""
     if has_recipes(dtype, fp8=fp8):
         threading.Thread(target=import_module, args=(PACK_KERNELS,), name="import", daemon=True).start()
 
 
 class Packer:
-    """May be used from any thread.
+    """Reads, checks and packs adapters. Thread-safe.
 
-    Where there is numba, content that has been checked is packed by recipe, and of the next that has its structure only
-    the numbers are checked. Tensor by tensor otherwise, and where a structure has no recipe.
+    If numba is available, content that has been checked is packed by a recipe, and of later adapters with the same
+    structure only the numbers are checked. Otherwise, or without a recipe for the structure, adapters are checked and
+    packed tensor by tensor.
 
     Args:
-        shapes: what of the model can be adapted.
+        shapes: the projections of the model that can be adapted.
         page_elems: elements of a page.
-        dtype: of the arena.
-        memory: what adapters are packed into.
-        fp8: A and B are stored in e4m3, for which there are no recipes.
+        dtype: dtype of the arena.
+        memory: memory into which adapters are packed.
+        fp8: whether A and B are stored in e4m3, for which there are no recipes.
     """
 
     def __init__(
@@ -60,17 +61,17 @@ class Packer:
         self._buffer = ReadBuffer()
         self._recipes: Recipes | None = None
         if has_recipes(dtype, fp8=fp8):
-            from lora_kernels.numba_pack import is_finite, pack_tiles  # compiles, or finds what it compiled before
+            from lora_kernels.numba_pack import is_finite, pack_tiles  # compiles, or loads from its cache
 
             self._is_finite, self._pack_tiles = is_finite, pack_tiles
             self._recipes = Recipes(shapes, page_elems)
 
     def read(self, path: str) -> PeftFolder:
-        """For as long as this thread reads no other. Raises AdapterError."""
+        """Reads a folder. The result is valid until this thread reads another one. Raises AdapterError."""
         return read_peft(Path(path), self._shapes.max_file_bytes, self._buffer)
 
     def check(self, folder: PeftFolder) -> HostAdapter:
-        """What everybody above the model needs to know of it. Raises AdapterError: it cannot be served."""
+        """Returns the facts that other layers need about an adapter. Raises AdapterError if it cannot be served."""
         recipe = self._recipes.known(folder) if self._recipes else None
         if recipe is not None and self._is_sound(recipe, folder.data):
             return self._describe(folder.id, recipe.layout)
@@ -83,14 +84,15 @@ class Packer:
         return HostAdapter(adapter, int(layout.ranks.max()), touched, layout.num_pages, num_bytes)
 
     def _is_sound(self, recipe: Recipe, data: memoryview) -> bool:
-        """Whether numbers are as they must be, in a file whose structure is; if not, a whole check says why."""
+        """Returns whether a file of a known structure has the right length, and numbers that are finite before and
+        after scaling. If not, a full check says why."""
         if len(data) != recipe.end:
             return False
         return self._is_finite(np.frombuffer(data, recipe.source, offset=recipe.start), float(abs(recipe.scales).max()))
 
     @torch.inference_mode()
     def pack(self, folder: PeftFolder) -> PackedAdapter:
-        """`folder` must have been checked, now or when it was loaded."""
+        """Packs an adapter. `folder` must have been checked, now or when it was loaded."""
         recipe = self._recipes.find(folder) if self._recipes else None
         if recipe is not None:
             return self._packed(folder.id, recipe.layout, partial(self._follow, recipe, folder.data))
@@ -112,7 +114,7 @@ class Packer:
         return plan_layout(loaded.ranks, self._shapes.widths, self._page_elems, loaded.scaled, self._fp8)
 
     def _follow(self, recipe: Recipe, data: memoryview, blob: Blob) -> None:
-        """Packs an adapter whose weights file is `data`."""
+        """Packs an adapter, whose weights file is `data`, into `blob`."""
         words = blob.memory.view(torch.uint16) if self._dtype is torch.bfloat16 else blob.memory
         source = np.frombuffer(data, recipe.source, offset=recipe.start)
         self._pack_tiles(source, recipe.tiles_in(blob), recipe.scales, words.view(-1).numpy())

@@ -1,6 +1,6 @@
-"""What an adapter_config.json asks for, understood exactly as PEFT understands it or refused with the reason.
+"""Parses adapter_config.json, understood exactly as PEFT understands it, or refuses it with the reason.
 
-The rules followed are those of PEFT 0.21: which modules are targeted (`target_modules`, `exclude_modules`,
+The rules are those of PEFT 0.21: which modules are targeted (`target_modules`, `exclude_modules`,
 `layers_to_transform`, `layers_pattern`), and the rank and alpha of each (`rank_pattern`, `alpha_pattern`, rsLoRA).
 """
 
@@ -21,7 +21,7 @@ from lora_kernels.layout import MAX_RANK
 MAX_PATTERNS = 4096
 MAX_PATTERN_CHARS = 2048
 MATCH_SECONDS = 1.0
-"""Time one expression of an adapter may take on one module name; honest ones take microseconds."""
+"""Maximum time that one expression of an adapter may take on one module name. Ordinary ones take microseconds."""
 ALL_LINEAR = "all-linear"
 
 
@@ -31,7 +31,7 @@ class AdapterError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One entry of `rank_pattern` or `alpha_pattern`."""
+    """An entry of `rank_pattern` or `alpha_pattern`."""
 
     key: str
     pattern: regex.Pattern[str]
@@ -40,7 +40,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class PeftSettings:
-    """The part of an adapter's configuration that its computation depends on.
+    """The fields of an adapter's configuration that its computation depends on.
 
     Module names are paths in the base model, such as `model.layers.3.self_attn.q_proj`.
     """
@@ -52,15 +52,15 @@ class PeftSettings:
     rank_overrides: tuple[Override, ...]
     alpha_overrides: tuple[Override, ...]
     target_modules: regex.Pattern[str] | tuple[str, ...]
-    """An expression over whole names, or the ends of names."""
+    """An expression that matches whole module names, or a list of suffixes of them, in whole path components."""
     exclude_modules: regex.Pattern[str] | tuple[str, ...]
     layers: frozenset[int]
-    """Layers to adapt, unless a name is targeted by its full path; empty: all."""
+    """Layers to adapt; a module targeted by its full path is adapted in any layer. Empty means all layers."""
     layer_patterns: tuple[regex.Pattern[str], ...]
     base_model: str
 
     def targets(self, module: str) -> bool:
-        """Whether the adapter changes this module."""
+        """Returns whether the adapter changes this module."""
         if _selects(self.exclude_modules, module):
             return False
         if isinstance(self.target_modules, tuple) and self.layers and module not in self.target_modules:
@@ -68,10 +68,10 @@ class PeftSettings:
         return _selects(self.target_modules, module)
 
     def rank_of(self, module: str) -> int:
-        """Rank of the adapter on one module.
+        """Returns the adapter's rank on one module.
 
         Raises:
-            AdapterError: it is not 1 to MAX_RANK.
+            AdapterError: the rank is not 1 to MAX_RANK.
         """
         rank = int(_override(self.rank_overrides, module, self.rank))
         if not 1 <= rank <= MAX_RANK:
@@ -79,14 +79,14 @@ class PeftSettings:
         return rank
 
     def scale_of(self, module: str) -> float:
-        """What B A is multiplied by on one module: alpha / r, or alpha / sqrt(r) with rsLoRA."""
+        """Returns the factor of B A on one module: alpha / r, or alpha / sqrt(r) with rsLoRA."""
         alpha, rank = _override(self.alpha_overrides, module, self.alpha), self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def canonical(self) -> bytes:
-        """The same bytes for every way of writing the same computation; part of the adapter's identity.
+        """Returns the same bytes for every way of writing the same computation; they are part of the adapter's id.
 
-        `use_dora` is not in them: the weights have magnitudes if and only if it is on.
+        `use_dora` is not included: the weights have magnitudes if and only if it is on.
         """
         fields = (
             self.rank,
@@ -112,7 +112,7 @@ def parse_config(data: bytes) -> PeftSettings:
     """Reads the bytes of an adapter_config.json.
 
     Raises:
-        AdapterError: it is malformed, or asks for something that is not served faithfully.
+        AdapterError: the file is malformed, or asks for something that cannot be served faithfully.
     """
     try:
         config = json.loads(data)
@@ -213,7 +213,8 @@ def _layers(config: dict[str, Any]) -> frozenset[int]:
 
 
 def _layer_patterns(config: dict[str, Any]) -> tuple[regex.Pattern[str], ...]:
-    """Expressions that find a module's layer number: by the given names of layer lists, or the first number."""
+    """Returns expressions that find a module's layer number: the number after one of the given names of layer lists, or
+    the first number if no name is given."""
     names = _strings(config, "layers_pattern")
     if not names:
         return (regex.compile(r".*?\.[^.]*\.(?P<idx>\d+)\."),)
@@ -221,7 +222,7 @@ def _layer_patterns(config: dict[str, Any]) -> tuple[regex.Pattern[str], ...]:
 
 
 def _overrides(config: dict[str, Any], key: str, whole: bool = False) -> tuple[Override, ...]:
-    """Entries in the order of the file, because the first that matches a module counts."""
+    """Returns the entries in the order of the file, because the first entry that matches a module counts."""
     entries = config.get(key) or {}
     if not isinstance(entries, dict) or len(entries) > MAX_PATTERNS:
         raise AdapterError(f"{key} must be an object of at most {MAX_PATTERNS} entries, not {_short(entries)}")
@@ -231,7 +232,7 @@ def _overrides(config: dict[str, Any], key: str, whole: bool = False) -> tuple[O
 
 
 def _compile(expression: str, written: str, key: str) -> regex.Pattern[str]:
-    """Checked by `re`, whose dialect PEFT speaks, and run by `regex`, which can be stopped."""
+    """Compiles an expression with `re`, to check it as PEFT does, and with `regex`, which can stop after a timeout."""
     if len(written) > MAX_PATTERN_CHARS:
         raise AdapterError(
             f"{key} has an expression of {len(written)} characters: at most {MAX_PATTERN_CHARS} are read"

@@ -1,7 +1,7 @@
-"""DoRA's magnitudes, in the form in which kernels apply them (lora_kernels/dora.py).
+"""Converts DoRA's magnitudes to the form in which kernels apply them (lora_kernels/dora.py).
 
-PEFT normalises by the rows of W + s B A in every forward pass, as training needs it. Neither changes while an adapter
-is served, so it is done once, in fp32, when the adapter is loaded.
+PEFT normalises by the rows of W + s B A in every forward pass, as training needs. Neither W nor s B A changes while an
+adapter is served, so the norms are computed once, in fp32, when the adapter is loaded.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from engine.model.spec import ModelSpec
 from engine.model.weights import WeightSource, parameter_shapes
 
 Block = tuple[Tensor, Tensor]
-"""A fp32 [rank, in_features], B fp32 [out_features, rank]."""
+"""A and B of one projection: fp32 [rank, in_features] and fp32 [out_features, rank]."""
 BaseLinears = Callable[[str], tuple[Tensor, Tensor | None]]
-"""Path of a projection -> its weight [out_features, in_features], and its bias [out_features] or None; both fp32."""
+"""Maps a projection's path to its weight [out_features, in_features] and bias [out_features] or None, both fp32."""
 
 
 def base_linears(spec: ModelSpec, source: WeightSource) -> BaseLinears:
-    """The projections of a model folder, each read when it is asked for."""
+    """Returns a function that reads the projections of a model folder, each when it is called for."""
     known = parameter_shapes(spec)
 
     def read(module: str) -> tuple[Tensor, Tensor | None]:
@@ -32,14 +32,15 @@ def base_linears(spec: ModelSpec, source: WeightSource) -> BaseLinears:
 
 
 def fold_magnitude(block: Block, magnitude: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Block, Tensor]:
-    """The block with g = magnitude / ||W + B A|| folded into B, and the scale tile that does the same to the base.
+    """Folds g = magnitude / ||W + B A|| into B, and computes the scale tile that applies g to the base output.
 
     Args:
-        block: B times the LoRA scale already.
+        block: A and B, where B is already multiplied by the LoRA scale.
         magnitude: fp32 [out_features].
 
     Returns:
-        Block, and fp32 [2, out_features]: g - 1, and what keeps the bias out of it. Infinite or NaN where a norm is 0.
+        The folded block, and the scale tile, fp32 [2, out_features]: g - 1, and the shift that keeps the bias unscaled.
+        Values are infinite or NaN where a norm is 0.
     """
     a, b = block
     norm = torch.linalg.vector_norm(weight + b @ a, dim=1)

@@ -1,4 +1,4 @@
-"""Every field of PEFT's LoraConfig, by what becomes of an adapter that sets it."""
+"""Lists every field of PEFT's LoraConfig, by how an adapter that sets the field is treated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HARMLESS = {
     "eva_config", "corda_config", "lora_ga_config", "megatron_core", "qalora_group_size", "runtime_config",
     "ensure_weight_tying",
 }  # fmt: skip
-"""Fields of training, bookkeeping or initialisation: nothing of them is left in the forward pass."""
+"""Fields for training, bookkeeping or initialisation, which do not affect the forward pass."""
 
 REFUSED = {
     "use_bora": "BoRA adapters are not supported; retrain without it, or merge the adapter into its base",
@@ -31,6 +31,6 @@ REFUSED = {
     "monteclora_config": "MonteCLoRA adapters are not supported; save it as a plain LoRA",
 }
 ACTIVE_WHEN_EMPTY = frozenset(("alora_invocation_tokens", "arrow_config", "kasa_config", "use_bdlora"))
-"""PEFT switches these on for anything but null."""
+"""Fields that PEFT enables for any value except null, empty values included."""
 PLAIN_INITIALISATIONS = (None, True, False, "gaussian", "orthogonal", "eva")
 """Initialisations that leave the base weights as they are, unlike PiSSA, OLoRA, CorDA, LoftQ and others."""

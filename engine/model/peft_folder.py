@@ -1,4 +1,4 @@
-"""The two files of an adapter folder, read once: what is hashed is what is served."""
+"""Reads the two files of an adapter folder once, so that the bytes that are hashed are the bytes that are served."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_HEADER_BYTES = 16 << 20
 ID_CHARS = 32
 MAX_KEPT_BYTES = 64 << 20
-"""Of a thread's buffer. Larger files are read into memory of their own."""
+"""Maximum size of a thread's buffer. Larger files are read into memory of their own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeftFolder:
-    """An adapter folder with its configuration understood and its weights not looked at.
+    """An adapter folder whose configuration is parsed, and whose weights are read but not examined.
 
     Attributes:
-        id: content hash of what it computes: configuration fields that matter, and the weights file.
-        data: the weights file, read-only. Read into a buffer, it holds until this thread reads another into that.
+        id: content hash of the configuration fields that affect the computation, and of the weights file.
+        data: the weights file, read-only. In a `ReadBuffer`, it is valid until the thread reads the next file into it.
     """
 
     id: str
@@ -38,16 +38,16 @@ class PeftFolder:
 
 
 class ReadBuffer(threading.local):
-    """Memory that a thread reads one file after another into: fresh memory costs more than reading (host_memory.py).
+    """A buffer for each thread, reused for every file: fresh memory costs more than reading (host_memory.py).
 
-    It is NumPy's: a bytearray is cleared under the interpreter's lock, 50 ms for 84 MB in which no step begins.
+    The memory comes from NumPy: a bytearray is cleared under the GIL, 50 ms for 84 MB, in which no step can begin.
     """
 
     def __init__(self) -> None:
         self._kept = np.empty(0, dtype=np.uint8)
 
     def of(self, num_bytes: int) -> memoryview:
-        """What it gave this thread before may not be used any more."""
+        """Returns `num_bytes` of memory. Memory that this thread got from it before must not be used any more."""
         if num_bytes > MAX_KEPT_BYTES:
             return np.empty(num_bytes, dtype=np.uint8).data
         if num_bytes > len(self._kept):
@@ -56,14 +56,14 @@ class ReadBuffer(threading.local):
 
 
 def read_peft(path: Path, max_bytes: int, buffer: ReadBuffer | None = None) -> PeftFolder:
-    """Reads an adapter folder whose weights have at most `max_bytes`.
+    """Reads an adapter folder whose weights file has at most `max_bytes`.
 
     Args:
-        buffer: where the weights are read into. None: memory of their own.
+        buffer: the buffer into which the weights are read. None means memory of their own.
 
     Raises:
-        AdapterError: it is no adapter folder, or its configuration asks for what cannot be served. Its cause is the
-            OSError, if there was one.
+        AdapterError: `path` is no adapter folder, or its configuration asks for something that cannot be served. The
+            cause of the error is the OSError, if there was one.
     """
     settings = parse_config(bytes(_read(path, CONFIG_FILE, MAX_CONFIG_BYTES, ReadBuffer())))
     data = _read(path, WEIGHTS_FILE, max_bytes, buffer or ReadBuffer())
@@ -73,7 +73,7 @@ def read_peft(path: Path, max_bytes: int, buffer: ReadBuffer | None = None) -> P
 
 
 def _read(folder: Path, name: str, limit: int, buffer: ReadBuffer) -> memoryview:
-    """One file of the folder, never following a link out of it."""
+    """Reads one file of the folder. Refuses links that leave it."""
     file = folder / name
     try:
         real = Path(os.path.realpath(file, strict=True))
@@ -92,7 +92,7 @@ def _read(folder: Path, name: str, limit: int, buffer: ReadBuffer) -> memoryview
 
 
 def _fill(file: FileIO, memory: memoryview) -> memoryview:
-    """Reads as much as there is room for; less if the file has less by now."""
+    """Fills `memory` from the file and returns the filled part, read-only. A file that has shrunk fills less of it."""
     done = 0
     while done < len(memory) and (count := file.readinto(memory[done:])):
         done += count
@@ -100,7 +100,7 @@ def _fill(file: FileIO, memory: memoryview) -> memoryview:
 
 
 def _roots(folder: Path) -> tuple[Path, ...]:
-    """Where links may lead: the folder, and for a snapshot of the Hugging Face cache also its own blobs."""
+    """Returns where links may lead: the folder, and for a snapshot of the Hugging Face cache also its own blobs."""
     root = Path(os.path.realpath(folder))
     if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
         return root, root.parent.parent / "blobs"

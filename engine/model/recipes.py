@@ -1,8 +1,8 @@
-"""How to pack adapters without looking at every tensor again.
+"""Recipes for packing adapters without examining every tensor again.
 
-Adapters of one structure (the same configuration and the same header of their weights file) differ in numbers only.
-What was worked out for one of them, a table of where each tile comes from and goes to, serves all, and packing is one
-call for each. Only content that has been checked before may be packed so.
+Adapters of one structure (the same configuration and the same header of their weights file) differ only in their
+numbers. A recipe is a table of the source and the destination of each tile. It is worked out for one adapter and serves
+all adapters of the structure, each of which one call packs. Only content that has been checked may be packed like this.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from engine.model.peft_loader import Place, TargetShapes, pair_tensors
 from lora_kernels.layout import RANK_TILE, SIDE_A, SIDE_B, AdapterLayout, plan_layout
 
 MOST_KNOWN = 64
-"""Structures remembered: as many as a house has ways to train. Each is some 100 KB."""
+"""Maximum number of structures remembered, one for each way in which an operator trains. Each is some 100 KB."""
 SOURCES: dict[str, npt.DTypeLike] = {"BF16": np.uint16, "F32": np.float32}
-"""Types of weights that packing knows, as numpy sees them."""
+"""Stored types of weights that recipes support, and the numpy types in which they are read."""
 
 Structure = tuple[bytes, bool, bytes]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """How adapters of one structure are packed.
+    """The way in which adapters of one structure are packed.
 
     Attributes:
-        start, end: bytes of the weights file between which the numbers lie.
-        source: their type, as numpy sees it.
+        start, end: byte range of the numbers in the weights file.
+        source: numpy type in which the numbers are read.
         tiles, scales: see `pack_tiles`.
     """
 
@@ -49,12 +49,12 @@ class Recipe:
     scales: npt.NDArray[np.float32]
 
     def tiles_in(self, blob: Blob) -> npt.NDArray[np.int64]:
-        """`tiles`, with where each begins (the last column) in the memory that the blob's pages are of."""
+        """Returns `tiles` with the last column, offsets in the blob, mapped to offsets in the blob's memory."""
         return np.column_stack([self.tiles[:, :-1], blob.places(self.tiles[:, -1])])
 
 
 class Recipes:
-    """Those of the structures met lately. May be used from any thread."""
+    """Recipes of the most recently used structures. Thread-safe."""
 
     def __init__(self, shapes: TargetShapes, page_elems: int) -> None:
         self._shapes = shapes
@@ -63,12 +63,13 @@ class Recipes:
         self._lock = Lock()
 
     def known(self, folder: PeftFolder) -> Recipe | None:
-        """That of a structure which has been met, and so checked, before."""
+        """Returns the recipe of a structure that was packed, and so checked, before; None if there is none."""
         with self._lock:
             return self._known.get(_structure(folder))
 
     def find(self, folder: PeftFolder) -> Recipe | None:
-        """None: tensors of this structure need more than a copy (DoRA), or have types that packing does not know."""
+        """Returns the recipe of a folder's structure, and works it out if it is new. None means that tensors need more
+        than a copy (DoRA), or have types that packing does not support."""
         key = _structure(folder)
         with self._lock:
             if key in self._known:
@@ -105,7 +106,7 @@ class Recipes:
     def _tiles(
         self, pairs: Mapping[Place, Mapping[str, Any]], settings: PeftSettings, layout: AdapterLayout, itemsize: int
     ) -> Iterator[tuple[tuple[int, ...], float]]:
-        """(row of the table, scale): A's rows as they lie, B's columns as rows."""
+        """Yields (row of the table, scale) for each tile. A's rows are copied as they are, B's columns become rows."""
         for (layer, target), pair in pairs.items():
             rank, (width_in, width_out) = int(layout.ranks[layer, target]), self._shapes.widths[target].tolist()
             scale = settings.scale_of(self._shapes.module((layer, target)))
@@ -118,7 +119,7 @@ class Recipes:
 
 
 def _structure(folder: PeftFolder) -> Structure:
-    """What its configuration computes, whether it says DoRA (which a file without magnitudes is refused for), and the
-    header of its weights file, up to where the numbers begin."""
+    """Returns the key of a folder's structure: the canonical configuration, whether it asks for DoRA (in which case a
+    file without magnitudes is refused), and the header of the weights file, up to where the numbers begin."""
     header = bytes(folder.data[: 8 + int.from_bytes(folder.data[:8], "little")])
     return folder.settings.canonical(), folder.settings.use_dora, header

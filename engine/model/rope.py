@@ -1,4 +1,4 @@
-"""Rotary position embedding: the frequencies of each published scaling, and the rotation itself, in fp32."""
+"""Rotary position embedding: the frequencies of each published scaling, and the angles of a step, in fp32."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RopeSpec:
     """Frequencies of a rotary embedding.
 
     Attributes:
-        inv_freq: [head_dim / 2] floats, radians a position.
-        attention_factor: multiplies cos and sin (YaRN's temperature; 1 elsewhere).
+        inv_freq: [head_dim / 2] floats, in radians per position.
+        attention_factor: factor of cos and sin (YaRN's temperature; 1 for other scalings).
     """
 
     kind: str
@@ -31,7 +31,7 @@ def read_rope(config: Json, head_dim: int) -> RopeSpec:
     """Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before it).
 
     Raises:
-        ValueError: a scaling this engine does not know, by its name.
+        ValueError: the engine does not support the scaling, which the message names.
     """
     params = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = params.get("rope_type") or params.get("type") or "default"
@@ -57,7 +57,7 @@ def _linear(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
 
 
 def _llama3(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
-    """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
+    """Scales like Llama 3.1: stretches long wavelengths by `factor`, keeps short ones, interpolates between them."""
     factor, low, high = params["factor"], params["low_freq_factor"], params["high_freq_factor"]
     turns = params["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -65,7 +65,8 @@ def _llama3(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
 
 
 def _yarn(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
-    """YaRN (Peng et al. 2023): a ramp over dimensions from extrapolation to interpolation, and a temperature."""
+    """Scales like YaRN (Peng et al. 2023): a ramp over the dimensions leads from extrapolation to interpolation, and a
+    temperature multiplies cos and sin."""
     factor, half = params["factor"], len(inv_freq)
     low = _yarn_dim(params, params.get("beta_fast") or 32, 2 * half)
     high = _yarn_dim(params, params.get("beta_slow") or 1, 2 * half)
@@ -77,7 +78,7 @@ def _yarn(inv_freq: Tensor, params: Json) -> tuple[Tensor, float]:
 
 
 def _yarn_dim(params: Json, turns: float, dim: int) -> float:
-    """The dimension whose wave makes `turns` turns over the original context."""
+    """Returns the dimension, fractional, whose wave makes `turns` turns over the original context."""
     context, theta = params["original_max_position_embeddings"], params["rope_theta"]
     return dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
@@ -98,14 +99,14 @@ _SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": 
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """One step's rotation, shared by all layers: see `Pointwise.rotate`. cos, sin: fp32 [num_rows, 1, head_dim]."""
+    """The rotation of a step, shared by all layers: see `Pointwise.rotate`. cos, sin: fp32 [num_rows, 1, head_dim]."""
 
     cos: Tensor
     sin: Tensor
 
 
 def angles(positions: Tensor, inv_freq: Tensor, attention_factor: float) -> Angles:
-    """Of rows at `positions` (int [num_rows]) with `inv_freq` (fp32 [head_dim / 2])."""
+    """Returns the angles of rows at `positions` (int [num_rows]), for `inv_freq` (fp32 [head_dim / 2])."""
     turns = positions.to(torch.float32)[:, None, None] * inv_freq
     cos, sin = turns.cos() * attention_factor, turns.sin() * attention_factor
     return Angles(cos=torch.cat((cos, cos), -1), sin=torch.cat((-sin, sin), -1))

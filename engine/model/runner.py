@@ -1,4 +1,4 @@
-"""One device's model: executes plans, and knows nothing of why they were made."""
+"""Executes plans with a model on one device, without knowing why the plans were made."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class ModelRunner:
 
     Attributes:
         spec: shape of the model.
-        overlaps: steps are planned while the one before is computed: on a GPU, unless the configuration says no.
+        overlaps: whether steps are planned while the step before is computed: on a GPU, unless configured otherwise.
         num_pages, block_size, page_bytes: the page pool; page 0 is the null page.
-        num_host_pages: pages of host memory that `saves` may name.
-        max_model_len: tokens of one sequence.
-        captured: CUDA graphs of steps, and what capturing them took; None where there are none.
-        model_hash: stable over restarts, different for different weights.
+        num_host_pages: number of host pages that the `saves` of plans may use.
+        max_model_len: maximum number of tokens of one sequence.
+        captured: CUDA graphs of steps, and what capturing them took. None means that no steps are captured.
+        model_hash: hash that is stable across restarts, and differs for different weights.
 
     Raises:
         ValueError: the folder or the configuration cannot be served; the message says why.
     """
 
     def __init__(self, config: EngineConfig, on_progress: Progress | None = None) -> None:
-        # torch's own default knows of affinity and of hyperthreads, and nothing of quotas.
+        # torch's own default respects affinity and hyperthreads, but not CPU quotas.
         torch.set_num_threads(config.threads or min(torch.get_num_threads(), usable_cores()))
         folder, progress = Path(config.model), on_progress or (lambda *_: None)
         self.spec = read_spec(folder)
@@ -121,8 +121,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> bool:
-        """See `Executor.submit`. A CPU has computed the step when this returns; on a GPU all of it is put behind what
-        was submitted before."""
+        """See `Executor.submit`. A CPU has computed the step when this returns; on a GPU the step is enqueued behind
+        those submitted before."""
         begun = self._clock.mark()
         self._host_pages.save(self._arena.pages, plan.saves)
         for request_id in plan.released:
@@ -163,7 +163,7 @@ class ModelRunner:
         self._report = report
 
     def start_grammar_workers(self) -> None:
-        """Start the child processes that try grammars, before the first grammar comes."""
+        """Start the child processes that try grammars, before the first grammar arrives."""
         self._compiler.start()
 
     def close(self) -> None:
@@ -171,8 +171,8 @@ class ModelRunner:
         self._compiler.close()
 
     def load_host(self, path: str, claim: Claim) -> HostAdapter:
-        """Reads and validates a PEFT folder; packs it into host memory, where plans may load it from, if `claim` says
-        so.
+        """Reads and validates a PEFT folder. If `claim` returns true, packs the adapter into host memory, from which
+        plans may load it.
 
         Raises:
             ValueError: the adapter is refused, or does not fit; the message says why.
@@ -186,7 +186,7 @@ class ModelRunner:
         if claim(host):
             try:
                 self._host.put(self._packer.pack(folder))
-            except Exception as error:  # a claim is answered, whatever happens
+            except Exception as error:  # every claim is answered, also after an error
                 self._report(FetchFailed(host.id, repr(error)))
                 raise
             self._report(AdapterFetched(host.id, time.perf_counter() - started))
@@ -223,7 +223,7 @@ class ModelRunner:
 
 
 def _stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Raises ValueError: adapters cannot be stored so."""
+    """Returns whether adapters are stored in FP8. Raises ValueError if that is configured but not supported."""
     if adapter_dtype == "fp8" and (device.type != "cuda" or dtype == torch.float32):
         raise ValueError(
             f"engine.adapter_dtype fp8 needs device cuda and 16-bit weights, not {device.type} and {dtype}"
@@ -232,7 +232,7 @@ def _stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) ->
 
 
 def _has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Raises ValueError: it is asked for where it is not supported."""
+    """Returns whether KV is stored in FP8. Raises ValueError if that is configured but not supported."""
     if config.kv_dtype == "auto":
         return False
     capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
@@ -250,7 +250,7 @@ def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
 
 
 def hash_model(folder: Path, salt: str) -> str:
-    """Hash of a model's configuration and of samples of its weight files, quick for any size."""
+    """Returns a hash of a model's configuration and of samples of its weight files, which is fast for any size."""
     digest = hashlib.sha256(salt.encode())
     for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
         size = path.stat().st_size

@@ -1,11 +1,11 @@
-"""From logits to the next tokens: penalties, filters and draws, each paid for only by the rows that ask for it.
+"""Samples the next tokens from logits: penalties, filters and draws cost time only in rows that ask for them.
 
-Order of operations (that of vLLM's sampler): what a grammar forbids, ban of stop tokens below `min_tokens`, logit bias,
-penalties, then either argmax or temperature, min-p, top-k, top-p and a draw (see draws.py).
+The order of operations is that of vLLM's sampler: tokens that a grammar forbids, ban of stop tokens below `min_tokens`,
+logit bias, penalties, then either argmax or temperature, min-p, top-k, top-p and a draw (see draws.py).
 
-A draw is one uniform number, an integer hash of (seed, position) alone, looked up in the cumulative distribution of
-what is left. Given the same logits, a sequence that was preempted, resumed or put among other batch mates repeats
-itself exactly.
+A draw looks up one uniform number, an integer hash of (seed, position) alone, in the cumulative distribution of the
+tokens that are left. Given the same logits, a sequence that was preempted, resumed or batched with other sequences
+repeats itself exactly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.model.draws import Filters, draw, draw_filtered, ranked, uniforms
 from engine.model.masks import TokenMasks
 
 GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them would overflow."""
+"""Requests with a temperature below this are greedy, because dividing by it would overflow."""
 SEED_MASK = 2**64 - 1
 
 Int64Array = npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """One step's tokens, known already. See `sampling.Sample`."""
+    """The tokens of a step, which the host knows already. See `sampling.Sample`."""
 
     sampled: list[SampledToken]
 
@@ -46,7 +46,10 @@ class HostSample:
 
 @dataclass(slots=True)
 class TokenCounts:
-    """The distinct tokens of a sequence and how often each was generated, as arrays that grow."""
+    """The distinct tokens of a sequence and how often each was generated, in arrays that grow.
+
+    `places` maps a token to its index in the arrays.
+    """
 
     ids: Int64Array
     counts: npt.NDArray[np.float32]
@@ -69,16 +72,16 @@ class TokenCounts:
 
 @dataclass(slots=True)
 class _Row:
-    """What the sampler knows of one request."""
+    """The sampler's state of one request."""
 
     params: SamplingParams
     position: int
     """Index of the next token in the sequence."""
     num_generated: int
     seen: TokenCounts | None
-    """Only kept for penalties."""
+    """None means that the request has no penalties."""
     banned: Int64Array
-    """Tokens that must not come before `min_tokens`."""
+    """Tokens that must not be sampled before `min_tokens` tokens are generated."""
     bias_ids: Int64Array
     bias: npt.NDArray[np.float32]
 
@@ -96,7 +99,7 @@ class _Row:
 
     @property
     def is_plain(self) -> bool:
-        """Argmax of the logits as they are."""
+        """Whether the next token is the argmax of the unchanged logits."""
         return not (self.is_random or self.seen or len(self.bias_ids) or self.is_banned)
 
     def append(self, token: int) -> None:
@@ -108,12 +111,12 @@ class _Row:
 
 @dataclass(slots=True)
 class Sampler:
-    """Samples for the requests it has been told of, and keeps their histories.
+    """Samples for the requests that were added, and keeps their histories.
 
     Attributes:
-        vocab_size: columns of the logits. Token ids of a bias or a stop beyond it cannot occur and are ignored.
-        device: where logits live.
-        eos_token_ids: banned, together with a request's own stop tokens, until it has `min_tokens`.
+        vocab_size: columns of the logits. Stop tokens and biased tokens beyond it cannot occur and are ignored.
+        device: device of the logits.
+        eos_token_ids: tokens banned, like a request's own stop tokens, until the request has `min_tokens` tokens.
     """
 
     vocab_size: int
@@ -122,7 +125,7 @@ class Sampler:
     _rows: dict[str, _Row] = field(default_factory=dict, init=False, repr=False)
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Begins, or after a preemption resumes, a request whose known tokens are `tokens`, the prompt first."""
+        """Adds a request, or resumes it after a preemption. `tokens` are all its known tokens, the prompt first."""
         bias_ids, bias = bias_of(params, self.vocab_size)
         self._rows[request_id] = _Row(
             params=params,
@@ -135,7 +138,7 @@ class Sampler:
         )
 
     def remove(self, request_id: str) -> None:
-        """Forgets a request; one that is not known is an error (KeyError)."""
+        """Forgets a request. Raises KeyError if it is not known."""
         del self._rows[request_id]
 
     def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> HostSample:
@@ -156,7 +159,7 @@ class Sampler:
         return [SampledToken(*result) for result in zip(request_ids, tokens.tolist(), logprobs, strict=True)]
 
     def _choose(self, logits: Tensor, rows: list[_Row], masks: TokenMasks | None) -> Int64Array:
-        """int64 [n]. Plain rows need no more than an argmax of the logits as they are."""
+        """Returns the next tokens, int64 [n]. Plain rows need only an argmax of the unchanged logits."""
         tokens = np.empty(len(rows), dtype=np.int64)
         masked = set(masks.rows) if masks else ()
         if plain := [i for i, row in enumerate(rows) if row.is_plain and i not in masked]:
@@ -170,7 +173,7 @@ class Sampler:
 
 
 def _choose_shaped(scores: Tensor, rows: list[_Row]) -> Int64Array:
-    """The next token of rows that are edited or drawn. `scores`: fp32 [len(rows), vocab_size], changed in place."""
+    """Returns the next token of each edited or drawn row. `scores`: fp32 [len(rows), vocab_size], changed in place."""
     _ban(scores, rows)
     _add_bias(scores, rows)
     _penalise(scores, rows)
@@ -184,7 +187,7 @@ def _choose_shaped(scores: Tensor, rows: list[_Row]) -> Int64Array:
 
 
 def _draw(scores: Tensor, rows: list[_Row], filtered: bool) -> Int64Array:
-    """The next token of random rows, all with filters or all without. `scores` may be changed."""
+    """Returns the next token of each random row; all have filters or none has. `scores` may be changed."""
     seeds = np.array([[row.params.seed & SEED_MASK] for row in rows], dtype=np.uint64)
     positions = np.array([[row.position] for row in rows], dtype=np.uint64)
     uniform = _upload(uniforms(seeds, positions), scores)
@@ -195,7 +198,7 @@ def _draw(scores: Tensor, rows: list[_Row], filtered: bool) -> Int64Array:
 
 
 def _logprobs(logits: Tensor, wanted: Sequence[int | None], tokens: Int64Array) -> list[TokenLogprobs | None]:
-    """Logprobs of the chosen and of the likeliest tokens, under the logits as the model gave them."""
+    """Returns logprobs of the chosen and of the likeliest tokens, from the model's unchanged logits."""
     results: list[TokenLogprobs | None] = [None] * len(wanted)
     rows = [i for i, number in enumerate(wanted) if number is not None]
     if not rows:
@@ -223,7 +226,7 @@ def _add_bias(scores: Tensor, rows: list[_Row]) -> None:
 
 
 def _penalise(scores: Tensor, rows: list[_Row]) -> None:
-    """Repetition penalty on every known token, then frequency and presence on the generated ones."""
+    """Applies the repetition penalty to every known token, then frequency and presence penalties to generated ones."""
     pairs = [(i, row.seen, row.params) for i, row in enumerate(rows) if row.seen]
     if not pairs:
         return
@@ -238,21 +241,21 @@ def _penalise(scores: Tensor, rows: list[_Row]) -> None:
 
 
 def _entries(tokens: list[tuple[int, Int64Array]], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and column indices of (row, its token ids) pairs, one after another."""
+    """Returns the row and column indices of all (row, token ids) pairs, concatenated."""
     rows = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
     both = _upload(np.stack([rows, np.concatenate([ids for _, ids in tokens])]), like)
     return both[0], both[1]
 
 
 def _argmax(scores: Tensor) -> Int64Array:
-    """The highest of each row; the lowest id among equals. NumPy's argmax is several times faster than torch's."""
+    """Returns each row's best token, the lowest id if equal. NumPy's argmax is several times faster than torch's."""
     if scores.device.type == "cpu":
         return scores.float().numpy().argmax(-1)
     return scores.argmax(-1).cpu().numpy()
 
 
 def _take(scores: Tensor, rows: list[int]) -> Tensor:
-    """Those rows, ascending; not copied when it is all of them."""
+    """Returns the given rows, which are ascending. Does not copy if they are all rows."""
     return scores if len(rows) == len(scores) else scores[rows]
 
 
@@ -261,13 +264,13 @@ def _upload(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:
 
 
 def stops_of(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> Int64Array:
-    """Tokens that may not come before `min_tokens`, those beyond the vocabulary left out."""
+    """Returns the tokens that are banned before `min_tokens`, without those beyond the vocabulary."""
     stops = {token for token in (*eos_token_ids, *params.stop_token_ids) if 0 <= token < vocab_size}
     return np.array(sorted(stops), dtype=np.int64)
 
 
 def bias_of(params: SamplingParams, vocab_size: int) -> tuple[Int64Array, npt.NDArray[np.float32]]:
-    """Tokens and what is added to their logits, those beyond the vocabulary left out."""
+    """Returns the biased tokens and the values added to their logits, without tokens beyond the vocabulary."""
     bias = [(token, value) for token, value in params.logit_bias if 0 <= token < vocab_size]
     ids = np.array([token for token, _ in bias], dtype=np.int64)
     return ids, np.array([value for _, value in bias], dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Who chooses tokens: on the CPU at once (sampler.py), on a GPU without the host (device_sampler.py)."""
+"""Samplers: they choose tokens on the CPU at once (sampler.py), on a GPU without the host (device_sampler.py)."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from engine.model.sampler import Sampler
 
 
 class Sample(Protocol):
-    """Tokens of one step, which the host may not know yet."""
+    """The tokens of one step, which the host may not know yet."""
 
     @property
     def ids(self) -> Tensor:
-        """int64 [num_rows], on the device of the logits; the next step may read them at once."""
+        """Token ids, int64 [num_rows], on the device of the logits. The next step may read them at once."""
 
     def to_host(self) -> list[SampledToken]:
-        """The tokens and what was asked for besides, in the order of the requests. Waits until they are there."""
+        """Returns the tokens and requested logprobs, in the order of the requests. Waits until the host has them."""
 
 
 class TokenSampler(Protocol):
-    """Samples for the requests it has been told of, and keeps their histories."""
+    """Samples for the requests that were added, and keeps their histories."""
 
     def add(self, request_id: str, params: SamplingParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Begins, or after a preemption resumes, a request whose known tokens are `tokens`, the prompt first."""
+        """Adds a request, or resumes it after a preemption. `tokens` are all its known tokens, the prompt first."""
 
     def remove(self, request_id: str) -> None:
-        """Forgets a request; one that is not known is an error (KeyError)."""
+        """Forgets a request. Raises KeyError if it is not known."""
 
     def start(self, logits: Tensor, request_ids: Sequence[str], masks: TokenMasks | None = None) -> Sample:
         """Chooses the next token of each request and adds it to its history.
 
         Args:
             logits: [len(request_ids), vocab_size], of any floating dtype; not changed.
-            masks: what rows may become; None: anything. Logprobs know nothing of it.
+            masks: the tokens allowed in rows. None means that all are allowed. Logprobs ignore the masks.
 
         Raises:
             KeyError: a request is not known.
@@ -48,20 +48,20 @@ class TokenSampler(Protocol):
 
 
 class SlotSampler(TokenSampler, Protocol):
-    """Leaves each request's last token where a step finds it that was built before the token was known.
+    """Keeps each request's last token on the device, for steps that are built before the host knows the token.
 
     Attributes:
-        last_tokens: int64 [max_seqs], by slot, on the device of the logits.
+        last_tokens: int64 [max_seqs]. The last token of each slot, on the device of the logits.
     """
 
     last_tokens: Tensor
 
     def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int32]:
-        """int32 [len(request_ids)]. Each request's, from `add` to `remove`."""
+        """Returns each request's slot, int32 [len(request_ids)]. A request keeps its slot from `add` to `remove`."""
 
 
 class HeldTokens:
-    """A `SlotSampler` of a sampler that knows its tokens at once."""
+    """Makes a `SlotSampler` of a sampler that knows its tokens at once."""
 
     def __init__(self, sampler: TokenSampler, max_seqs: int) -> None:
         self.last_tokens = torch.zeros(max_seqs, dtype=torch.int64)
@@ -91,11 +91,11 @@ class HeldTokens:
 
 
 def make_sampler(vocab_size: int, device: torch.device, eos_token_ids: tuple[int, ...], max_seqs: int) -> SlotSampler:
-    """The device's sampler.
+    """Returns a sampler for the device.
 
     Args:
-        eos_token_ids: banned, together with a request's own stop tokens, until it has `min_tokens`.
-        max_seqs: requests at once.
+        eos_token_ids: tokens banned, like a request's own stop tokens, until the request has `min_tokens` tokens.
+        max_seqs: maximum number of running requests.
     """
     if device.type == "cuda":
         # Imported here: a machine without CUDA may have no triton.

@@ -1,4 +1,4 @@
-"""What a model folder's config.json says, reduced to what the decoder needs."""
+"""Reads from a model folder's config.json what the decoder needs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class ModelSpec:
     rms_norm_eps: float
     rope: RopeSpec
     max_position: int
-    """Positions the model was made for."""
+    """Number of positions that the model was made for."""
     windows: tuple[int | None, ...]
-    """Sliding attention window of each layer; None: a row sees everything before it."""
+    """Sliding attention window of each layer. None means that a row sees everything before it."""
     tied_embeddings: bool
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    """RMSNorm over each query and key head, before the rotation."""
+    """Whether RMSNorm is applied to each query and key head, before the rotation."""
     eos_token_ids: tuple[int, ...]
 
     @property
@@ -55,7 +55,7 @@ def read_spec(folder: Path) -> ModelSpec:
     """Reads config.json and generation_config.json of a Hugging Face folder.
 
     Raises:
-        ValueError: the folder is no such folder, or describes a model this engine cannot run; the message says what.
+        ValueError: `folder` is no such folder, or describes a model that this engine cannot run; the message says why.
     """
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: not a Hugging Face model folder")
@@ -114,7 +114,8 @@ def _required(config: Json, key: str) -> Any:
 
 
 def _windows(config: Json) -> tuple[int | None, ...]:
-    """Mistral slides in every layer; Qwen only when told to, from `max_window_layers` on or as `layer_types` says."""
+    """Returns the window of each layer. Mistral has one in every layer; Qwen only if `use_sliding_window` is set, from
+    layer `max_window_layers` on or as `layer_types` says."""
     layers = _required(config, "num_hidden_layers")
     if config["model_type"] == "mistral":
         return (config.get("sliding_window", 4096),) * layers

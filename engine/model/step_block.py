@@ -1,9 +1,9 @@
-"""A captured step's input: one block of memory at a fixed address, filled by one copy.
+"""The input of a captured step: one block of memory at a fixed address, filled by one copy.
 
     kv slots | token ids | positions | contexts | sampler slots | block tables | LoRA lists
 
-Each size of step lays out the same block anew, so that what it needs lies side by side. The LoRA lists come last: they
-have room for the most that can be, of which a step fills, and uploads, only the beginning.
+Each step size has its own layout of the same block, so that all its input is contiguous. The LoRA lists come last: they
+have room for the largest possible lists, and a step fills and uploads only their beginning.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor
 from engine.model.batch import HostBatch
 
 ALIGN = 4
-"""Parts begin at multiples of 16 bytes."""
+"""Parts begin at multiples of this many int32, which are 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What decides how a block is laid out.
+    """The sizes that determine the layout of a block.
 
     Attributes:
-        rows: of the step, padding included.
-        max_blocks: of a block table.
-        lora_numbers: int32 that the LoRA lists may take.
+        rows: rows of the step, padding included.
+        max_blocks: maximum length of a block table.
+        lora_numbers: maximum number of int32 in the LoRA lists.
     """
 
     rows: int
@@ -37,30 +37,30 @@ class StepShape:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """int32 of each part."""
+        """Number of int32 in each part."""
         return (2 * self.rows, *[self.rows] * 4, self.rows * self.max_blocks, self.lora_numbers)
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where each part begins, in int32, and where the last one ends."""
+        """Offsets, in int32, at which the parts begin, and at which the last one ends."""
         return tuple(accumulate((-(-count // ALIGN) * ALIGN for count in self.counts), initial=0))
 
     @property
     def lora_start(self) -> int:
-        """int32 before the LoRA lists: what is uploaded in any case."""
+        """Number of int32 before the LoRA lists, which every step uploads."""
         return self.starts[-2]
 
     @property
     def size(self) -> int:
-        """int32 of a block."""
+        """Number of int32 in a block."""
         return self.starts[-1]
 
 
 class StepFields(NamedTuple):
-    """The parts of a block: tensors on the device, arrays on the host.
+    """The parts of a block: tensors on the device, numpy arrays on the host.
 
     Attributes:
-        kv_slots: int64 [rows]; -1 in padding, like `sampler_slots`.
+        kv_slots: int64 [rows]; -1 in padding rows, like `sampler_slots`.
         token_ids, positions, contexts, sampler_slots: int32 [rows].
         block_tables: int32 [rows, max_blocks].
         lora: int32 [lora_numbers]. See `LoraWorkspace.meta`.
@@ -76,7 +76,7 @@ class StepFields(NamedTuple):
 
 
 def cut_block(block: Tensor, shape: StepShape) -> StepFields:
-    """Views of `block`, int32 [at least shape.size]."""
+    """Returns the parts of `block`, int32 [at least shape.size], as views."""
     parts = [block[start : start + count] for start, count in zip(shape.starts, shape.counts, strict=False)]
     parts[0] = parts[0].view(torch.int64)
     parts[5] = parts[5].view(shape.rows, shape.max_blocks)
@@ -84,9 +84,9 @@ def cut_block(block: Tensor, shape: StepShape) -> StepFields:
 
 
 def write_rows(fields: StepFields, batch: HostBatch) -> None:
-    """A decoding batch into a block on the host; rows beyond it become padding.
+    """Writes a decode-only batch to a block on the host. Rows beyond the batch become padding.
 
-    Table entries beyond a context, and tables of padding, are left as they are: nobody reads them.
+    Block table entries beyond a context, and block tables of padding rows, keep their old values: no kernel reads them.
     """
     rows = batch.num_rows
     parts = (
@@ -103,10 +103,10 @@ def write_rows(fields: StepFields, batch: HostBatch) -> None:
 
 
 class HostBlock:
-    """A block on the host, pinned where a GPU reads it, and its parts for each shape of step.
+    """A block on the host, pinned if a GPU reads it, with its parts for each step shape.
 
     Args:
-        shapes: all that it serves.
+        shapes: the step shapes for which the block is used.
     """
 
     def __init__(self, shapes: tuple[StepShape, ...], device: torch.device) -> None:
@@ -118,13 +118,13 @@ class HostBlock:
         }
 
     def begin(self, rows: int) -> StepFields:
-        """Its parts for a step of so many rows, once what was sent last has left."""
+        """Returns the parts for a step of `rows` rows, once the last `send` has been copied."""
         if self._sent is not None:
             self._sent.synchronize()
         return self._fields[rows]
 
     def send(self, target: Tensor, numbers: int) -> None:
-        """Begins to copy so many numbers, from the first, to `target` on the device."""
+        """Starts to copy the first `numbers` int32 to `target` on the device."""
         target[:numbers].copy_(self._block[:numbers], non_blocking=True)
         if self._sent is not None:
             self._sent.record()

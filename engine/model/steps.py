@@ -1,4 +1,4 @@
-"""Computes a step: a captured one where it fits, else kernel by kernel."""
+"""Computes steps: by replaying a captured step if one fits, otherwise kernel by kernel."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Masks = Callable[[Sequence[str]], TokenMasks | None]
 
 
 Forward = Callable[[BatchInput], Tensor]
-"""See `Decoder.forward`. The logits last until the next step is computed."""
+"""Computes the logits, like `Decoder.forward`. They are valid until the next step is computed."""
 
 
 class Steps:
-    """From gathered rows to tokens.
+    """Computes steps, from gathered rows to tokens.
 
     Args:
-        graphs: None: every step is launched by `forward`.
+        graphs: the captured steps. None means that `forward` launches every step.
     """
 
     def __init__(self, forward: Forward, sampler: SlotSampler, graphs: StepGraphs | None = None) -> None:
@@ -44,11 +44,11 @@ class Steps:
 
     @torch.inference_mode()
     def launch(self, batch: HostBatch, masks: Masks | None = None) -> Sample | None:
-        """Begins a step; on a GPU nobody waits for it. None where no row is sampled from.
+        """Starts a step; on a GPU the host does not wait for it. Returns None if no row is sampled from.
 
         Args:
-            masks: says what grammars allow the rows that are sampled from, asked while a GPU computes their logits; no
-                captured step has a place for it.
+            masks: returns the tokens that grammars allow in the sampled rows. It is called while a GPU computes their
+                logits. A step with masks is not replayed, because captured steps have no input for masks.
         """
         if self._graphs is not None and masks is None and self._graphs.fits(batch):
             return self._graphs.launch(batch)
@@ -60,9 +60,9 @@ class Steps:
 
 
 def forward_over(decoder: Decoder, arena: Arena, backend: Backend) -> Forward:
-    """The decoder's, from tapes where its steps can be recorded."""
+    """Returns the decoder's forward pass, which plays tapes on a CPU if the decoder's steps can be recorded."""
     if backend.name.startswith("numba"):
-        from engine.model.taped import TapedDecoder, can_tape  # compiles, as its backend has
+        from engine.model.taped import TapedDecoder, can_tape  # its import compiles kernels, as its backend's does
 
         if can_tape(decoder):
             return TapedDecoder(decoder, arena, cast("NumbaBackend", backend)).forward
@@ -78,7 +78,7 @@ def plan_graphs(
     backend: Backend,
     max_model_len: int,
 ) -> GraphPlan | None:
-    """None where every step is launched kernel by kernel: on a CPU, or because the configuration says so."""
+    """Plans the captured steps. None means that steps are launched kernel by kernel: on a CPU, or if so configured."""
     if not config.graphs or device.type != "cuda":
         return None
     # Imported here: a machine without CUDA may have no triton.

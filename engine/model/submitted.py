@@ -1,4 +1,4 @@
-"""Steps that a device has been given and not yet answered for."""
+"""Steps that were submitted to a device and are not collected yet, and the clocks that time them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from engine.core.types import SampledToken
 from engine.model.sampling import Sample
 
 Mark = Any
-"""A moment in a device's work."""
+"""A point in a device's work, for example a CUDA event."""
 
 
 class WorkClock(Protocol):
-    """Times a device's work, as the device comes to it."""
+    """Measures a device's work by marks, which the device passes as it works."""
 
     def mark(self) -> Mark:
-        """Behind all work so far."""
+        """Returns a mark behind all work so far."""
 
     def has_passed(self, mark: Mark) -> bool:
-        """Whether the device has come to it."""
+        """Returns whether the device has reached the mark."""
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """Between two marks. Waits until the device has come to the last."""
+        """Returns the seconds between two marks. Waits until the device has reached the last one."""
 
 
 class HostClock:
-    """Of a device that has done its work when it has been told to."""
+    """A `WorkClock` of a device whose work is done when the call that starts the work returns."""
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -42,7 +42,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Of a GPU: events in the stream of its kernels. What a step waits for those before it is not counted."""
+    """A `WorkClock` of a GPU: events in its kernel stream. The time a step waits for earlier steps is not counted."""
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -59,11 +59,13 @@ class CudaClock:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedStep:
-    """
+    """A step that was submitted to a device.
+
     Attributes:
-        sample: its tokens; None where it chooses none.
-        begun, ended: marks before and behind its work.
-        released: requests let go since. A token for one of them is nobody's: another may have its name by now.
+        sample: the step's tokens. None means that the step samples none.
+        begun, ended: marks before and behind the step's work.
+        released: ids of requests released after the step was submitted. A token for such an id must be dropped, because
+            another request may have the id by now.
     """
 
     sample: Sample | None
@@ -72,5 +74,5 @@ class SubmittedStep:
     released: set[str] = field(default_factory=set)
 
     def sampled(self) -> list[SampledToken]:
-        """Waits for the tokens."""
+        """Returns the sampled tokens. Waits for them."""
         return self.sample.to_host() if self.sample else []

@@ -1,7 +1,7 @@
-"""Decode-only steps on a CPU: recorded once for every number of rows, then played as one call (numba_tape.py).
+"""Records decode-only steps on a CPU, once for every number of rows, and plays them as one call (numba_tape.py).
 
-What CUDA graphs are to a GPU (graphs.py), but for padding: a tape is made by the first step of its size, which is
-computed as ever. docs/kernels-cpu.md has the numbers.
+Tapes are for a CPU what CUDA graphs are for a GPU (graphs.py), but without padding: the first step of each size is
+computed as usual and recorded meanwhile. docs/kernels-cpu.md has the numbers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from lora_kernels.numba_gemm import PackedLinear
 from lora_kernels.numba_tape import Tape, Workspace, record
 
 MAX_TAPES = 256
-"""110 KB each for 30 layers. Those that were not played for the longest time go first."""
+"""Maximum number of tapes, of 110 KB each for 30 layers. The least recently played tapes are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A tape, what it begins from (embedded rows, angles, where K and V go), and where it ends."""
+    """A tape with its inputs (embedded rows, angles, and the slots where K and V go) and its output, the logits."""
 
     tape: Tape
     x: Tensor
@@ -45,7 +45,7 @@ class Recorded:
 
 
 class TapedDecoder:
-    """A `Decoder` that plays the steps it can, over one arena and one backend: a tape knows their addresses."""
+    """A `Decoder` that plays steps if it can, for one arena and one backend, because tapes contain their addresses."""
 
     def __init__(self, decoder: Decoder, arena: Arena, backend: NumbaBackend) -> None:
         self._decoder = decoder
@@ -77,7 +77,7 @@ class TapedDecoder:
 
 
 def can_tape(decoder: Decoder) -> bool:
-    """Whether all that a step does is kernels: linears of our own, and no norms of heads, which are torch's."""
+    """Returns whether a step runs only our own kernels: all linears are packed, and no head norms need torch."""
     layers = decoder.layers
     linears = [decoder.head, *(part for one in layers for part in (one.qkv, one.o, one.gate_up, one.down))]
     return all(isinstance(linear, PackedLinear) for linear in linears) and all(one.head_norms is None for one in layers)

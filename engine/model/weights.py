@@ -1,4 +1,4 @@
-"""The weights of a model folder: safetensors or seeded random numbers, names and shapes checked before any is read."""
+"""Reads a model folder's weights, or makes seeded random ones. Checks names and shapes before it reads any."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from engine.model.spec import ModelSpec
 Shape = tuple[int, ...]
 CPU = torch.device("cpu")
 WeightSource = Callable[[str], Tensor]
-"""Name of a parameter -> its tensor, in the dtype it is stored in."""
+"""Maps the name of a parameter to its tensor, in the dtype in which it is stored."""
 
 
 class WeightsError(ValueError):
-    """The folder's weights are not those of the model its config.json describes."""
+    """The folder's weights are not those of the model that its config.json describes."""
 
 
 def open_weights(
@@ -29,11 +29,12 @@ def open_weights(
     """Opens a model's weights for reading one by one.
 
     Args:
-        load_format: auto reads safetensors (one file, or shards with an index); dummy makes random weights up.
-        device: where dummy weights are made; stored ones are always read to the CPU.
+        load_format: auto reads safetensors (one file, or shards with an index); dummy makes random weights.
+        device: device on which dummy weights are made; stored ones are always read to the CPU.
 
     Raises:
-        WeightsError: no safetensors, or a missing, unexpected or wrongly shaped tensor; the message names it.
+        WeightsError: there are no safetensors, or a tensor is missing, unexpected or of the wrong shape; the message
+            names it.
     """
     expected = parameter_shapes(spec)
     if load_format == "dummy":
@@ -46,7 +47,7 @@ def open_weights(
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, Shape]:
-    """Every parameter of the model, by its Hugging Face name."""
+    """Returns the shape of every parameter of the model, by its Hugging Face name."""
     shapes: dict[str, Shape] = {
         "model.embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
         "model.norm.weight": (spec.hidden_size,),
@@ -94,7 +95,7 @@ def _locate(folder: Path) -> list[Path]:
 
 
 def _read_headers(paths: list[Path]) -> dict[str, tuple[Path, Shape]]:
-    """Parameter name -> the file that holds it, and its shape."""
+    """Maps the name of each parameter to the file that holds it, and its shape."""
     found: dict[str, tuple[Path, Shape]] = {}
     for path in paths:
         if not path.is_file():
@@ -117,12 +118,12 @@ def _check(stored: Mapping[str, Shape], expected: Mapping[str, Shape], spec: Mod
 
 
 def _is_redundant(name: str, spec: ModelSpec) -> bool:
-    """Stored by some writers though it follows from the configuration."""
+    """Returns whether a tensor follows from the configuration, although some writers store it."""
     return name.endswith("rotary_emb.inv_freq") or (spec.tied_embeddings and name == "lm_head.weight")
 
 
 def _dummy(name: str, shape: Shape, seed: int, device: torch.device) -> Tensor:
-    """The same numbers for a (seed, name) on one kind of device, whatever is made before it."""
+    """Returns numbers that depend on seed, name and kind of device only, not on the weights that were made before."""
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)
     generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed}:{name}".encode()))

@@ -1,1 +1,1 @@
-"""Replays traffic on the real scheduling core: a virtual clock, a cost model in the device's place, and no model."""
+"""Simulates traffic on the real scheduling core, with a virtual clock and a cost model but without a device."""

@@ -1,4 +1,4 @@
-"""What happens to every request, kept in as little as its percentiles need."""
+"""Collects measurements of every request and step of a simulation, in the little memory that percentiles need."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from engine.sim.fairness import ServiceGaps
 from engine.sim.histogram import Histogram
 
 SAMPLE_S = 0.25
-"""Virtual seconds between two looks at the tenants' service."""
+"""Virtual seconds between two samples of the tenants' service."""
 WARM_STEPS = 200
-"""Steps before the step-time model's errors count: it begins knowing nothing."""
+"""Number of first steps whose prediction errors do not count, because the step-time model starts untrained."""
 
 
 def _seconds() -> array[float]:
@@ -24,7 +24,7 @@ def _seconds() -> array[float]:
 
 @dataclass(slots=True)
 class Group:
-    """The requests of one tenant in one lane. Times in seconds."""
+    """Measurements of the requests of one tenant in one lane. All times are in seconds."""
 
     lane: Lane
     tenant: str
@@ -38,10 +38,13 @@ class Group:
     cached_tokens: int = 0
     generated: int = 0
     generated_in_time: int = 0
-    """Before the simulation's horizon: what throughput is made of."""
+    """Tokens generated before the simulation's horizon. Throughput counts only these."""
     late_first: int = 0
+    """Number of first tokens later than the lane's TTFT goal."""
     late_gaps: int = 0
+    """Number of gaps between tokens longer than the lane's ITL goal."""
     refused: Counter[str] = field(default_factory=Counter)
+    """Refused requests by error code."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +55,8 @@ class Track:
     arrival: float
     prompt_tokens: int
     contended: bool
-    """As it arrived only batch work was in its way, and no copy of its adapter since."""
+    """Whether this is an interactive request that arrived while batch requests ran and no other interactive request
+    waited for its first token, and whose adapter was not copied to the device since."""
     started: bool = False
     first: float = 0.0
     last: float = 0.0
@@ -63,18 +67,18 @@ class Track:
 class StepStats:
     count: int = 0
     busy: float = 0.0
-    """Seconds of all steps."""
+    """Total duration of all steps in seconds."""
     longest: float = 0.0
     durations: Histogram = field(default_factory=Histogram)
     prefill_tokens: int = 0
     errors: array[float] = field(default_factory=lambda: array("f"))
-    """|actual - predicted| / actual of every step once warm."""
+    """|actual - predicted| / actual of each step after the first `WARM_STEPS`."""
     peak_tokens: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
-    """Most tokens of context and chunks that a lane had in one step."""
+    """Most tokens that a lane had in one step: context of its decodes plus length of its other chunks."""
 
 
 class Collector:
-    """Sees every request, step and event of one simulation."""
+    """Receives every request, step and event of one simulation, and accumulates the measurements."""
 
     def __init__(self, config: CoreConfig, horizon: float) -> None:
         self.groups: dict[tuple[Lane, str], Group] = {}
@@ -85,7 +89,7 @@ class Collector:
         self.outstanding: Counter[Lane] = Counter()
         self.running_batch = 0
         self.awaiting_first = 0
-        """Interactive requests without their first token."""
+        """Number of interactive requests that wait for their first token."""
         self._goals: tuple[LaneGoals, LaneGoals] = config.goals
         self._horizon = horizon
         self._next_sample = 0.0
@@ -102,7 +106,7 @@ class Collector:
         self.gaps[request.lane].submit(request.tenant)
 
     def step(self, plan: StepPlan, work: StepWork, seconds: float) -> None:
-        """A StepObserver."""
+        """Record a step. This method is a `StepObserver`."""
         for load in plan.loads:
             if load.request_id in self.unfinished:
                 self.unfinished[load.request_id].contended = False
@@ -124,7 +128,7 @@ class Collector:
             steps.errors.append(abs(seconds - plan.predicted) / seconds)
 
     def take(self, events: list[TokenEvent], now: float) -> None:
-        """The news a step ended with, at `now`."""
+        """Record the events of a step that ended at `now`."""
         for event in events:
             track = self.unfinished[event.request_id]
             if event.tokens:
@@ -137,7 +141,7 @@ class Collector:
                 gaps.sample()
 
     def _lane_tokens(self, plan: StepPlan) -> dict[Lane, int]:
-        """What each lane's decodes read and its other chunks compute."""
+        """Return each lane's tokens in a step: those that its decodes read plus those that its other chunks compute."""
         tokens = dict.fromkeys(Lane, 0)
         for chunk in plan.chunks:
             lane = self.unfinished[chunk.request_id].group.lane

@@ -1,4 +1,4 @@
-"""Several simulations of one workload side by side: policies, schedulers, and each lane by itself."""
+"""Compares simulations of one workload under several policies and schedulers, and of each lane alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INTERACTIVE_ALONE, BATCH_ALONE = "interactive alone", "batch alone"
 BASELINE_ALONE = "interactive alone, fcfs"
 
 Advance = Callable[[str, float], None]
-"""Called with the name of a run and the share of it that is done."""
+"""Callback for progress, with the name of a run and the fraction of it that is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +28,24 @@ class Run:
 
 
 def under(setup: Setup, policy: str, scheduler: str = "continuous") -> Setup:
-    """The same engine with another policy and scheduler."""
+    """Return the same setup with another policy and scheduler."""
     scheduling = replace(setup.core.scheduling, policy=policy, scheduler=scheduler)
     return replace(setup, core=replace(setup.core, scheduling=scheduling))
 
 
 def run_name(policy: str, scheduler: str) -> str:
-    """continuous goes without saying."""
+    """Return the name of a run. It leaves out the default scheduler, continuous."""
     return policy if scheduler == "continuous" else f"{policy}, {scheduler}"
 
 
 def plan_runs(
     setup: Setup, workload: Workload, policies: Sequence[str], schedulers: Sequence[str], *, goals: bool
 ) -> list[Run]:
-    """Every policy under every scheduler, and interactive work alone where there is other. `goals` adds what the
-    goals compare with: lanes, fcfs, each lane alone, and interactive work alone under fcfs."""
+    """Plan a run for each policy under each scheduler and, if there is batch work, a run of the interactive work alone.
+
+    `goals` adds the runs that the goals compare with: lanes, fcfs, each lane alone, and interactive work alone under
+    fcfs.
+    """
     modes = [(policy, scheduler) for policy in policies for scheduler in schedulers]
     if goals:
         modes = list(dict.fromkeys([(OURS, "continuous"), *modes, (BASELINE, "continuous")]))
@@ -60,10 +63,11 @@ def _alone(setup: Setup, workload: Workload, *, goals: bool) -> list[Run]:
 
 
 def run_all(runs: Sequence[Run], jobs: int, advance: Advance) -> dict[str, Report]:
-    """Report of every run by its name, in order. `jobs` of them at a time, each in a process of its own."""
+    """Simulate all runs and return their reports by name, in the order of `runs`. `jobs` runs are simulated at a time,
+    each in a process of its own."""
     if jobs <= 1 or len(runs) == 1:
         return {run.name: _simulate_shown(run, advance) for run in runs}
-    # spawn: a fork would copy the threads' locks of whoever calls.
+    # spawn: a fork would copy locks that the caller's threads hold.
     with ProcessPoolExecutor(min(jobs, len(runs)), multiprocessing.get_context("spawn")) as pool:
         futures = {pool.submit(simulate, run.setup, run.workload): run.name for run in runs}
         reports = {}

@@ -1,4 +1,4 @@
-"""The devices that come with the project, and how to name another."""
+"""Finds device descriptions: those that come with the project by name, others by path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.executor.cost import DeviceSpec, LinearCost, RooflineCost, read_devi
 
 FOLDER = Path(__file__).parent / "devices"
 DIVISORS = ("memory_bytes_per_s", "memory_reached", "flop_per_s", "flop_reached", "copy_bytes_per_s")
-"""Of a roofline: what a device does in a second."""
+"""Fields of a `RooflineCost` that durations are divided by, so that they must not be 0."""
 
 
 def device_names() -> list[str]:
@@ -20,10 +20,10 @@ def device_names() -> list[str]:
 
 
 def find_device(name: str) -> DeviceSpec:
-    """A device by the name of one that comes with the project, or by the path of a file.
+    """Return a device that comes with the project, by its name, or any other by the path of its file.
 
     Raises:
-        ValueError: there is no such device, or its file is wrong.
+        ValueError: there is no such device, or its file is not valid.
     """
     known = FOLDER / f"{name}.json"
     path = known if known.is_file() else Path(name)
@@ -38,7 +38,7 @@ def find_device(name: str) -> DeviceSpec:
 
 
 def _check(spec: DeviceSpec) -> None:
-    """Raises ValueError or TypeError: a figure is out of range or no number, or `engine` is no CoreConfig."""
+    """Raise ValueError or TypeError if a figure is out of range or not a number, or if `engine` is not a CoreConfig."""
     for name in ("page_bytes", "adapter_bytes_per_rank", "disk_bytes_per_s"):
         if not getattr(spec, name) > 0:
             raise ValueError(f"{name} must be positive, not {getattr(spec, name)}")

@@ -1,4 +1,4 @@
-"""How far apart the service of two tenants drifts while both are waiting: what fair queueing bounds."""
+"""Measures how far the service of two tenants drifts apart while both are waiting, which fair queueing bounds."""
 
 from __future__ import annotations
 
@@ -7,30 +7,36 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
-"""The VTC paper's prices of a prompt token and of a generated one."""
+"""Weights of a prompt token and of a generated token in the VTC paper."""
 
 
 @dataclass(slots=True)
 class ServiceGaps:
-    """Service of the tenants of one lane in the VTC paper's currency, and the widest gap of it.
+    """Service of the tenants of one lane in the VTC paper's weighted tokens, and the widest gap between two tenants.
 
-    The gap of two tenants is the most by which one's service grows beyond the other's over any interval in which both
-    have requests waiting (OSDI'24, theorem 4.4 bounds it by 2 max(w_p L, w_q M)).
+    The gap between two tenants is the maximum by which the service of one grows beyond that of the other over any
+    interval in which both have requests waiting. Theorem 4.4 of the paper (OSDI'24) bounds it by 2 max(w_p L, w_q M).
+
+    Attributes:
+        served: weighted tokens by tenant.
+        waiting: number of waiting requests by tenant.
+        widest: widest gap sampled so far, in weighted tokens.
     """
 
     served: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     waiting: Counter[str] = field(default_factory=Counter)
     widest: float = 0.0
     longest_prompt: int = 0
-    """Most prompt tokens that a request was charged at once."""
+    """Maximum number of prompt tokens charged at once for one request."""
     _range: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
-    """Of two tenants waiting since then: the least and greatest difference of their service."""
+    """Pair of waiting tenants -> (smallest, greatest) difference of their service since both began to wait."""
 
     def submit(self, tenant: str) -> None:
         self.waiting[tenant] += 1
 
     def start(self, tenant: str, prompt_tokens: int) -> None:
-        """A request runs: as in the paper, its prompt is charged at once. Leaving unserved is `start` with 0."""
+        """Record that a request starts. As in the paper, its prompt is charged at once. A request that ends without
+        having started is recorded with 0 tokens."""
         self.waiting[tenant] -= 1
         self.served[tenant] += PROMPT_WEIGHT * prompt_tokens
         self.longest_prompt = max(self.longest_prompt, prompt_tokens)
@@ -39,7 +45,7 @@ class ServiceGaps:
         self.served[tenant] += OUTPUT_WEIGHT * tokens
 
     def sample(self) -> None:
-        """Takes note of the present differences; the more often, the finer."""
+        """Update the gaps with the current differences. More frequent samples make the gaps more precise."""
         active = sorted(tenant for tenant, count in self.waiting.items() if count > 0)
         known, self._range = self._range, {}
         for pair in combinations(active, 2):
@@ -50,5 +56,5 @@ class ServiceGaps:
             self.widest = max(self.widest, high - low)
 
     def bound(self, batch_tokens: int) -> float:
-        """The theorem's, for a batch that held at most `batch_tokens` tokens."""
+        """Return the theorem's bound in weighted tokens, for a batch that held at most `batch_tokens` tokens."""
         return 2 * max(PROMPT_WEIGHT * self.longest_prompt, OUTPUT_WEIGHT * batch_tokens)

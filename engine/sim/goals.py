@@ -1,4 +1,4 @@
-"""The goals of the scheduler as figures of a comparison: what was promised, what it is, and whether it is met."""
+"""Goals of the scheduler. Each goal is a figure of a comparison with a limit that it must not exceed or fall below."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from engine.sim.report import Report
 from engine.sim.run import Setup
 
 BASELINES = (INTERACTIVE_ALONE, BASELINE_ALONE, BATCH_ALONE)
-"""Runs that others are judged beside, and that are not judged themselves."""
+"""Names of the runs that others are compared with. These runs are not judged themselves."""
 TYPICAL_CONTEXT = 1024
-"""Of the one decode that the bound of a yield is a multiple of."""
+"""Context length, in tokens, of the single decode whose duration the yield bound is a multiple of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One run and all of the comparison."""
+    """The report of the run that is judged, and the reports of all runs of the comparison by name."""
 
     run: Report
     others: Mapping[str, Report]
@@ -26,10 +26,13 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
+    """A figure with its limit, which is an upper limit if `at_most` is set and a lower limit otherwise."""
+
     figure: str
     limit: float
     at_most: bool
     value: Callable[[Evidence], float | None]
+    """Computes the figure of a run. None means that the figure has no meaning in this comparison."""
 
     def is_met(self, value: float) -> bool:
         return value <= self.limit if self.at_most else value >= self.limit
@@ -39,11 +42,11 @@ class Goal:
 class Judged:
     goal: Goal
     values: dict[str, float | None]
-    """By run."""
+    """The goal's figure by name of the run."""
 
 
 def judge(setup: Setup, reports: Mapping[str, Report]) -> list[Judged]:
-    """Every goal with its figure in every run that is not a baseline; goals without a meaning here are left out."""
+    """Return every goal with its figure in each run that is not a baseline. Goals without any figure are left out."""
     evidence = {name: Evidence(report, reports) for name, report in reports.items() if name not in BASELINES}
     judged = [
         Judged(goal, {name: goal.value(item) for name, item in evidence.items()})
@@ -53,7 +56,7 @@ def judge(setup: Setup, reports: Mapping[str, Report]) -> list[Judged]:
 
 
 def goals(setup: Setup, alone: Report | None) -> list[Goal]:
-    """`alone`: interactive work by itself."""
+    """Return all goals. `alone` is the report of the interactive work alone, if there is one."""
     attainment, bound = setup.core.interactive.attainment, _yield_bound(setup, alone)
     return [
         Goal("interactive p99 TTFT / alone", 1.10, True, lambda e: _to_alone(e, "ttft")),
@@ -70,8 +73,8 @@ def goals(setup: Setup, alone: Report | None) -> list[Goal]:
 
 
 def _yield_bound(setup: Setup, alone: Report | None) -> float:
-    """The longest step that an interactive arrival may find running: one of batch work alone, or one that carries
-    prompts of others and was lengthened by batch work."""
+    """Return the duration in seconds of the longest step that an interactive arrival may find running: a step of batch
+    work alone, or a step with prompts of other interactive requests that batch work lengthened."""
     rules = setup.core.scheduling
     decode = setup.device.cost.seconds(StepWork(decode_tokens=1, decode_context=TYPICAL_CONTEXT, samples=1))
     batch = min(rules.yield_bound_s, rules.yield_stretch * decode)
@@ -101,8 +104,11 @@ def _itl_attainment(evidence: Evidence) -> float | None:
 
 
 def _batch_to_alone(evidence: Evidence) -> float | None:
-    """What interactive work needs is its share of the device beside batch work under fcfs, which never yields: alone it
-    is in every step's way, shared it pays for its part of one. So is what a batch does alone: nothing holds it back."""
+    """Return batch tokens/s / (batch tokens/s alone x (1 - interactive share of the device)).
+
+    Both terms of the divisor come from runs under fcfs, which never yields. The share of interactive work is measured
+    beside batch work: alone, it would pay for whole steps, whereas in shared steps it pays only for its part.
+    """
     batch_alone, fcfs = _batch_tokens(evidence.others.get(BATCH_ALONE)), evidence.others.get(BASELINE)
     if batch_alone is None or fcfs is None:
         return None
@@ -114,8 +120,8 @@ def _batch_to_fcfs(evidence: Evidence) -> float | None:
 
 
 def _fair_to_fcfs(evidence: Evidence) -> float | None:
-    """What ordering by tenants costs: beside batch work the lanes' own rules would hide it, so the comparison is
-    between runs without."""
+    """Return the throughput relative to fcfs, which shows the cost of ordering by tenant. Runs without batch work are
+    compared where there are any, because the rules of the lanes would hide this cost."""
     others = evidence.others
     if BASELINE_ALONE in others and INTERACTIVE_ALONE in others:
         return _ratio(others[INTERACTIVE_ALONE].tokens_per_s, others[BASELINE_ALONE].tokens_per_s)

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 BINS_PER_E = 256
-"""Bins a factor of e: one is 0.4 % wide, far below what a percentile of a simulation is worth."""
+"""Bins per factor of e. A bin is 0.4 % wide, far below the precision of a simulated percentile."""
 SHORTEST = 1e-9
+"""Shortest duration in seconds; shorter ones count as this."""
 
 
 class Histogram:
-    """Durations in seconds, in log-spaced bins. Percentiles are exact to a bin's width."""
+    """A histogram of durations in seconds with logarithmic bins. Percentiles are exact to the width of a bin."""
 
     __slots__ = ("_last", "_last_bin", "bins")
 
@@ -21,7 +22,7 @@ class Histogram:
         self._last, self._last_bin = 0.0, 0
 
     def add(self, seconds: float) -> None:
-        # Neighbours in a batch have the same gap to the bit, so the logarithm is mostly saved.
+        # Requests of one batch have exactly the same gap, so most calls can reuse the last logarithm.
         if seconds != self._last:
             self._last = seconds
             self._last_bin = math.floor(math.log(max(seconds, SHORTEST)) * BINS_PER_E)
@@ -32,7 +33,7 @@ class Histogram:
         return self.bins.total()
 
     def percentile(self, share: float) -> float | None:
-        """The duration that `share` of them do not exceed; None when there are none."""
+        """Return the duration that a fraction `share` of all do not exceed. None means that there are none."""
         left = math.ceil(share * self.count)
         for index in sorted(self.bins):
             left -= self.bins[index]
@@ -49,7 +50,7 @@ class Histogram:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Of sorted values, nearest rank; None when there are none."""
+    """Return the percentile of sorted values by nearest rank. None means that there are no values."""
     if not values:
         return None
     return values[min(len(values) - 1, max(0, math.ceil(share * len(values)) - 1))]

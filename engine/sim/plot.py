@@ -1,4 +1,4 @@
-"""The throughput-latency curve: one line a policy, one point a rate."""
+"""Plots throughput against latency, with a line for each policy and a point for each rate."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from engine.sim.report import Report
 
 Curves = Mapping[str, Sequence[tuple[float, Report]]]
-"""Policy -> (rate scale, report), in order of rate."""
+"""Policy -> (rate scale, report) of each point, in order of rate."""
 PANELS = (("TTFT", "ttft"), ("ITL", "itl"))
 
 
 TICKS = (1.0, 2.0, 5.0)
-"""Ticks of the logarithmic axis in each decade."""
+"""Multiples of each power of ten that have a tick on the logarithmic axis."""
 
 
 def duration_label(seconds: float) -> str:
-    """A tick of a time axis: 500 us, 20 ms, 2 s."""
+    """Return the label of a tick on a time axis, such as 500 us, 20 ms or 2 s."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= 0.999 * size:
             return f"{seconds / size:.4g} {unit}"
@@ -26,22 +26,22 @@ def duration_label(seconds: float) -> str:
 
 
 def tick_range(low: float, high: float) -> tuple[float, float]:
-    """Returns the ticks around all values, in seconds and positive, so that at least two are on the axis."""
+    """Return the ticks next below `low` and above `high` (positive, in seconds), so that the axis has at least two."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     ticks = [step * 10.0**decade for decade in decades for step in TICKS]
     return max(tick for tick in ticks if tick < low), min(tick for tick in ticks if tick > high)
 
 
 class PlotUnavailable(RuntimeError):
-    """matplotlib is not installed; the message says how to."""
+    """matplotlib is not installed; the message says how to install it."""
 
 
 def check_available(out: Path) -> None:
-    """Whether a picture can be drawn there.
+    """Check that a plot can be written to `out`.
 
     Raises:
         PlotUnavailable: matplotlib is not installed.
-        ValueError: the file's suffix is of no known format.
+        ValueError: the file's suffix does not name a known format.
     """
     try:
         import matplotlib  # noqa: F401
@@ -55,7 +55,7 @@ def check_available(out: Path) -> None:
 
 
 def draw(curves: Curves, title: str, out: Path) -> None:
-    """Writes a picture in the format of the file's suffix: interactive p99 TTFT and ITL over generated tokens/s."""
+    """Write a plot of interactive p99 TTFT and ITL over generated tokens/s, in the format of the file's suffix."""
     check_available(out)
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter

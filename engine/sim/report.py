@@ -1,4 +1,4 @@
-"""What a simulation found, as plain data: throughput and latency apart, by lane and by tenant."""
+"""The results of a simulation as plain data, with separate throughput and latency figures for each lane and tenant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.sim.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """In seconds; None where nothing was measured."""
+    """Percentiles in seconds. None means that nothing was measured."""
 
     p50: float | None
     p90: float | None
@@ -34,26 +34,26 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """The requests of a lane, or of one tenant in it."""
+    """Results of the requests of a lane, or of one tenant in a lane."""
 
     name: str
     requests: int
     finished: int
     refused: dict[str, int]
-    """By error code."""
+    """Refused requests by error code."""
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
     tokens_per_s: float
-    """Generated, within the measured time."""
+    """Generated tokens per second of the measured time."""
     ttft: Percentiles
     itl: Percentiles
     tpot: Percentiles
     e2e: Percentiles
     ttft_attainment: float | None
-    """Share of first tokens within the lane's goal."""
+    """Fraction of first tokens within the lane's goal. None means that there were no first tokens."""
     itl_attainment: float | None
-    """Share of gaps between tokens within the lane's goal."""
+    """Fraction of gaps between tokens within the lane's goal. None means that there were no gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +61,39 @@ class Report:
     seconds: float
     """Virtual time from the first arrival to the end."""
     measured_seconds: float
-    """That throughput refers to: with a backlog, up to the trace's last arrival."""
+    """Virtual time that throughput is divided by: with a backlog, the time until the trace's last arrival."""
     tokens_per_s: float
-    """Generated, both lanes."""
+    """Generated tokens per second of the measured time, over both lanes."""
     lanes: dict[str, GroupReport]
     tenants: dict[str, dict[str, GroupReport]]
-    """By lane."""
+    """Lane -> tenant -> results."""
     steps: int
     step_p99: float | None
     longest_step: float
     busy: float
-    """Share of the time in which the device computed."""
+    """Fraction of the virtual time in which the device computed."""
     busy_seconds: float
     device_share: dict[str, float]
-    """By lane: of the busy time, what its chunks took, as the scheduler charges it."""
+    """Lane -> fraction of the busy time that its chunks took, as the scheduler charges it."""
     preemptions: int
     recomputed_tokens: int
     recompute_tax: float
-    """Recomputed over useful tokens: prompts that were not cached, and what was generated."""
+    """Recomputed tokens divided by useful tokens, which are uncached prompt tokens and generated tokens."""
     adapter_loads: int
     adapter_evictions: int
     adapter_fetches: int
     adapter_host_evictions: int
     service_gap: dict[str, float]
-    """By lane: widest gap between two waiting tenants, in the VTC paper's weighted tokens."""
+    """Lane -> widest service gap between two waiting tenants, in the VTC paper's weighted tokens."""
     service_bound: dict[str, float]
+    """Lane -> bound of this gap by the VTC paper's theorem, in the same unit."""
     time_to_yield: Percentiles
-    """From an interactive arrival that finds only batch work in its way, to the step it is part of."""
+    """Time from the arrival of an interactive request that only batch work delays, to the step that starts it."""
     prediction_error: float | None
-    """Median of |actual - predicted| / actual over the steps, once warm."""
+    """Median of |actual - predicted| / actual over the steps after warm-up. None means that none was predicted."""
 
     def interactive_p99(self, name: str) -> float | None:
-        """Seconds; `name` is ttft, itl, tpot or e2e."""
+        """Return an interactive p99 in seconds; `name` is ttft, itl, tpot or e2e. None means no measurement."""
         lane = self.lanes.get("interactive")
         return getattr(lane, name).p99 if lane else None
 

@@ -1,4 +1,4 @@
-"""One simulation: a workload on the real core, with a device that is only its cost model."""
+"""Runs one simulation: a workload on the real scheduling core, with a cost model in place of the device."""
 
 from __future__ import annotations
 
@@ -21,36 +21,37 @@ from engine.sim.traces import Arrival
 from engine.sim.workload import RequestMaker, Workload, backlog_arrivals
 
 TICK_S = 0.001
-"""How far the clock moves when the engine has work but waits with it (a window of the dynamic scheduler)."""
+"""Virtual seconds by which the clock advances while the engine delays its work (a window of the dynamic scheduler)."""
 STALL_S = 3600.0
 """Virtual seconds without a step, after which the engine is taken to be stuck."""
 PROGRESS_PARTS = 400
+"""Approximate number of progress calls in one simulation."""
 
 Progress = Callable[[float], None]
-"""Called now and then with the share of the workload's time that has passed."""
+"""Called from time to time with the fraction of the workload's time that has passed."""
 
 
 class Stalled(RuntimeError):
-    """The engine stopped stepping with work left; the message says with how much."""
+    """The engine stopped stepping although work was left; the message says how much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a workload is run on."""
+    """The simulated engine and device that a workload runs on."""
 
     device: DeviceSpec
     core: CoreConfig
     overlaps: bool = False
     """Each step is planned while the one before it is computed."""
     host_s: float = 0.0
-    """That the host takes to plan and launch a step."""
+    """Seconds that the host takes to plan and launch a step."""
 
 
 def simulate(setup: Setup, workload: Workload, progress: Progress = lambda _: None) -> Report:
-    """Runs a workload to the end of its trace.
+    """Run a workload to the end of its trace and return the report.
 
     Raises:
-        Stalled: the engine stopped stepping with work left.
+        Stalled: the engine stopped stepping although work was left.
     """
     with _no_collection():
         run = _Run(setup, workload)
@@ -87,7 +88,7 @@ class _Run:
         self._stalled_since = 0.0
 
     def _load(self, adapter: AdapterId, num_pages: int, rank: int, page_bytes: int) -> None:
-        """As an operator does before traffic comes: it is in host memory if that has room."""
+        """Load an adapter before the traffic begins, as an operator would, into host memory if there is room."""
         add = AddAdapter(adapter, num_pages, rank, num_pages * page_bytes, is_read=True)
         self.engine.inbox.put(add)
         self.engine.inbox.put(AdapterFetched(adapter, 0.0))
@@ -103,13 +104,14 @@ class _Run:
         progress(1.0)
 
     def _rest(self, seconds: float) -> None:
-        """Who arrives while the engine puts a step off is in it."""
+        """Advance the clock while the engine delays a step; the step can include the requests that arrive meanwhile."""
         self.clock.advance(seconds)
         self._submit_arrived()
 
     @property
     def _ended(self) -> bool:
-        """Everything of the trace is done, and the backlog has been kept up until the horizon."""
+        """Whether the simulation is over: without a backlog, all requests have ended; with one, the horizon has passed
+        and all interactive requests have ended."""
         if self._next is not None:
             return False
         if self._workload.backlog is None:
@@ -117,7 +119,7 @@ class _Run:
         return self.clock.now >= self._workload.horizon and not self.collector.outstanding[Lane.INTERACTIVE]
 
     def _advance(self) -> None:
-        """One step; or, with nothing to do, on to the next arrival."""
+        """Run one step or, if there is nothing to do, advance the clock to the next arrival."""
         before = self.clock.now
         if self.engine.state.has_work or self.collector.unfinished:
             self.collector.take(self.engine.step(), self.clock.now)
@@ -153,7 +155,8 @@ class _Run:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Nothing here makes cycles, and looking for them among millions of objects takes a third of the time."""
+    """Disable the garbage collector. A simulation creates no reference cycles, and searching millions of objects for
+    them takes a third of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

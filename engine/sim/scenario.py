@@ -1,4 +1,4 @@
-"""Which traffic to simulate: a recorded or a made-up trace, changed as asked, and batch work beside it."""
+"""Describes the traffic of a simulation: a recorded or synthetic trace, optionally modified, with a batch backlog."""
 
 from __future__ import annotations
 
@@ -11,32 +11,38 @@ from engine.sim.traces import Trace, cut, read_trace, scale_rate
 from engine.sim.workload import Backlog, Workload
 
 DEFAULT_SECONDS = 600.0
-"""Of a made-up trace."""
+"""Length of a synthetic trace in seconds."""
 MIN_RATE_SCALE, MAX_RATE_SCALE = 1e-6, 1e6
 PROMPT, OUTPUT = Sizes(256, 1024), Sizes(64, 256)
-"""Its sizes, in tokens: a chat with some context."""
+"""Default sizes in tokens of a synthetic trace, typical of a chat with some context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Raises ValueError: a value is out of range; the message names it."""
+    """The traffic of a simulation, from which `workload` makes the requests.
+
+    Raises:
+        ValueError: a value is out of range; the message names it.
+    """
 
     trace: Path | None = None
-    """Without one, requests arrive at random: `rate`, `cv`, `prompt`, `output`."""
+    """Recorded trace. None means that requests arrive at random, according to `rate`, `cv`, `prompt` and `output`."""
     rate: float = 1.0
-    """Requests a second."""
+    """Requests per second of a synthetic trace."""
     cv: float = 1.0
-    """Of the gaps between arrivals."""
+    """Coefficient of variation of the gaps between arrivals."""
     prompt: Sizes = PROMPT
     output: Sizes = OUTPUT
     seconds: float | None = None
-    """Cuts the trace."""
+    """Length in seconds that the trace is cut to. None means that it is not cut."""
     tenants: int = 0
-    """Spreads the trace over so many tenants; 0: as it is."""
+    """Number of tenants that the trace is spread over at random. 0 keeps the tenants of the trace."""
     adapters: int = 0
+    """Number of adapters that requests ask for. 0 keeps the adapters of the trace."""
     zipf: float = 1.0
+    """Zipf exponent of the popularity of adapters."""
     batch_share: float = 0.0
-    """Of the trace's requests, moved to the batch lane."""
+    """Fraction of the trace's requests that are moved to the batch lane."""
     backlog: Backlog | None = None
     seed: int = 0
 
@@ -55,7 +61,11 @@ class Scenario:
         return f"{name} beside a batch backlog of {self.backlog.size}" if self.backlog else name
 
     def workload(self, rate_scale: float = 1.0) -> Workload:
-        """The traffic with arrivals `rate_scale` times as fast. Raises ValueError: there is none."""
+        """Return the traffic with arrivals `rate_scale` times as fast.
+
+        Raises:
+            ValueError: no request arrives, or `rate_scale` is out of range.
+        """
         if not MIN_RATE_SCALE <= rate_scale <= MAX_RATE_SCALE:
             limits = f"{MIN_RATE_SCALE:g} to {MAX_RATE_SCALE:g}"
             raise ValueError(f"the rate scale must be in {limits}, not {rate_scale:g}")

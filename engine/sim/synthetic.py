@@ -1,4 +1,4 @@
-"""Traffic that nobody recorded: arrival processes, sizes, and who asks for which adapter. All seeded."""
+"""Generates synthetic traffic from a seed: random arrivals, sizes, tenants, lanes and adapters."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from engine.core.types import Lane
 from engine.sim.traces import Arrival, Trace
 
 RANKS = (4, 8, 16, 32, 64)
-"""What adapters are commonly trained with; each is equally likely."""
+"""Common ranks of adapters; each is equally likely."""
 MIN_CV, MAX_CV = 0.001, 100.0
-"""Beyond, a Gamma distribution's gaps leave the floats' range."""
+"""Limits of the coefficient of variation. Beyond them, Gamma-distributed gaps leave the range of floats."""
 MAX_ARRIVALS = 10_000_000
-"""Of one made-up trace: more do not fit into memory."""
+"""Maximum length of a synthetic trace in requests; more do not fit into memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Inclusive bounds, drawn from uniformly.
+    """A uniform distribution of sizes in tokens, with inclusive bounds.
 
     Raises:
-        ValueError: they are not in order, or below one token.
+        ValueError: the bounds are not in order, or below one token.
     """
 
     low: int
@@ -36,7 +36,7 @@ class Sizes:
 
     @classmethod
     def parse(cls, text: str) -> Sizes:
-        """Read `24-96`, or `16` for always that; `1k-4k` has thousands. Raises ValueError."""
+        """Parse a range such as `24-96` or `1k-4k` (thousands), or a fixed size such as `16`. Raises ValueError."""
         low, _, high = text.partition("-")
         return cls(parse_count(low), parse_count(high or low))
 
@@ -45,7 +45,8 @@ class Sizes:
 
 
 def arrivals(rate: float, seconds: float, prompt: Sizes, output: Sizes, cv: float = 1.0, seed: int = 0) -> Trace:
-    """Gamma-distributed gaps with a mean of 1 / `rate` and coefficient of variation `cv`: 1 is Poisson, 4 is bursty.
+    """Return a trace whose gaps have a Gamma distribution with mean 1 / `rate` and coefficient of variation `cv`. A
+    `cv` of 1 makes a Poisson process; 4 is bursty.
 
     Raises:
         ValueError: nothing arrives within `seconds`, or a value is out of range.
@@ -64,13 +65,14 @@ def arrivals(rate: float, seconds: float, prompt: Sizes, output: Sizes, cv: floa
 
 
 def gap(rate: float, cv: float, rng: Random) -> float:
-    """Seconds until the next arrival."""
+    """Draw the seconds until the next arrival."""
     shape = 1 / cv**2
     return rng.gammavariate(shape, 1 / (rate * shape))
 
 
 def with_adapters(trace: Trace, count: int, exponent: float, seed: int = 0) -> Trace:
-    """Every request asks for one of `count` adapters, the k-th most popular with a probability of k^-exponent."""
+    """Assign one of `count` adapters to each request, the k-th most popular with a probability proportional to
+    k^-exponent. A `count` of 0 leaves the trace unchanged."""
     if not count:
         return trace
     draw = Zipf(count, exponent, Random(seed))
@@ -78,13 +80,13 @@ def with_adapters(trace: Trace, count: int, exponent: float, seed: int = 0) -> T
 
 
 def with_batch_share(trace: Trace, share: float, seed: int = 0) -> Trace:
-    """Moves that share of the requests, picked at random, to the batch lane."""
+    """Move a random fraction `share` of the requests to the batch lane."""
     rng = Random(seed)
     return [arrival._replace(lane=Lane.BATCH) if rng.random() < share else arrival for arrival in trace]
 
 
 def with_tenants(trace: Trace, count: int, seed: int = 0) -> Trace:
-    """Spreads the requests over `count` tenants at random."""
+    """Assign each request to one of `count` tenants at random."""
     rng = Random(seed)
     return [arrival._replace(tenant=f"tenant-{rng.randrange(count):02}") for arrival in trace]
 
@@ -95,7 +97,7 @@ def adapter_ranks(count: int, seed: int = 0) -> list[int]:
 
 
 class Zipf:
-    """Draws indices below `count`, 0 being the most popular."""
+    """Draws indices below `count` from a Zipf distribution; index 0 is the most popular."""
 
     def __init__(self, count: int, exponent: float, rng: Random) -> None:
         self._sums = list(accumulate(rank**-exponent for rank in range(1, count + 1)))

@@ -1,4 +1,4 @@
-"""Reports as tables for a terminal: throughput and latency apart, one column a run."""
+"""Formats reports as tables for a terminal, with separate throughput and latency tables and a column for each run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tenant_table(name: str, report: Report) -> Table:
 
 
 def goals_table(judged: Sequence[Judged]) -> Table:
-    """The first run is the one that is judged; the others stand beside it."""
+    """Return the table of goals. The column "met" refers to the first run; the other runs are shown for comparison."""
     names = list(judged[0].values)
     table = Table(title="Goals")
     for column in ("figure", "goal", *names, "met"):

@@ -1,4 +1,4 @@
-"""Recorded traffic: readers of three public trace formats, told apart by what the files look like."""
+"""Reads recorded traffic in three public trace formats, which are recognized by the beginning of the file."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from typing import NamedTuple
 from engine.core.types import Lane
 
 BLOCK_TOKENS = 512
-"""Tokens that one of Mooncake's hash ids stands for."""
+"""Number of tokens that a hash id in a Mooncake trace stands for."""
 
 
 class Arrival(NamedTuple):
-    """One request of a trace: its sizes, not its text."""
+    """One request of a trace, with its sizes in tokens but without its text."""
 
     time: float
-    """Seconds from the beginning."""
+    """Arrival time in seconds from the beginning of the trace."""
     prompt_tokens: int
     output_tokens: int
     tenant: str = "trace"
     lane: Lane = Lane.INTERACTIVE
     adapter: int = -1
-    """Index of its adapter; -1 is the base model."""
+    """Index of the adapter; -1 is the base model."""
     blocks: tuple[int, ...] = ()
-    """Names of the prompt's leading blocks of 512 tokens, from 0 on: equal names hold equal tokens."""
+    """Ids, from 0 on, of the prompt's leading blocks of 512 tokens. Blocks with equal ids hold equal tokens."""
 
 
 Trace = list[Arrival]
-"""In order of time, beginning at 0."""
+"""Requests in order of arrival; the first arrival of a recorded trace is at 0."""
 
 
 def read_trace(path: Path) -> Trace:
-    """A trace in any of the known formats.
+    """Read a trace in any of the known formats.
 
-    Azure LLM inference (CSV: TIMESTAMP, ContextTokens, GeneratedTokens), Mooncake (JSON lines: timestamp in ms,
-    input_length, output_length, hash_ids), the arena trace of the VTC artifact (CSV: req_time_s, client, prompt_len,
-    output_len).
+    The formats are Azure LLM inference (CSV: TIMESTAMP, ContextTokens, GeneratedTokens), Mooncake (JSON lines:
+    timestamp in ms, input_length, output_length, hash_ids), and the arena trace of the VTC artifact (CSV: req_time_s,
+    client, prompt_len, output_len).
 
     Raises:
-        ValueError: the file is in none of them, or holds nothing; the message names it.
+        ValueError: the file is in none of these formats, or holds no requests; the message names the file.
     """
     with path.open(newline="") as file:
         head = file.readline()
@@ -64,18 +64,18 @@ def read_trace(path: Path) -> Trace:
 
 
 def scale_rate(trace: Trace, factor: float) -> Trace:
-    """The same requests, `factor` times as many a second."""
+    """Return the same requests with `factor` times as many arrivals per second."""
     return [arrival._replace(time=arrival.time / factor) for arrival in trace]
 
 
 def cut(trace: Trace, seconds: float) -> Trace:
-    """What arrives within the first `seconds`."""
+    """Return the requests that arrive within the first `seconds`."""
     return [arrival for arrival in trace if arrival.time < seconds]
 
 
 def _azure(file: Iterable[str]) -> Iterator[Arrival]:
     for row in csv.DictReader(file):
-        # Seven decimals, of which Python's parser wants at most six.
+        # The time has seven decimals, but Python parses at most six.
         time = datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp()
         yield Arrival(time, _count(int(row["ContextTokens"])), _count(int(row["GeneratedTokens"])))
 
@@ -95,9 +95,10 @@ def _mooncake(file: Iterable[str]) -> Iterator[Arrival]:
 
 
 def _count(tokens: int) -> int:
-    """Recorders write 0 for what they did not see, and no request is without a token. Raises TypeError."""
+    """Return a number of tokens, at least 1, because recorders write 0 for sizes that they did not see. Raises
+    TypeError if it is not an integer."""
     return max(1, operator.index(tokens))
 
 
 READERS = {"TIMESTAMP,": _azure, "req_time_s,": _arena, "{": _mooncake}
-"""How a file of each format begins."""
+"""Beginning of a file in each format -> its reader."""

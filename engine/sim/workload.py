@@ -1,4 +1,4 @@
-"""What is asked of the engine in a simulation: a trace, batch work that never runs out, and the prompts of both."""
+"""The workload of a simulation: the requests of a trace, a refilled backlog of batch work, and their prompts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from engine.sim.synthetic import Sizes, Zipf, adapter_ranks
 from engine.sim.traces import BLOCK_TOKENS, Arrival, Trace
 
 FIRST_UNIQUE, LAST_TOKEN = 2**30, 2**31
-"""Token ids of blocks are below, those of prompts that share nothing from here on."""
+"""Half-open range of token ids of prompts that share nothing. Token ids of shared blocks are below it."""
 BATCH_TENANT = "batch"
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Batch requests of which `size` are always unfinished: as one ends, another arrives.
+    """Batch work of which `size` requests are always unfinished: when one ends, another arrives.
 
     Raises:
         ValueError: a value is out of range.
@@ -29,7 +29,7 @@ class Backlog:
     prompt: Sizes
     output: Sizes
     deadline_s: float | None = None
-    """From arrival."""
+    """Deadline of each request in seconds from its arrival. None means that there is none."""
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -42,15 +42,15 @@ class Backlog:
 class Workload:
     trace: Trace
     horizon: float
-    """Seconds after which a backlog is no longer refilled: when the trace's last request has arrived."""
+    """Arrival of the trace's last request, in seconds, after which the backlog is no longer refilled."""
     backlog: Backlog | None = None
     adapters: int = 0
     zipf: float = 1.0
-    """Exponent of the popularity of adapters, among the backlog's requests."""
+    """Zipf exponent of the popularity of adapters among the backlog's requests."""
     seed: int = 0
 
     def only(self, lane: Lane) -> Workload:
-        """This workload without the other lane."""
+        """Return the part of this workload that belongs to one lane."""
         backlog = self.backlog if lane is Lane.BATCH else None
         return replace(self, trace=[arrival for arrival in self.trace if arrival.lane is lane], backlog=backlog)
 
@@ -59,7 +59,7 @@ class Workload:
         return self.backlog is not None or any(arrival.lane is Lane.BATCH for arrival in self.trace)
 
     def ranks(self) -> dict[str, int]:
-        """Adapter id -> rank."""
+        """Return the rank of each adapter by its id."""
         return {adapter_id(index): rank for index, rank in enumerate(adapter_ranks(self.adapters, self.seed))}
 
 
@@ -68,7 +68,7 @@ def adapter_id(index: int) -> str:
 
 
 class RequestMaker:
-    """Turns arrivals into requests, prompts and all, at the moment they are needed."""
+    """Makes requests, including their prompts, from arrivals at the moment they are needed."""
 
     def __init__(self) -> None:
         self._made = 0
@@ -88,7 +88,7 @@ class RequestMaker:
         )
 
     def _prompt(self, arrival: Arrival) -> tuple[int, ...]:
-        """Tokens nobody else has, after the blocks that are named."""
+        """Return a prompt: the tokens of the arrival's shared blocks, then tokens that no other prompt has."""
         named = chain.from_iterable(range(b * BLOCK_TOKENS, (b + 1) * BLOCK_TOKENS) for b in arrival.blocks)
         tokens = tuple(named)[: arrival.prompt_tokens]
         rest = arrival.prompt_tokens - len(tokens)
@@ -99,7 +99,7 @@ class RequestMaker:
 
 
 def backlog_arrivals(workload: Workload, backlog: Backlog) -> Iterator[Arrival]:
-    """Batch requests without end; their times are for whoever submits them to fill in."""
+    """Yield batch requests without end. Their times are 0; the caller sets them when it submits the requests."""
     rng = Random(workload.seed)
     draw = Zipf(workload.adapters, workload.zipf, Random(workload.seed)) if workload.adapters else None
     while True:

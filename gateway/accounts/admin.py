@@ -1,4 +1,4 @@
-"""What operators do to tenants and keys, in words both protocols translate to: checked, then done to the registry."""
+"""Operations of operators on tenants and keys, for all protocols: they are checked, then applied to the registry."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ LIMIT_FIELDS = ("limits", "key_limits", "adapter_limits")
 
 
 class AccountAdmin:
-    """Raises ApiError: INVALID_REQUEST, and as `AccountRegistry`."""
+    """Changes tenants. Methods raise ApiError: INVALID_REQUEST, and those of `AccountRegistry`."""
 
     def __init__(self, accounts: AccountRegistry, drop_limits: Callable[[str], Awaitable[None]]) -> None:
-        """`drop_limits`: of a tenant that is gone, so that another of its name begins anew."""
+        """`drop_limits` deletes the limits of a deleted tenant, so that a new one of the same name does not inherit
+        them."""
         self.accounts = accounts
         self._drop_limits = drop_limits
 
     async def create(self, name: str, fields: Mapping[str, Any]) -> Account:
-        """`fields`: of `Tenant`, lanes by their names and limits as mappings."""
+        """Create a tenant. `fields` are fields of `Tenant`, with lanes given by name and limits as mappings."""
         return await self.accounts.create(changed(_named(name), fields))
 
     async def change(self, name: str, fields: Mapping[str, Any]) -> Account:
-        """Of the fields that are named; limits have an administration of their own."""
+        """Change the given fields of a tenant, except limits, which have an administration of their own."""
         for field in LIMIT_FIELDS:
             if field in fields:
                 raise invalid_request(f"{field} of a tenant that exists are set by the administration of limits", field)
@@ -40,7 +41,7 @@ class AccountAdmin:
         return await self.accounts.amend(name, lambda tenant: changed(tenant, fields))
 
     async def delete(self, name: str) -> int:
-        """Returns how many keys went with it."""
+        """Delete a tenant with its keys and limits. Return the number of deleted keys."""
         count = await self.accounts.delete(name)
         await self._drop_limits(name)
         return count
@@ -77,7 +78,7 @@ def _lane(name: str, field: str) -> Lane:
 
 
 def tenant_json(account: Account) -> dict[str, Any]:
-    """What operators see of a tenant."""
+    """Return a tenant as operators see it."""
     tenant = account.tenant
     assert tenant is not None, "a tenant's record"
     return {
@@ -94,7 +95,7 @@ def tenant_json(account: Account) -> dict[str, Any]:
 
 
 def key_json(account: Account) -> dict[str, Any]:
-    """What operators see of a key, which is never the key."""
+    """Return a key as operators see it, without its secret."""
     owner = account.key
     assert owner is not None, "a key's record"
     return {

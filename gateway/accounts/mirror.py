@@ -1,4 +1,4 @@
-"""One gateway's copy of the tenants and keys, which answers who a caller is."""
+"""A gateway's copy of the tenants and keys, with which it authenticates callers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from gateway.registry.record import Change, Snapshot
 
 
 class AccountMirror:
-    """Every change binds as it comes: from then on a request is answered by what the registry says."""
+    """Copy of the registry. A change takes effect for all requests as soon as it is received."""
 
     def __init__(self, admins: Mapping[str, Principal], changed: Callable[[Sequence[Tenant]], None]) -> None:
-        """`admins`: by SHA-256 of their keys. `changed`: told of all tenants whenever one of them has changed."""
+        """
+        Args:
+            admins: administrators by the SHA-256 of their keys.
+            changed: called with all tenants whenever an account changes.
+        """
         self.generation = 0
         self.records: dict[str, Account] = {}
         self._admins = dict(admins)
         self._changed = changed
         self._keys: dict[str, dict[str, Account]] = {}
-        """By key id, then by hash. Ids are no secret: logs have them."""
+        """Keys by id, then by hash. Ids are not secret: they appear in logs."""
 
     def take(self, change: Change[Account]) -> None:
         self.generation = max(self.generation, change.generation)
@@ -44,9 +48,10 @@ class AccountMirror:
         self._tell()
 
     def authenticate(self, token: str | None) -> Principal:
-        """The owner of a key that is in use, of a tenant that is.
+        """Return the owner of a key, if neither the key nor its tenant is disabled.
 
-        Hashes are compared in constant time; what finds the few to compare with is the id, which is no secret.
+        Keys are looked up by their id, which is not secret. The hashes of keys with this id are compared in constant
+        time.
 
         Raises:
             ApiError: INVALID_API_KEY. Its message does not repeat the key.

@@ -1,4 +1,4 @@
-"""Tenants and keys as the registry keeps them. A key is its SHA-256: the key itself is shown once and kept nowhere."""
+"""Registry records of tenants and keys. Only the SHA-256 of a key is stored; the key itself is shown once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TENANT, KEY = "tenant", "key"
 
 @dataclass(frozen=True, slots=True)
 class KeyOwner:
-    """What is known of a key."""
+    """The tenant and the label of a key."""
 
     tenant: str
     label: str = ""
-    """An operator's words for what it is used for."""
+    """An operator's description of what the key is used for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class Account:
     """A tenant, or a key of one."""
 
     name: str
-    """`tenant/NAME` or `key/SHA-256`: the two never meet."""
+    """`tenant/NAME` or `key/SHA-256`, so that names of tenants and keys never collide."""
     created: float
-    """Unix time in seconds, as `updated`."""
+    """Unix time in seconds, like `updated`."""
     updated: float
     tenant: Tenant | None = None
     key: KeyOwner | None = None
     disabled: bool = False
     source: str = ""
-    """What the configuration says of it; empty: it was made live."""
+    """Text of the configuration that the account came from. Empty means that the account was created at run time."""
     generation: int = 0
 
     @property

@@ -1,4 +1,4 @@
-"""Tenants and keys: who may come in, and as whom. Every gateway of one Redis agrees."""
+"""Registry of tenants and API keys, which all gateways of one Redis share. It decides which callers are accepted."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from gateway.registry.store import RecordStore, StoreAway
 
 KEY_BYTES = 32
 MIN_PREFIX = 6
-"""Characters of a key's hash that may stand for it."""
+"""Minimum length of a prefix of a key's hash that may identify the key."""
 MAX_LABEL = 128
 GONE = "-"
-"""In place of what a configuration says of a key, once it says nothing any more."""
+"""Seed of a key that the configuration does not contain any more."""
 
 log = structlog.get_logger("accounts")
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """The only place a key itself is in, on its way to whoever asked for it."""
+    """A new key. Only this object has the key itself, on its way to the operator who created it."""
 
     secret: str
     account: Account
@@ -43,9 +43,10 @@ class NewKey:
 
 
 class AccountRegistry:
-    """Changes raise ApiError: TENANT_NOT_FOUND, KEY_NOT_FOUND, TENANT_EXISTS, TENANT_CONFLICT, REGISTRY_UNAVAILABLE.
+    """Reads and changes tenants and keys.
 
-    A change binds here when it returns, and on other gateways as soon as they have heard of it.
+    Changes raise ApiError: TENANT_NOT_FOUND, KEY_NOT_FOUND, TENANT_EXISTS, TENANT_CONFLICT, REGISTRY_UNAVAILABLE. A
+    change is in effect here when the call returns, and on other gateways as soon as they have received it.
     """
 
     def __init__(
@@ -55,7 +56,13 @@ class AccountRegistry:
         changed: Callable[[Sequence[Tenant]], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`admins`: by SHA-256 of their keys. `changed`: told of all tenants when one changes. `clock`: Unix time."""
+        """
+        Args:
+            store: where the registry is stored.
+            admins: administrators by the SHA-256 of their keys.
+            changed: called with all tenants when an account changes.
+            clock: returns the Unix time.
+        """
         self._store = store
         self._admins = frozenset(admins)
         self._mirror = AccountMirror(admins, changed)
@@ -67,11 +74,11 @@ class AccountRegistry:
         return MappingProxyType(self._mirror.records)
 
     def authenticate(self, token: str | None) -> Principal:
-        """Raises ApiError: INVALID_API_KEY."""
+        """Return the owner of a key. Raises ApiError: INVALID_API_KEY."""
         return self._mirror.authenticate(token)
 
     def holder(self, tenant: str, key_id: str) -> Principal | Lapse:
-        """Who work is done for that was asked for with a key, as it is now."""
+        """Return the current holder of the key that earlier requested work, or why the work must stop."""
         return self._mirror.holder(tenant, key_id)
 
     async def start(self) -> None:
@@ -81,9 +88,10 @@ class AccountRegistry:
         await self._log.close()
 
     async def seed(self, tenant: Tenant, key_hashes: Iterable[str]) -> None:
-        """Takes up what the configuration says, unless it has said the same before: operators' changes stand.
+        """Apply a configured tenant and its keys, unless the same configuration was applied before: operators' later
+        changes then stand.
 
-        Keys that it named when it last spoke, and names no more, are gone.
+        Keys that the previous configuration named, and this one does not, are deleted.
         """
         hashes = sorted(key_hashes)
         said = json.dumps({"tenant": _said_of(tenant), "keys": hashes}, sort_keys=True)
@@ -103,7 +111,7 @@ class AccountRegistry:
                 self._log.keep(record)
 
     def tenants(self) -> list[Account]:
-        """In order of names."""
+        """Return all tenants, sorted by name."""
         return [self._mirror.records[name] for name in sorted(self.records) if name.startswith(f"{TENANT}/")]
 
     def tenant(self, name: str) -> Account:
@@ -117,7 +125,7 @@ class AccountRegistry:
             raise invalid_request("this name belongs to administrators", "name")
         if f"{TENANT}/{tenant.name}" in self.records:
             raise ApiError(Fault.TENANT_EXISTS, f"there is a tenant {tenant.name!r} already", "name")
-        for key in self.keys(tenant.name):  # of one deleted before, by a gateway that died before it was done
+        for key in self.keys(tenant.name):  # left by a gateway that died while it deleted a tenant of this name
             await self._remove(key.name)
         return await self._write(tenant_account(tenant, self._clock()), None)
 
@@ -127,12 +135,12 @@ class AccountRegistry:
         return await self._write(replace(before, tenant=change(before.tenant)), before)
 
     async def disable(self, name: str, disabled: bool) -> Account:
-        """Its requests are refused from now on; those under way go on."""
+        """Disable or enable a tenant. New requests of a disabled tenant are refused; running ones continue."""
         before = self.tenant(name)
         return await self._write(replace(before, disabled=disabled), before)
 
     async def delete(self, name: str) -> int:
-        """With all its keys; returns how many."""
+        """Delete a tenant with all its keys. Return the number of keys."""
         await self._log.remove(self.tenant(name), None)
         keys = self.keys(name)
         for key in keys:
@@ -140,12 +148,12 @@ class AccountRegistry:
         return len(keys)
 
     def keys(self, tenant: str = "") -> list[Account]:
-        """Of one tenant, or of all, in order of tenants and age."""
+        """Return the keys of one tenant, or of all if `tenant` is empty, sorted by tenant and age, the oldest first."""
         found = [record for record in self.records.values() if record.key and tenant in ("", record.key.tenant)]
         return sorted(found, key=lambda record: (record.key.tenant if record.key else "", record.created, record.name))
 
     def key(self, prefix: str) -> Account:
-        """By its id, or any beginning of its hash that is long enough and no other's."""
+        """Return the key whose hash begins with `prefix`: its id, or any prefix that is long enough and unique."""
         found = [key for key in self.keys() if key.key_hash.startswith(prefix)] if len(prefix) >= MIN_PREFIX else []
         if len(found) != 1:
             why = "is no key's" if not found else "is the beginning of several keys"
@@ -161,7 +169,7 @@ class AccountRegistry:
         return NewKey(secret, await self._write(record, None))
 
     async def rotate(self, prefix: str, *, keep: bool = False) -> NewKey:
-        """A new key in place of one; the old one is refused from then on, unless it is to be kept for a while."""
+        """Create a new key in place of an old one. The old key is disabled at once unless `keep` is set."""
         old = self.key(prefix)
         assert old.key is not None, "a key's record"
         new = await self.create_key(old.key.tenant, old.key.label)
@@ -177,12 +185,12 @@ class AccountRegistry:
         await self._log.remove(self.key(prefix), None)
 
     def _seeded(self, record: Account) -> Account:
-        """What the configuration says of a name; that an operator disabled it, no configuration takes back."""
+        """Return a record with what the configuration says. It keeps `disabled`, which only operators change."""
         before = self.records.get(record.name, record)
         return replace(before, tenant=record.tenant, key=record.key, source=record.source, updated=record.updated)
 
     async def _take_up(self, wanted: Sequence[Account], gone: Iterable[str]) -> None:
-        """The tenant comes last: its seed says that all of this has been done."""
+        """Apply a configuration. The tenant is written last, because its seed states that the rest has been applied."""
         for key_hash in gone:
             await self._remove(f"{KEY}/{key_hash}", seed=GONE)
         for record in wanted:
@@ -206,7 +214,8 @@ async def open_accounts(
     changed: Callable[[Sequence[Tenant]], None],
     seeds: Iterable[tuple[Tenant, Iterable[str]]],
 ) -> AsyncIterator[AccountRegistry]:
-    """Followed until this is left. `seeds`: configured tenants, and the SHA-256 of each one's keys."""
+    """Open the registry and follow it until the context is left. `seeds` has the configured tenants, each with the
+    SHA-256 of its keys."""
     accounts = AccountRegistry(store, admins, changed)
     await accounts.start()
     try:
@@ -218,8 +227,8 @@ async def open_accounts(
 
 
 def _said_of(tenant: Tenant) -> dict[str, Any]:
-    """Return a tenant's fields. One that is younger than seeds in Redis is left out while it has its default: otherwise
-    an upgrade would take the configuration up again, over operators' changes."""
+    """Return a tenant's fields for its seed. A field that was added after seeds were already stored in Redis is left
+    out while it has its default: otherwise an upgrade would apply the configuration again, over operators' changes."""
     said = dict(msgspec.to_builtins(tenant))
     if tenant.unknown_fields == "ignore":
         del said["unknown_fields"]

@@ -1,4 +1,4 @@
-"""The registry of one installation's tenants and keys."""
+"""Redis store of one installation's tenants and keys."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from gateway.registry.store import RedisRecordStore
 
 
 def account_store(client: Redis, prefix: str = "loralane:") -> RedisRecordStore[Account]:
-    """Under `{prefix}accounts:{all}:`: hashes of keys, never keys."""
+    """Return the store under the keys `{prefix}accounts:{all}:`. It contains hashes of API keys, never the keys."""
     return RedisRecordStore(client, f"{prefix}accounts:{{all}}:", ACCOUNTS)

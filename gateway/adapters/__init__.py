@@ -1,1 +1,1 @@
-"""Which adapters are served, under which names and in which version (docs/adapters.md)."""
+"""Registry of the adapters that are served: their names and versions (docs/adapters.md)."""

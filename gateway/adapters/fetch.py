@@ -1,4 +1,4 @@
-"""Fetching an adapter's two files from the Hugging Face Hub or an object store. Blocking: runs in threads."""
+"""Fetches an adapter's two files from the Hugging Face Hub or an object store. All calls block and run in threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INSTALL = "pip install 'loralane[remote]'"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much one fetch may take. `deadline` is on the monotonic clock."""
+    """Limits of one fetch: its duration and its number of bytes. `deadline` is on the monotonic clock."""
 
     seconds: float
     deadline: float
@@ -31,11 +31,11 @@ class Bounds:
 
     @classmethod
     def within(cls, seconds: float, num_bytes: int) -> Bounds:
-        """Counted from now."""
+        """Return limits whose time starts now."""
         return cls(seconds, time.monotonic() + seconds, num_bytes)
 
     def check(self, source: str, num_bytes: int) -> None:
-        """Raises ApiError."""
+        """Check the limits. Raises ApiError if one is exceeded."""
         if num_bytes > self.num_bytes:
             raise _failed(source, f"it has over {self.num_bytes / 2**30:g} GiB (adapters.max_fetch_gb)")
         if time.monotonic() > self.deadline:
@@ -43,7 +43,7 @@ class Bounds:
 
 
 def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: Bounds, endpoint: str | None) -> Path:
-    """The snapshot of a hub repository with an adapter's two files, below `cache`.
+    """Download an adapter's two files from a hub repository. Return the folder of the snapshot, below `cache`.
 
     Raises:
         ApiError: INVALID_REQUEST, with the reason.
@@ -68,7 +68,8 @@ def fetch_hub(repo: str, revision: str | None, cache: Path, bounds: Bounds, endp
 
 
 def fetch_url(url: str, cache: Path, bounds: Bounds) -> Path:
-    """An adapter's two files from below a URL, in a folder of `cache` named by their content.
+    """Download an adapter's two files from below a URL. Return their folder in `cache`, which is named by their
+    content.
 
     Raises:
         ApiError: INVALID_REQUEST, with the reason.
@@ -92,7 +93,7 @@ def fetch_url(url: str, cache: Path, bounds: Bounds) -> Path:
 
 
 def _copy(url: str, folder: Path, bounds: Bounds) -> str:
-    """Copies both files; the hash of their contents."""
+    """Copy both files. Return the hash of their contents."""
     # A cached instance would answer from listings it made before the files were replaced.
     system, path = fsspec.url_to_fs(url, skip_instance_cache=True)
     digest, copied = hashlib.sha256(), 0
@@ -105,7 +106,7 @@ def _copy(url: str, folder: Path, bounds: Bounds) -> str:
 
 
 def _copy_file(source: BinaryIO, file: BinaryIO, url: str, copied: int, bounds: Bounds) -> int:
-    """Bytes copied so far, this file's included."""
+    """Copy one file. Return the number of bytes copied so far, including this file and the earlier ones (`copied`)."""
     while part := source.read(CHUNK_BYTES):
         copied += len(part)
         bounds.check(url, copied)
@@ -118,7 +119,7 @@ def _failed(source: str, reason: str) -> ApiError:
 
 
 def _reason(error: Exception) -> str:
-    """An error in one line."""
+    """Return an error as one line of text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {' '.join(lines)}" if lines else type(error).__name__
     return text if len(text) <= REASON_CHARS else f"{text[: REASON_CHARS - 3]}..."

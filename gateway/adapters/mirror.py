@@ -1,4 +1,5 @@
-"""One gateway's copy of the registry, and its engine made to follow it: load the new, switch, release the old."""
+"""A gateway's copy of the adapter registry. It makes the gateway's engine follow it: load the new version, switch
+requests to it, release the old one."""
 
 from __future__ import annotations
 
@@ -19,23 +20,24 @@ from gateway.registry.record import Change, Snapshot
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 60.0
 CONCURRENT_LOADS = 4
-"""Enough to keep a disk busy, few enough to leave the engine its cores."""
+"""Maximum number of concurrent loads: enough to keep a disk busy, but few enough to leave the engine its cores."""
 
 log = structlog.get_logger("adapters")
 
 
 class Sources(Protocol):
-    """Where adapters' files are found."""
+    """Finds the files of adapters."""
 
     async def fetch(self, source: str) -> Path:
-        """A folder with the files of `source`. Raises ApiError: INVALID_REQUEST, with the reason."""
+        """Return a folder with the files of `source`. Raises ApiError (INVALID_REQUEST) with the reason."""
 
 
 class AdapterMirror:
-    """Changes enter in the order of the registry's log and bind at once: who may use a name, what its aliases are.
+    """Copy of the registry. Changes are applied in the order of the registry's log. Permissions and aliases change at
+    once.
 
-    Only a new version takes its time. Until this engine has it, requests go on with the version before; a new name
-    has none and is not available yet.
+    Only a new version takes time: until this engine has loaded it, requests use the previous version. A new name has no
+    previous version and is not available until then.
     """
 
     def __init__(self, versions: AdapterVersions, sources: Sources, drain_seconds: float) -> None:
@@ -43,25 +45,26 @@ class AdapterMirror:
         self.records: dict[str, AdapterRecord] = {}
         self.aliases: dict[str, str] = {}
         self.tenants: dict[str, tuple[str, ...]] = {}
-        """Of the adapters that are not for everybody."""
+        """Tenants that may use an adapter, by name, for adapters that are restricted to some tenants."""
         self.served: dict[str, Hold] = {}
         """The version that this gateway's engine serves, by name."""
         self.errors: dict[str, str] = {}
-        """Why a name is not as the registry wants it."""
+        """Why this gateway does not serve what the registry says, by name."""
         self._leaving: dict[asyncio.Task[int], tuple[AdapterId, str]] = {}
-        """Versions that no new request gets, and the name each was served under."""
+        """Releases of versions that no new request gets: each version, and the name that it was served under."""
         self._versions = versions
         self._sources = sources
         self.drain_seconds = drain_seconds
         self._started = False
-        """There has been an engine; the first is given what is here by `AdapterRegistry.restore`."""
+        """True once an engine has started. `AdapterRegistry.restore` loads the adapters known by then into the first
+        engine."""
         self._loads = asyncio.Semaphore(CONCURRENT_LOADS)
         self._bringing: dict[str, asyncio.Event] = {}
-        """Names whose version is on its way; set when they have changed again."""
+        """Events of the names whose version is being loaded. An event is set when its name has changed again."""
         self._background: set[asyncio.Task[Any]] = set()
 
     def take(self, change: Change[AdapterRecord]) -> None:
-        """One change, the next in the registry's log or this gateway's own."""
+        """Apply a change: the next of the registry's log, or one of this gateway's own."""
         self.generation = max(self.generation, change.generation)
         if change.record is None:
             self._remove(change.name, change.drain_seconds)
@@ -69,7 +72,7 @@ class AdapterMirror:
             self.put(change.record)
 
     def take_all(self, snapshot: Snapshot[AdapterRecord]) -> None:
-        """Whatever the registry holds, in place of whatever was here."""
+        """Replace all records by a snapshot of the registry."""
         for name in self.records.keys() - snapshot.records.keys():
             self._remove(name, None)
         for name, record in snapshot.records.items():
@@ -79,15 +82,17 @@ class AdapterMirror:
         self.generation = snapshot.generation
 
     def is_current(self, record: AdapterRecord) -> bool:
-        """This gateway serves just what the record says."""
+        """Return whether this gateway serves the version that the record names."""
         hold = self.served.get(record.name)
         return hold is not None and hold.version == record.version
 
     async def bring(self, record: AdapterRecord) -> None:
-        """Loads a record's version and serves it: from where its files were last found, else from its source.
+        """Load a record's version and serve it. The files are read from where they were last found, else from the
+        record's source.
 
         Raises:
-            ApiError: INVALID_REQUEST, its files cannot be had, are refused or are others; ENGINE_UNAVAILABLE.
+            ApiError: INVALID_REQUEST, the files are not available, are refused by the engine or are a different
+                version; ENGINE_UNAVAILABLE.
         """
         async with self._loads:
             for place in (record.path, record.source):
@@ -109,7 +114,7 @@ class AdapterMirror:
                 raise invalid_request(message, "lora_path")
 
     def names(self) -> dict[AdapterId, list[str]]:
-        """Every name a version goes by, those last that new requests no longer find it under."""
+        """Return all names of each version. Names under which new requests no longer find the version come last."""
         names: dict[AdapterId, list[str]] = {}
         served = [(hold.version, name) for name, hold in self.served.items()]
         for version, name in (*served, *self._leaving.values()):
@@ -119,12 +124,12 @@ class AdapterMirror:
         return names
 
     def note(self, name: str, error: ApiError) -> None:
-        """Keeps for operators why a name is not as the registry wants it."""
+        """Record for operators why this gateway does not serve what the registry says under a name."""
         self.errors[name] = error.message
         log.error("adapter_not_followed", adapter=name, reason=error.message)
 
     def follow(self, name: str) -> None:
-        """Begins to bring a name's version, or to try again at once where that is going on."""
+        """Start loading a name's version in the background, or retry at once if that is already under way."""
         if not self._started:
             return
         if under_way := self._bringing.get(name):
@@ -134,13 +139,13 @@ class AdapterMirror:
             self._spawn(self._keep_bringing(name, self._bringing[name]))
 
     def restart(self) -> None:
-        """The engine is a new one, perhaps the first, and holds nothing."""
+        """Note that a new engine, perhaps the first, has started. It holds no adapters."""
         self._started = True
         self._versions.forget()
         self.served.clear()
 
     async def settle(self) -> None:
-        """Waits until versions that were replaced or removed are gone."""
+        """Wait until replaced and removed versions are released."""
         while self._leaving:
             await asyncio.wait(self._leaving)
 
@@ -150,7 +155,7 @@ class AdapterMirror:
         await asyncio.gather(*self._background, return_exceptions=True)
 
     def put(self, record: AdapterRecord) -> None:
-        """Serves a record at once if the engine has its version, else as soon as it does."""
+        """Serve a record at once if the engine has its version, else as soon as the engine has loaded it."""
         name = record.name
         self._rename(name, record)
         if not self.is_current(record):
@@ -163,7 +168,7 @@ class AdapterMirror:
         self._pin(record.version)
 
     def leave(self, name: str, hold: Hold, drain_seconds: float | None) -> asyncio.Task[int]:
-        """Gives back a hold on what was served under a name; returns how many requests will be aborted for it."""
+        """Release a hold on a version that was served under a name. The task returns the number of aborted requests."""
         seconds = self.drain_seconds if drain_seconds is None else drain_seconds
         task = self._spawn(self._leave(hold, seconds))
         self._leaving[task] = (hold.version, name)
@@ -184,10 +189,10 @@ class AdapterMirror:
             under_way.set()
 
     def _rename(self, name: str, record: AdapterRecord | None) -> None:
-        """Puts a record in place of what was there, with all its names."""
+        """Replace a name's record, aliases and tenants. None removes them."""
         previous = self.records.get(name)
         for alias in previous.aliases if previous else ():
-            if self.aliases.get(alias) == name:  # in a whole registry read anew it may be another's by now
+            if self.aliases.get(alias) == name:  # in a new snapshot the alias may belong to another name by now
                 del self.aliases[alias]
         self.tenants.pop(name, None)
         if record is None:
@@ -199,14 +204,14 @@ class AdapterMirror:
             self.tenants[name] = record.tenants
 
     def _switch(self, name: str, hold: Hold) -> None:
-        """From this moment on requests get the version held."""
+        """Serve the held version to new requests under a name, and release the previous version."""
         previous = self.served.get(name)
         self.served[name] = hold
         if previous is not None:
             self.leave(name, previous, None)
 
     def _pin(self, version: AdapterId) -> None:
-        """Asks for what the names of a version say about pins, where the engine does not have it so."""
+        """Pin or unpin a version in the engine if that differs from what the records of its names say."""
         if self._wants_pin(version) != self._versions.is_pinned(version):
             self._spawn(self._settle_pin(version))
 
@@ -223,7 +228,7 @@ class AdapterMirror:
         return any(hold is not None and hold.version == version for hold in pinned)
 
     async def _keep_bringing(self, name: str, changed: asyncio.Event) -> None:
-        """Tries until this gateway serves what the registry says, or the name is gone."""
+        """Retry until this gateway serves what the registry says, or the name is removed."""
         delay = FIRST_RETRY_SECONDS
         try:
             while (record := self.records.get(name)) and not self.is_current(record):

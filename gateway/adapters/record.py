@@ -1,4 +1,4 @@
-"""What the registry knows of an adapter: the same words for every gateway, and the bytes they are kept as."""
+"""Registry records of adapters, which are the same for all gateways, and their encoding."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ MAX_DRAIN_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class AdapterRecord:
-    """One name that is served."""
+    """A name under which an adapter is served."""
 
     name: str
     source: str
-    """What an operator gave: a folder, or whatever else the gateway's sources understand. A reload reads it again."""
+    """Folder or other source that the operator gave, of a kind that the gateway supports. A reload reads it again."""
     path: str
-    """Where the gateway that loaded it last found its files."""
+    """Folder where the gateway that loaded the adapter last found its files."""
     version: AdapterId
-    """Content hash: reloading a name with other files gives another version."""
+    """Content hash. Reloading a name with different files gives a different version."""
     rank: int
-    """The largest of its modules."""
+    """Largest rank of the adapter's modules."""
     target_modules: tuple[str, ...]
     pages: int
-    """It takes on a device."""
+    """Number of pages that the adapter takes on a device."""
     bytes: int
-    """Packed."""
+    """Size of the packed adapter in bytes."""
     created: float
-    """Unix time in seconds, as `updated`."""
+    """Unix time in seconds, like `updated`."""
     updated: float
     tenants: tuple[str, ...] = ()
-    """Who may use it; empty: every tenant whose configuration lets it."""
+    """Tenants that may use the adapter. Empty means every tenant whose configuration allows it."""
     aliases: tuple[str, ...] = ()
-    """Other names that lead to it, in order."""
+    """Other names of the adapter, in order."""
     pinned: bool = False
-    """Stays on the device once it is there."""
+    """True if the adapter stays on the device once it is there."""
     generation: int = 0
-    """Of the registry when this was written; 0: it is this gateway's alone, the registry has not seen it."""
+    """Generation of the registry when the record was written; 0 if the registry does not have this gateway's record."""
 
     def with_content(self, path: str, info: pb.AdapterInfo, now: float) -> AdapterRecord:
-        """The same name with what was found at `path`."""
+        """Return the record with the content that was found at `path`."""
         return replace(
             self,
             path=path,
@@ -59,7 +59,7 @@ class AdapterRecord:
 
 
 def new_record(name: str, source: str, now: float) -> AdapterRecord:
-    """A name whose content is still to be read."""
+    """Return a record whose content is still to be read."""
     return AdapterRecord(name, source, "", "", 0, (), 0, 0, created=now, updated=now)
 
 
@@ -68,12 +68,12 @@ def encode_record(record: AdapterRecord) -> bytes:
 
 
 def decode_record(text: bytes, generation: int) -> AdapterRecord:
-    """The inverse of `encode_record`. Fields a newer gateway wrote and this one does not know are left out."""
+    """Decode a record. Unknown fields, which a newer gateway wrote, are ignored."""
     return replace(msgspec.json.decode(text, type=AdapterRecord), generation=generation)
 
 
 def check_drain(seconds: float | None) -> None:
-    """Of one adapter's own drain. Raises ApiError: INVALID_REQUEST."""
+    """Check the drain time of one unload. Raises ApiError: INVALID_REQUEST."""
     if seconds is not None and not 0 <= seconds <= MAX_DRAIN_SECONDS:
         raise invalid_request(f"drain_seconds must be from 0 to {MAX_DRAIN_SECONDS:g}", "drain_seconds")
 

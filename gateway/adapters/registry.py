@@ -1,8 +1,10 @@
-"""Which adapters are served, under which names, and in which version: what operators change and requests ask.
+"""Registry of the adapters that are served, with their names and versions. Operators change it, and requests look up
+names.
 
-The registry is in Redis, shared by every gateway of a base model; here is one gateway's door to it. A change is written
-there first, if nobody else has changed the same name, and binds when it comes back with the registry's log, here as on
-every other gateway. So there is one order of changes, and one way for them to take effect.
+The registry is in Redis, shared by all gateways of a base model; this module is one gateway's access to it. A change is
+first written to Redis, unless another gateway has changed the same name meanwhile. It takes effect when it comes back
+with the registry's log, here as on every other gateway. So there is one order of changes, and one way in which they
+take effect.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ log = structlog.get_logger("adapters")
 
 
 class AdapterRegistry:
-    """Names to adapters, over an engine that knows content hashes only."""
+    """Maps names to adapters. The engine knows adapters only by content hash."""
 
     def __init__(
         self,
@@ -46,9 +48,12 @@ class AdapterRegistry:
     ) -> None:
         """
         Args:
-            reserved: names an adapter cannot have, those of the base model.
-            drain_seconds: how long requests may go on with a version that is replaced or unloaded.
-            clock: Unix time.
+            engine: the engine of this gateway.
+            store: where the registry is stored.
+            sources: finds the files of adapters.
+            reserved: names that an adapter cannot have, those of the base model.
+            drain_seconds: how long requests may continue with a version that is replaced or unloaded.
+            clock: returns the Unix time.
         """
         self._engine = engine
         self._store = store
@@ -63,35 +68,35 @@ class AdapterRegistry:
 
     @property
     def records(self) -> Mapping[str, AdapterRecord]:
-        """What the registry says, by name."""
+        """Records of the registry, by name."""
         return MappingProxyType(self._mirror.records)
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Alias to name."""
+        """Names of adapters, by alias."""
         return MappingProxyType(self._mirror.aliases)
 
     @property
     def tenants(self) -> Mapping[str, Collection[str]]:
-        """Names that are for some tenants alone, and for which."""
+        """Tenants that may use an adapter, by name, for adapters that are restricted to some tenants."""
         return MappingProxyType(self._mirror.tenants)
 
     @property
     def names(self) -> Mapping[AdapterId, list[str]]:
-        """Every name that a version in use goes by."""
+        """All names of each version in use."""
         return self._mirror.names()
 
     @property
     def next_change(self) -> asyncio.Event:
-        """Set when the registry changes next."""
+        """Event that is set at the next change of the registry."""
         return self._log.next_change
 
     def drain_for(self, seconds: float) -> None:
-        """How long requests may go on with a version that is replaced or unloaded, from now on."""
+        """Set how long requests may continue with a version that is replaced or unloaded, in seconds."""
         self._mirror.drain_seconds = seconds
 
     async def start(self) -> None:
-        """Reads the registry and follows it from now on."""
+        """Read the registry and follow it in the background."""
         await self._log.start()
 
     async def close(self) -> None:
@@ -99,14 +104,15 @@ class AdapterRegistry:
         await self._mirror.close()
 
     async def settle(self) -> None:
-        """Waits until versions replaced or removed are gone from the engine."""
+        """Wait until replaced and removed versions are gone from the engine."""
         await self._mirror.settle()
 
     def pick(self, name: str) -> AdapterRecord:
-        """What serves a request under this name now. Hold its version with `using`, before anything is awaited.
+        """Return the record that serves a new request under a name. Hold its version with `using` before the next
+        await.
 
         Raises:
-            ApiError: MODEL_NOT_FOUND; ENGINE_UNAVAILABLE, this gateway's engine does not have it.
+            ApiError: MODEL_NOT_FOUND; ENGINE_UNAVAILABLE, this gateway's engine does not have the adapter.
         """
         record = self._known(name)
         hold = self._mirror.served.get(name)
@@ -116,20 +122,20 @@ class AdapterRegistry:
         return record if hold.version == record.version else replace(record, version=hold.version)
 
     def using(self, version: AdapterId | None) -> AbstractContextManager[None]:
-        """For the life of a request: while it lasts its version stays, unless the drain time is over."""
+        """Hold a version during a request. It stays in the engine unless the drain time ends first."""
         return self._versions.using(version)
 
     async def load(
         self, name: str, source: str, *, replace: bool = False, tenants: Collection[str] = ()
     ) -> AdapterRecord:
-        """Serves the adapter that `source` leads to under `name`, to `tenants` alone if any are named.
+        """Serve the adapter at `source` under `name`, restricted to `tenants` if any are given.
 
-        A replaced version finishes its running requests in the background; aliases and pins stay, and so do tenants
-        where none are named.
+        Running requests of a replaced version finish in the background. Aliases and pins are kept, and so are tenants
+        if none are given.
 
         Raises:
             ApiError: INVALID_REQUEST, the name, the source or the adapter is not acceptable; ADAPTER_EXISTS, the name
-                is taken and `replace` is off; ADAPTER_CONFLICT, another change of this name is going on or was faster;
+                is taken and `replace` is off; ADAPTER_CONFLICT, another change of this name is under way or was faster;
                 REGISTRY_UNAVAILABLE; ENGINE_UNAVAILABLE.
         """
         check_name(name, self._reserved, "lora_name")
@@ -141,22 +147,24 @@ class AdapterRegistry:
             return await self._load(name, source, previous, allowed)
 
     async def reload(self, name: str) -> bool:
-        """Reads the same source again; True: there was something new, which new requests get from now on.
+        """Read an adapter's source again. Return whether the record changed; new requests then get the new content.
 
         Raises:
-            ApiError: MODEL_NOT_FOUND, and as `load`.
+            ApiError: MODEL_NOT_FOUND, and those of `load`.
         """
         with self._change(name):
             previous = self._known(name)
             return await self._load(name, previous.source, previous) is not previous
 
     async def unload(self, name: str, drain_seconds: float | None = None) -> int:
-        """Takes no new requests from now on; returns how many were aborted here after the drain time.
+        """Remove an adapter: accept no new requests, and return the number of requests aborted here after the drain
+        time.
 
-        Asked again while requests still drain, it waits for the same end.
+        A repeated call while requests still drain waits for the same end.
 
         Args:
-            drain_seconds: 0 to MAX_DRAIN_SECONDS; None: as for every adapter.
+            name: name of the adapter.
+            drain_seconds: 0 to MAX_DRAIN_SECONDS. None means the time configured for all adapters.
 
         Raises:
             ApiError: INVALID_REQUEST, MODEL_NOT_FOUND, ADAPTER_CONFLICT, REGISTRY_UNAVAILABLE.
@@ -166,7 +174,7 @@ class AdapterRegistry:
             return await asyncio.shield(self._draining[name])
         with self._change(name):
             record, served = self._known(name), self._mirror.served.get(name)
-            hold = self._versions.hold(served.version) if served else None  # so that its drain is this call's
+            hold = self._versions.hold(served.version) if served else None  # so that this call decides its drain time
             try:
                 await self._log.remove(record, drain_seconds)
             finally:
@@ -174,14 +182,14 @@ class AdapterRegistry:
         return 0 if draining is None else await self._drained(name, draining)
 
     async def pin(self, name: str, pinned: bool) -> AdapterRecord:
-        """Keeps an adapter on the device once it is there, or lets it go when there is need. Raises ApiError."""
+        """Pin an adapter, so that it stays on the device once it is there, or unpin it. Raises ApiError."""
         return await self._amend(name, lambda record: replace(record, pinned=pinned))
 
     async def alias(self, name: str, alias: str, *, remove: bool = False) -> AdapterRecord:
-        """Gives an adapter another name, or takes it away.
+        """Add an alias to an adapter, or remove it.
 
         Raises:
-            ApiError: INVALID_REQUEST, no name for an adapter or too many of them; ADAPTER_CONFLICT, the alias is taken;
+            ApiError: INVALID_REQUEST, the alias is invalid or there are too many; ADAPTER_CONFLICT, the alias is taken;
                 MODEL_NOT_FOUND, no such adapter, or no such alias of it to remove; REGISTRY_UNAVAILABLE.
         """
         check_name(alias, self._reserved, "alias")
@@ -189,18 +197,20 @@ class AdapterRegistry:
         return await self._amend(name, lambda record: replace(record, aliases=change(record.aliases, alias)))
 
     async def allow(self, name: str, tenants: Collection[str]) -> AdapterRecord:
-        """Keeps an adapter for some tenants; for none: gives it to every tenant whose configuration lets it.
+        """Restrict an adapter to some tenants. If none are given, every tenant whose configuration allows it may use
+        it.
 
-        Raises ApiError: INVALID_REQUEST, and as `unload`.
+        Raises ApiError: INVALID_REQUEST, and those of `unload`.
         """
         allowed = tenant_list(tenants)
         return await self._amend(name, lambda record: replace(record, tenants=allowed))
 
     async def seed(self, name: str, source: str) -> None:
-        """Serves what the configuration names. Where it has named the same before, operators' changes since stand.
+        """Serve an adapter of the configuration. If the configuration named the same source before, operators' later
+        changes stand.
 
         Raises:
-            ApiError: as `load`.
+            ApiError: those of `load`.
         """
         check_name(name, self._reserved, "lora_name")
         try:
@@ -217,12 +227,13 @@ class AdapterRegistry:
             raise invalid_request(self._mirror.errors.get(name, "the engine does not have it"), "lora_path")
 
     async def restore(self) -> None:
-        """Gives a new engine the adapters. What was changed on disk meanwhile becomes the version the name has."""
+        """Load all adapters into a new engine. Adapters whose files changed meanwhile get a new version."""
         self._mirror.restart()
         await asyncio.gather(*(self._restore_or_note(record) for record in tuple(self.records.values())))
 
     async def statuses(self) -> list[AdapterStatus]:
-        """In order of names, from one question to the engine. Without an engine everything is on disk."""
+        """Return the status of all adapters, sorted by name, with one call to the engine. Without an engine all are on
+        disk."""
         try:
             adapters = (await self._engine.stats()).adapters
         except EngineUnavailable:
@@ -231,7 +242,7 @@ class AdapterRegistry:
         return statuses_of(self._mirror.records, served, self._mirror.errors, adapters)
 
     async def status(self, name: str) -> AdapterStatus:
-        """Raises ApiError: MODEL_NOT_FOUND."""
+        """Return the status of one adapter. Raises ApiError: MODEL_NOT_FOUND."""
         found = [status for status in await self.statuses() if status.name == name]
         if not found:
             raise model_not_found(name)
@@ -240,7 +251,7 @@ class AdapterRegistry:
     async def _load(
         self, name: str, source: str, previous: AdapterRecord | None, tenants: tuple[str, ...] = (), seed: str = ""
     ) -> AdapterRecord:
-        """The record as it is afterwards: `previous` itself where nothing is new."""
+        """Load an adapter and write its record. Return the new record, or `previous` itself if nothing is new."""
         async with self._content(name, source, previous) as record:
             record = replace(record, tenants=tenants) if tenants else record
             if previous and not seed and record == replace(previous, updated=record.updated):
@@ -252,7 +263,7 @@ class AdapterRegistry:
 
     @asynccontextmanager
     async def _content(self, name: str, source: str, previous: AdapterRecord | None) -> AsyncIterator[AdapterRecord]:
-        """The record that `name` would have with what `source` holds now, which the engine holds meanwhile."""
+        """Yield the record of `name` with the present content of `source`, which the engine holds meanwhile."""
         folder, now = await self._sources.fetch(source), self._clock()
         async with self._versions.loaded(folder) as info:
             base = replace(previous, source=source) if previous else new_record(name, source, now)
@@ -271,7 +282,7 @@ class AdapterRegistry:
             await self._restore(record)
         except ApiError as error:
             self._mirror.note(record.name, error)
-            if error.fault is not Fault.ENGINE_UNAVAILABLE:  # else the next engine is given everything
+            if error.fault is not Fault.ENGINE_UNAVAILABLE:  # else `restore` loads everything into the next engine
                 self._mirror.follow(record.name)
 
     async def _restore(self, record: AdapterRecord) -> None:

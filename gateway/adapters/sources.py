@@ -1,5 +1,5 @@
-"""Where adapters come from: folders below the roots an operator has named, and what he allows of the Hugging Face Hub
-and of object stores. Whatever is fetched becomes a folder of this machine."""
+"""Finds adapters in folders below the configured roots and, where an operator allows it, on the Hugging Face Hub and in
+object stores. Fetched adapters become local folders."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ HUB_ID = re.compile(
 """`org/name`, or `org/name@revision`."""
 FILE_URL = "file://"
 FETCH_THREADS = 4
-"""Downloads at once; more would share the same line."""
+"""Maximum number of concurrent downloads. More of them would share the same bandwidth."""
 
 Work = Callable[[], Path]
 
 
 class LocalSources:
-    """Folders of this machine: those below the roots, and single ones."""
+    """Local folders: those below the roots, and single ones."""
 
     def __init__(self, roots: Collection[Path], folders: Collection[Path] = ()) -> None:
         """
         Args:
             roots: folders below which adapters may lie.
-            folders: of one adapter each; nothing else is ever read.
+            folders: further folders with one adapter each. Nothing else is ever read.
         """
         self._roots = tuple(root.resolve() for root in roots)
         self._folders = frozenset(folder.resolve() for folder in folders)
 
     async def fetch(self, source: str) -> Path:
-        """The real folder, after symbolic links; `source` is absolute, or relative to a root.
+        """Return the folder of an adapter after resolving symbolic links. `source` is absolute, or relative to a root.
 
         Raises:
             ApiError: INVALID_REQUEST, it is not a folder below a root.
@@ -48,7 +48,7 @@ class LocalSources:
         return self.confine(source)
 
     def confine(self, source: str) -> Path:
-        """See `fetch`."""
+        """Return the folder of an adapter, like `fetch`."""
         with suppress(OSError, ValueError, RuntimeError):  # too long a name, a null byte, a loop of links
             for root in self._roots:
                 folder = (root / source).resolve()
@@ -60,17 +60,18 @@ class LocalSources:
 
 
 class AdapterSources:
-    """Local folders, hub ids and URLs alike. What runs at the same time for the same source is fetched once.
+    """Local folders, hub ids and URLs. Concurrent requests for the same source share one fetch.
 
-    A folder below a root is served where it lies. Everything else is fetched anew each time it is asked for, so that a
-    reload sees what has changed at its source.
+    A folder below a root is served from where it is. Everything else is fetched anew each time, so that a reload sees
+    what has changed at its source.
     """
 
     def __init__(self, config: AdaptersConfig, cache: Path, hub_endpoint: str | None = None) -> None:
         """
         Args:
-            cache: folder for what is fetched, and a root.
-            hub_endpoint: address of the hub; None: huggingface_hub's own choice.
+            config: the allowed sources and the limits of fetches.
+            cache: folder for fetched adapters. It is a root, too.
+            hub_endpoint: address of the hub. None means the default of huggingface_hub.
         """
         self._hub_endpoint = hub_endpoint
         self._preloaded: set[Path] = set()
@@ -79,20 +80,20 @@ class AdapterSources:
         self._fetches: dict[str, asyncio.Task[Path]] = {}
 
     def allow(self, config: AdaptersConfig, cache: Path) -> None:
-        """Where adapters may come from, from now on. A folder that was preloaded stays one: what it holds is served
-        until somebody unloads it, by the next engine as well."""
+        """Set the allowed sources. Folders that were ever preloaded stay allowed: their adapters are served until an
+        operator unloads them, by the next engine as well."""
         self._preloaded |= set(config.preload.values())
         self._local = LocalSources((*config.roots, cache), self._preloaded)
         self._config, self._cache = config, cache
 
     async def fetch(self, source: str) -> Path:
-        """A folder of this machine that holds the adapter.
+        """Return a local folder that holds the adapter.
 
         Args:
             source: a folder, absolute or relative to a root; a hub id, `org/name` or `org/name@revision`; or a URL.
 
         Raises:
-            ApiError: INVALID_REQUEST, the source is not allowed, not there, too large or too slow.
+            ApiError: INVALID_REQUEST, the source is not allowed, does not exist, is too large or takes too long.
         """
         work = self._work(source)
         if work is None:
@@ -100,15 +101,15 @@ class AdapterSources:
         if source not in self._fetches:
             task = self._fetches[source] = asyncio.create_task(self._run(source, work))
             task.add_done_callback(partial(self._forget, source))
-        # Whoever stops waiting takes the fetch from nobody else.
+        # A caller that is cancelled must not cancel the fetch for the others.
         return await asyncio.shield(self._fetches[source])
 
     def close(self) -> None:
-        """Starts nothing more. A download that is under way ends by its own time limit."""
+        """Start no more downloads. A running one ends within its own time limit."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _work(self, source: str) -> Work | None:
-        """How to fetch a source; None for a local folder. Raises ApiError when it is not allowed."""
+        """Return a function that fetches a source, or None for a local folder. Raises ApiError if it is not allowed."""
         if "://" in source and not source.startswith(FILE_URL):
             return self._url_work(source)
         if (hub_id := HUB_ID.fullmatch(source)) and self._config.hub and not self._is_folder(source):
@@ -147,7 +148,7 @@ class AdapterSources:
     def _forget(self, source: str, task: asyncio.Task[Path]) -> None:
         del self._fetches[source]
         if not task.cancelled():
-            task.exception()  # asked for, so that one nobody waits for any more is not reported as lost
+            task.exception()  # retrieved, so that asyncio does not log it as never retrieved
 
 
 def _refused(message: str) -> ApiError:

@@ -1,4 +1,4 @@
-"""What operators see of an adapter: the registry's word and the engine's, side by side."""
+"""Status of adapters for operators, combined from the registry and the engine."""
 
 from __future__ import annotations
 
@@ -11,38 +11,40 @@ from engine.pb import engine_pb2 as pb
 from gateway.adapters.record import AdapterRecord
 
 NOTHING = pb.AdapterStats(state="disk")
-"""What an engine that is away, or does not have a version, says about it."""
+"""Statistics of a version that the engine does not have, or of any version while the engine is away."""
 
 
 class AdapterStatus(msgspec.Struct, frozen=True):
-    """One name, as this gateway serves it now. Fields that `AdapterRecord` has too mean the same.
+    """Status of one name on this gateway. Fields that `AdapterRecord` has too mean the same.
 
-    A Struct, as thousands are made for one list: a frozen dataclass of so many fields takes ten times as long to make.
+    It is a Struct because one list may need thousands: a frozen dataclass of so many fields takes ten times as long to
+    make.
     """
 
     name: str
     aliases: tuple[str, ...]
     tier: str
-    """disk, fetching, host or resident: of the version served."""
+    """Tier of the served version: disk, fetching, host or resident."""
     version: AdapterId
     served_version: AdapterId
-    """What requests get here: `version`, the one before while that is being loaded, or empty: none."""
+    """Version that requests get on this gateway: `version`, or the previous one while `version` is being loaded. Empty
+    means that requests get none."""
     rank: int
     bytes: int
     pages: int
     running: int
-    """Requests of this version in this gateway's engine, by whichever name."""
+    """Requests of this version that run in this gateway's engine, under any name."""
     waiting: int
     hits: int
-    """Requests that found it on the device."""
+    """Requests that found the adapter on the device."""
     loads: int
-    """Copies to the device."""
+    """Number of copies to the device."""
     fetches: int
-    """Reads from disk."""
+    """Number of reads from disk."""
     last_load_seconds: float
     last_fetch_seconds: float
     idle_seconds: float | None
-    """Since a request last used it; None: none did."""
+    """Seconds since a request last used the adapter. None means that none did."""
     pinned: bool
     tenants: tuple[str, ...]
     target_modules: tuple[str, ...]
@@ -52,7 +54,7 @@ class AdapterStatus(msgspec.Struct, frozen=True):
     updated: float
     generation: int
     error: str
-    """Why this gateway does not serve what the registry says; empty: it does."""
+    """Why this gateway does not serve what the registry says. Empty means that it does."""
 
 
 def statuses_of(
@@ -61,7 +63,8 @@ def statuses_of(
     errors: Mapping[str, str],
     adapters: Iterable[pb.AdapterStats],
 ) -> list[AdapterStatus]:
-    """In order of names. `served`, `errors`: by name; `adapters`: what the engine says of its versions."""
+    """Return the status of all names, sorted by name. `served` and `errors` are by name; `adapters` are the engine's
+    statistics of its versions."""
     stats = {adapter.adapter: adapter for adapter in adapters}
     return [
         _status(record, served.get(name, ""), errors.get(name, ""), stats.get(served.get(name, ""), NOTHING))

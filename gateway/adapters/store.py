@@ -1,4 +1,4 @@
-"""The registry of one base model's adapters."""
+"""Redis store of one base model's adapters."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from gateway.registry.store import RedisRecordStore
 
 
 def adapter_store(client: Redis, base: str, prefix: str = "loralane:") -> RedisRecordStore[AdapterRecord]:
-    """Under `{prefix}adapters:{base}:`; `base` is the model all these adapters are made for."""
+    """Return the store under the keys `{prefix}adapters:{base}:`. `base` is the base model of these adapters."""
     return RedisRecordStore(client, f"{prefix}adapters:{{{base}}}:", ADAPTERS)

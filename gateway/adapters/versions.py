@@ -1,4 +1,4 @@
-"""The versions one engine holds: who needs each, who is using it, and when it can go."""
+"""Tracks the adapter versions in one engine: the names and requests that need each, and when it can be unloaded."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ log = structlog.get_logger("adapters")
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """One reason for the engine to keep a version."""
+    """A reference that keeps a version in the engine."""
 
     version: AdapterId
     engine: int
-    """Which engine in a row of restarts: a hold on a former one went with it."""
+    """Number of the engine, which each restart increments. A hold on an earlier engine ended with it."""
 
 
 class AdapterVersions:
-    """Counts holds, so that a version goes when the last name that serves it is gone, and not before its requests."""
+    """Counts holds and requests of versions. A version is unloaded when no name serves it any more and its requests
+    have ended or their drain time is over."""
 
     def __init__(self, engine: EngineApi) -> None:
         self._engine = engine
@@ -39,13 +40,13 @@ class AdapterVersions:
         self._holds: Counter[AdapterId] = Counter()
         self._users: Counter[AdapterId] = Counter()
         self._unused: dict[AdapterId, asyncio.Event] = {}
-        """Set, and taken out, when the last user of a version has left."""
+        """Events by version, each set and removed when the last request of its version has ended."""
         self._draining: Counter[AdapterId] = Counter()
-        """Releases that wait for a version's requests."""
+        """Number of releases that wait for a version's requests, by version."""
         self._drain_until: dict[AdapterId, float] = {}
-        """The latest time that a release gave a version's requests."""
+        """Latest drain deadline of a version's releases, on the monotonic clock."""
         self._reading: dict[object, set[AdapterId]] = {}
-        """For each load under way, the versions that the engine may have let go since it began."""
+        """Versions that the engine may have unloaded since a load began, for each load under way."""
         self._dropping: dict[AdapterId, asyncio.Event] = {}
         self._pinned: set[AdapterId] = set()
         self._pinning = asyncio.Lock()
@@ -54,14 +55,15 @@ class AdapterVersions:
         return version in self._pinned
 
     def hold(self, version: AdapterId) -> Hold | None:
-        """None: the engine does not have this version; it has to be loaded."""
+        """Take a hold on a version. None means that the engine does not have it, so it must be loaded."""
         if not self._holds[version]:
             return None
         self._holds[version] += 1
         return Hold(version, self._engine_number)
 
     async def release(self, hold: Hold, drain_seconds: float) -> int:
-        """Gives a hold back. With the last one, requests get `drain_seconds` to end, then the engine frees every tier.
+        """Release a hold. After the last one, requests get `drain_seconds` to end; then the version is removed from
+        every tier.
 
         Returns:
             The number of requests that were aborted.
@@ -74,7 +76,7 @@ class AdapterVersions:
             return 0
         until = time.monotonic() + drain_seconds
         if self._draining[version] and until <= self._drain_until.get(version, 0.0):
-            return 0  # whoever gave its requests longer lets go of it
+            return 0  # the release with the later deadline unloads it
         self._drain_until[version] = max(until, self._drain_until.get(version, 0.0))
         self._draining[version] += 1
         try:
@@ -87,7 +89,7 @@ class AdapterVersions:
 
     @asynccontextmanager
     async def loaded(self, folder: Path) -> AsyncIterator[pb.AdapterInfo]:
-        """Reads an adapter into the engine, and holds it for as long as this is entered.
+        """Load an adapter into the engine and hold it until the context is left.
 
         Raises:
             ApiError: INVALID_REQUEST, the engine refuses it; ENGINE_UNAVAILABLE.
@@ -102,7 +104,8 @@ class AdapterVersions:
 
     @contextmanager
     def using(self, version: AdapterId | None) -> Iterator[None]:
-        """For the life of a request, from the moment its version is chosen; None: the base, which never goes."""
+        """Count a request as a user of a version from its choice on. None means the base model, which is never
+        unloaded."""
         if version is None:
             yield
             return
@@ -117,7 +120,7 @@ class AdapterVersions:
                     unused.set()
 
     async def pin(self, version: AdapterId, pinned: bool) -> None:
-        """Raises ApiError: INVALID_REQUEST, the engine refuses; ENGINE_UNAVAILABLE."""
+        """Pin or unpin a version. Raises ApiError: INVALID_REQUEST, the engine refuses; ENGINE_UNAVAILABLE."""
         async with self._pinning:
             if pinned == (version in self._pinned):
                 return
@@ -126,13 +129,13 @@ class AdapterVersions:
             (self._pinned.add if pinned else self._pinned.discard)(version)
 
     def forget(self) -> None:
-        """After an engine has started: it holds nothing."""
+        """Forget all holds and pins, because a new engine has started."""
         self._engine_number += 1
         self._holds.clear()
         self._pinned.clear()
 
     async def _load(self, folder: Path) -> pb.AdapterInfo:
-        """Again, where the engine was told to let go meanwhile of just what it read."""
+        """Load an adapter. If the engine was told to unload the same version meanwhile, load it again."""
         while True:
             info, gone = await self._read(folder)
             if info.adapter not in gone:
@@ -141,7 +144,7 @@ class AdapterVersions:
                 await dropped.wait()
 
     async def _read(self, folder: Path) -> tuple[pb.AdapterInfo, set[AdapterId]]:
-        """What the engine read, and the versions it was told to let go while it did."""
+        """Load an adapter once. Return it, and the versions that the engine was told to unload meanwhile."""
         token, gone = object(), set(self._dropping)
         self._reading[token] = gone
         try:
@@ -151,7 +154,7 @@ class AdapterVersions:
             del self._reading[token]
 
     async def _drained(self, version: AdapterId) -> None:
-        """Several may wait for one version: it has until the last of them is satisfied."""
+        """Wait until a version has no requests, has a hold again, or its latest drain deadline has passed."""
         while self._users[version] and not self._holds[version]:
             left = self._drain_until.get(version, 0.0) - time.monotonic()
             if left <= 0:
@@ -169,7 +172,7 @@ class AdapterVersions:
             return await self._engine.unload_adapter(version, 0.0)
         except EngineUnavailable as error:
             log.warning("adapter_not_unloaded", version=version, reason=str(error))
-            return 0  # an engine that is gone holds nothing, and the next one is not given what nobody holds
+            return 0  # an engine that is gone holds nothing, and the next one loads only what is held
         finally:
             del self._dropping[version]
             self._drain_until.pop(version, None)

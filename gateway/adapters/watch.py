@@ -1,4 +1,4 @@
-"""Watching adapters: the whole list once, then what has become different."""
+"""Watches the status of adapters: first the whole list, then the changes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gateway.adapters.status import AdapterStatus
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Between two looks."""
+    """Changes between two polls."""
 
     adapters: tuple[AdapterStatus, ...]
-    """Those that are new or changed, as they are now."""
+    """Adapters that are new or changed, in their present state."""
     removed: tuple[str, ...]
 
 
 async def watch(
     registry: AdapterRegistry, interval_seconds: float, stopping: asyncio.Event
 ) -> AsyncGenerator[Difference, None]:
-    """The first difference is to nothing at all, the next ones come as they happen, until `stopping` is set.
+    """Yield all adapters at first, and then differences as they occur, until `stopping` is set.
 
-    The engine is asked every `interval_seconds`, and at once when the registry has changed.
+    The engine is polled every `interval_seconds`, and at once when the registry has changed.
     """
     before: dict[str, AdapterStatus] = {}
     first = True
@@ -53,5 +53,5 @@ def _difference(before: Mapping[str, AdapterStatus], now: Mapping[str, AdapterSt
 
 
 def _news(status: AdapterStatus) -> Hashable:
-    """What a change of is worth telling. Counts and times change with every request."""
+    """Return the fields whose change is reported. Counts and times are left out: they change with every request."""
     return status.generation, status.tier, status.served_version, status.error

@@ -1,1 +1,1 @@
-"""Batches: jobs of many lines that outlive any process that works on them (docs/batches.md)."""
+"""Batches: jobs of many lines that survive the end of any process that works on them (docs/batches.md)."""

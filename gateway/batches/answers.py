@@ -1,4 +1,4 @@
-"""Lines of output and error files, as OpenAI has them."""
+"""Renders the lines of output and error files in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -13,46 +13,47 @@ from gateway.generation import Usage
 from gateway.openai.render import encode_json
 
 ENDINGS = OUTPUT, ERRORS = ".out", ".err"
-"""How names of parts end, by the file that they become a piece of."""
+"""Suffixes of the names of parts, by the file that they become a piece of."""
 NEVER_RUN: Mapping[Outcome, tuple[str, str]] = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line was answered"),
     "expired": ("batch_expired", "the batch's completion window was over before this line was answered"),
 }
-"""By what became of the batch: code and message for lines without an answer."""
+"""Error code and message of lines without an answer, by the outcome of the batch."""
 
 ESCAPED = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\x85\u2028\u2029"}
-"""JSON need not escape them, but they end a line to Python's splitlines, which many a script reads such a file with."""
+"""Escapes of characters that JSON may leave as they are, but that Python's splitlines takes as line ends. Many scripts
+read result files with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineName:
-    """Which line an answer is to."""
+    """Identifies the line that an answer belongs to."""
 
     batch_id: str
     number: int
-    """In the input file, from 1."""
+    """Number of the line in the input file, from 1."""
     custom_id: str
 
     @property
     def answer_id(self) -> str:
-        """The same whoever answers, however often: a file written twice is one file."""
+        """Id of the answer. It depends on the line only, so that a file that is written twice has the same content."""
         digest = hashlib.blake2b(self.request_id.encode(), digest_size=12)
         return f"batch_req_{digest.hexdigest()}"
 
     @property
     def request_id(self) -> str:
-        """By which logs speak of it."""
+        """Id of the line's request in logs."""
         return f"{self.batch_id}.{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a line has come to, to be written down."""
+    """The result of a line, as it is written to a file."""
 
     text: bytes
-    """With the end of the line."""
+    """The encoded line, including its newline."""
     usage: Usage | None = None
-    """None: it failed, and goes to the error file."""
+    """Tokens and device time of a completed line. None means that the line failed and goes to the error file."""
 
     @property
     def ending(self) -> str:
@@ -71,7 +72,7 @@ def answered(name: LineName, body: Any, usage: Usage) -> Answer:
 
 
 def refused(name: LineName, error: ApiError) -> Answer:
-    """One that was sent, and came to nothing."""
+    """Return the answer of a line that ran and failed."""
     return Answer(_line(name, response=_response(name, error.http_status, error.body())))
 
 

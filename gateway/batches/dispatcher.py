@@ -1,5 +1,4 @@
-"""Every gateway works on everybody's batches: it claims tasks, does them under leases, and hands back what it cannot
-finish."""
+"""Claims tasks of all tenants' batches, runs them under leases, and releases those that this gateway cannot finish."""
 
 from __future__ import annotations
 
@@ -20,21 +19,21 @@ from gateway.batches.sweep import sweep
 from gateway.core.errors import ApiError
 
 IDLE_SECONDS = 0.5
-"""Between two questions for work, while there is none."""
+"""Seconds between two claims while there is no work."""
 BUSY_SECONDS = 0.05
-"""Between two looks at whether lines are running out."""
+"""Seconds between two checks of whether lines are running out."""
 COUNT_SECONDS = 5.0
-"""Between two counts of open batches, for metrics."""
+"""Seconds between two counts of open batches for metrics."""
 AWAY_SECONDS = 2.0
-"""Until what failed because Redis or the storage is away is tried again."""
+"""Seconds until a task that failed because Redis or the storage is away is tried again."""
 MAX_SHARDS = 32
 MAX_SLOW = 8
-"""Shards among them that may be held up by a tenant's limits or be on trial. If there are more, those that wait longest
-are handed back, so that there are places for others."""
+"""Maximum number of held shards that are slowed by a tenant's limits or on trial. Beyond it, those with the longest
+wait are released, so that other shards get their places."""
 MAX_ERRANDS = 2
 CANCEL_SECONDS = 1.0
 STOP_SECONDS = 5.0
-"""For which lines may go on when the gateway stops; then for what they have come to, to be committed."""
+"""Seconds that running lines get to end when the gateway stops, and again as many to commit their answers."""
 
 log = structlog.get_logger("batches")
 
@@ -42,32 +41,37 @@ Validate = Callable[[Lease], Coroutine[None, None, None]]
 
 
 class Dispatcher:
-    """Works from when it is entered until it is left; what is under way then may end for a while."""
+    """Works on batches while its context is entered. On exit, running work gets some time to end."""
 
     def __init__(self, shop: Workshop, validate: Validate, *, owner: str, lease_seconds: float) -> None:
-        """`validate`: checks the input of the batch of a lease. `owner`: this process, in the store's books."""
+        """
+        Args:
+            validate: checks the input of the batch of a lease.
+            owner: name of this process in the store.
+            lease_seconds: length of a lease.
+        """
         self._shop = shop
         self._validate = validate
         self._owner = owner
         self._leases = Leases(shop.store, lease_seconds)
         self._works: dict[asyncio.Task[None], Shard | Errand] = {}
         self._resting: dict[str, float] = {}
-        """Batches that a limit holds up, and until when, on the loop's clock."""
+        """Batches that wait for a tenant's limit: until when, on the loop's clock."""
         self.open = 0
-        """Batches, of everybody, that something is left to do for; as they were counted last."""
+        """Number of batches of all tenants with work left, as counted last."""
         self._errands_at = 0.0
-        """On the loop's clock: who has no lines is asked for its tasks then, or when some work has ended here."""
+        """Time on the loop's clock of the next claim of tasks without lines. It is 0 when some work has ended here."""
         self._news = asyncio.Event()
         self._background: list[asyncio.Task[None]] = []
 
     @property
     def leases(self) -> Mapping[TaskKind, int]:
-        """That are held, by kind."""
+        """Number of held leases by kind of task."""
         return Counter(work.lease.task for work in self._works.values())
 
     @property
     def backlog(self) -> int:
-        """Lines that are held here and could enter the engine now."""
+        """Number of lines held by this process that could enter the engine now."""
         return sum(shard.waiting for shard in self._shards)
 
     async def __aenter__(self) -> Dispatcher:
@@ -86,7 +90,7 @@ class Dispatcher:
             work.end()
         await self._wait_for_works()
         await cancelled(*self._works, *others)
-        with suppress(ApiError):  # then this stop is taken for a death
+        with suppress(ApiError):  # then other processes take this stop for a crash
             await self._leases.hand_back()
 
     async def _wait_for_works(self) -> None:
@@ -111,14 +115,14 @@ class Dispatcher:
             await asyncio.sleep(COUNT_SECONDS)
 
     async def _pause(self, seconds: float) -> None:
-        """Cut short when some work has ended: what comes after it may be ready."""
+        """Sleep, but return early when some work has ended, because the next task of its batch may be ready."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._news.wait()
         self._news.clear()
 
     async def _claim_some(self) -> bool:
-        """Whether there was anything."""
+        """Claim as much work as there is room for. Return whether anything was claimed."""
         await self._leases.hand_back()  # first, or this process would claim its own tasks as those of a dead one
         found = await self._claim_errands()
         self._hand_back_slow()
@@ -127,7 +131,8 @@ class Dispatcher:
         return found
 
     async def _claim_errands(self) -> bool:
-        """Mostly there is none, and who asks looks at every open batch, so this is not done whenever lines run out."""
+        """Claim tasks without lines; return whether there were any. Such a claim looks at every open batch and mostly
+        finds none, so it is rate limited."""
         found, now = False, asyncio.get_running_loop().time()
         if now < self._errands_at:
             return found
@@ -170,7 +175,7 @@ class Dispatcher:
             await self._release(lease)
         except (
             Exception
-        ):  # a bug, or a process that died: when the lease has run out it is tried again, but not for ever
+        ):  # a bug, or a child process that died: the task is tried again after its lease, but only a few times
             log.exception("batch_task_failed", batch=lease.batch_id, task=lease.member)
         finally:
             if work.is_lost:
@@ -198,7 +203,7 @@ class Dispatcher:
         return self._shop.gate.wants(self.backlog)
 
     def _held_up(self) -> set[str]:
-        """Batches of which there is enough here: what is held of them runs one line at a time, or waits for limits."""
+        """Return ids of batches not to claim more of: their shards here run one line at a time, or wait for limits."""
         now = asyncio.get_running_loop().time()
         self._resting = {batch: until for batch, until in self._resting.items() if until > now}
         return {*self._resting, *(shard.lease.batch_id for shard in self._shards if shard.is_slow)}
@@ -219,7 +224,8 @@ async def _for_good(loop: Callable[[], Awaitable[None]]) -> None:
 
 
 async def cancelled(*tasks: asyncio.Task[None]) -> None:
-    """Until they have ended: a cancellation that comes together with Redis's answer may be swallowed by its client."""
+    """Cancel tasks until they have ended. One cancellation may not be enough: the Redis client may swallow a
+    cancellation that coincides with a reply."""
     while running := [task for task in tasks if not task.done()]:
         for task in running:
             task.cancel()

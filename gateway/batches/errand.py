@@ -1,4 +1,4 @@
-"""A task of a batch that has no lines: to check its input, to write its files, to sweep up behind it."""
+"""Tasks of a batch that run no lines: validate its input, write its files, sweep its leftovers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ log = structlog.get_logger("batches")
 
 
 class Errand:
-    """`Work` that is done as a whole, or handed back as it was.
+    """A `Work` that is completed as a whole or released unchanged.
 
-    A task whose last holder never handed it back is suspect: its process may have died of it. It is tried while no
-    other work on batches is under way in this process, marked in Redis meanwhile, and given up when it has `MOST_MARKS`
-    marks.
+    A task whose last holder never released it is suspect, because its process may have died of it. It is tried while
+    this process does no other work on batches, with a mark in Redis, and it is given up when it has `MOST_MARKS` marks.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class Errand:
         quarantine: Quarantine,
         work: Callable[[], Awaitable[None]],
     ) -> None:
-        """`work` does the task. It raises ApiError where the same may succeed later."""
+        """`work` performs the task. It raises ApiError if the same may succeed later."""
         self.lease = lease
         self._store = store
         self._files = files
@@ -45,7 +44,7 @@ class Errand:
         self.is_lost = False
 
     async def run(self) -> None:
-        """Do the task. Raises whatever the work does."""
+        """Perform the task. Raises the exceptions of `work`."""
         try:
             await asyncio.wait([self._task])
         except asyncio.CancelledError:
@@ -79,7 +78,7 @@ class Errand:
                 await self._try()
 
     async def _try(self) -> None:
-        """Do the task under a mark, which stays if the process dies or the work raises anything but ApiError."""
+        """Perform the task under a mark, which stays if the process dies or `work` raises anything but ApiError."""
         async with marked(self._store, self.lease, stays=_is_blamed) as suspicion:
             if suspicion is None:
                 self.lose()

@@ -1,4 +1,5 @@
-"""The end of a batch: its committed answers as two files, and lines that never had one told why."""
+"""Finalizes a batch: writes its committed answers to an output file and an error file, which also explains why the
+remaining lines have no answer."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from gateway.files.storage import Storage
 
 
 async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
-    """Ends a batch. Whoever does it again, or at the same time, makes the very same files.
+    """Write the result files and end the batch. Finalizing it again, or concurrently, makes the same files.
 
     Raises:
-        ApiError: storage or Redis is away; the batch is as it was.
+        ApiError: the storage or Redis is away; the batch is unchanged.
     """
     batch, parts = lease.batch, await store.parts(lease)
     entries = await read_index(files.storage, lease)
@@ -35,14 +36,14 @@ async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
 
 
 async def _adopted(files: Files, batch: Batch, kind: Literal["output", "error"], chunks: AsyncIterator[bytes]) -> str:
-    """The file's id."""
+    """Store a result file. Return its id."""
     file_id = result_file_id(batch.id, kind)
     await files.adopt(batch.tenant, file_id, f"{batch.id}_{kind}.jsonl", chunks, batch.output_expires_after)
     return file_id
 
 
 async def joined(storage: Storage, names: Iterable[str]) -> AsyncIterator[bytes]:
-    """The content of several objects, one after the other."""
+    """Yield the contents of several objects, one after the other."""
     for name in names:
         async for piece in storage.read(name):
             yield piece
@@ -68,7 +69,8 @@ async def _errors(
 async def _texts(
     pieces: AsyncIterator[bytes], start: int, entries: Iterable[IndexEntry]
 ) -> AsyncIterator[tuple[IndexEntry, bytes]]:
-    """The lines of entries in the order of their offsets, read once. `start`: where in the file the pieces begin."""
+    """Yield the lines of entries in the order of their offsets, reading the file once. `start` is the offset in the
+    file at which `pieces` begin."""
     held = bytearray()
     for entry in entries:
         while start + len(held) < entry.offset + entry.length:

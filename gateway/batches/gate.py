@@ -1,4 +1,4 @@
-"""Places in the engine for lines of this gateway: given out by deadline, as many as `core.feed` says."""
+"""Limits this gateway's batch lines in the engine to as many as `core.feed` allows, admitted by deadline."""
 
 from __future__ import annotations
 
@@ -18,31 +18,34 @@ from gateway.batches.turnstile import Order, Turnstile
 from gateway.core.feed import MOST, Flow
 
 LOOK_SECONDS = 0.25
-"""Between two looks at the engine, while there are lines."""
+"""Seconds between two polls of the engine while there are lines."""
 
 log = structlog.get_logger("batches")
 
 
 class Place:
-    """One line's, from when it may ask for the engine until it has left it."""
+    """A line's place in the engine, from its admission by the gate until the line has left the engine."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self.has_begun = False
 
     def begin(self) -> None:
-        """The engine works on it, so that another may wait there."""
+        """Note that the engine has begun to run the line, so that another line may wait there."""
         self.has_begun = True
         self._gate.began()
 
 
 class Gate:
-    """Closed while the engine is away, or its batch lane takes nothing."""
+    """Admits batch lines to the engine. It is closed while the engine is away or its batch lane is not open."""
 
     def __init__(self, engine: EngineApi, lane_capacity: Callable[[], int], clock: Callable[[], float]) -> None:
-        """`lane_capacity`: requests of the batch lane that this gateway lets in; half of them is left to others.
-
-        `clock`: seconds.
+        """
+        Args:
+            engine: the engine that runs the lines.
+            lane_capacity: returns how many requests this gateway admits to the batch lane; lines of batches use up to
+                half of them.
+            clock: returns the time in seconds.
         """
         self._engine = engine
         self._lane_capacity = lane_capacity
@@ -56,16 +59,16 @@ class Gate:
 
     @property
     def in_flight(self) -> int:
-        """Lines that have one."""
+        """Number of lines that have a place."""
         return self._turnstile.inside + self._flow.begun
 
     def wants(self, waiting: int) -> bool:
-        """Whether there could soon be room for more lines than those that wait already."""
+        """Return whether there may soon be room for more lines than those already waiting."""
         return self._passable and waiting < self._flow.target
 
     @asynccontextmanager
     async def place(self, order: Order) -> AsyncIterator[Place]:
-        """Waits for one."""
+        """Wait for a place in the engine, and hold it for the block."""
         await self._turnstile.enter(order)
         place = Place(self)
         try:
@@ -78,17 +81,17 @@ class Gate:
         self._turnstile.leave()
 
     def shut(self, seconds: float) -> None:
-        """Lets nobody in for so long."""
+        """Admit no line for so many seconds."""
         self._shut_until = max(self._shut_until, self._clock() + seconds)
 
     async def watch(self) -> None:
-        """Looks at the engine again and again; for good."""
+        """Poll the engine forever."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """At what waits in the engine, if anybody wants to know."""
+        """Poll the engine's batch lane, if lines are here or the gate is closed, and admit lines if there is room."""
         if self._turnstile.queued or self.in_flight or not self._open:
             try:
                 self._see(await self._engine.stats())

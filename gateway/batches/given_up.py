@@ -1,4 +1,4 @@
-"""How a batch goes on when one of its tasks took its gateway process down again and again."""
+"""Ends a batch one of whose tasks repeatedly killed its gateway process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ log = structlog.get_logger("batches")
 
 
 async def give_up(store: BatchStore, files: Files, lease: Lease) -> None:
-    """End a batch whose task is not tried again.
+    """End a batch whose task will not be tried again.
 
-    A batch that could not be validated or finalized ends as failed. One that could not be swept has ended already: its
+    A batch that could not be validated or finalized ends as failed. One that could not be swept has already ended: its
     objects are left to `gateway.batches.strays`, which removes them an hour later.
 
     Raises:
-        ApiError: Redis is away; the batch is as it was.
+        ApiError: Redis is away; the batch is unchanged.
     """
     log.error("batch_task_given_up", batch=lease.batch_id, task=lease.member, marks=MOST_MARKS)
     if lease.task == "sweep":

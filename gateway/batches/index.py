@@ -1,4 +1,4 @@
-"""A batch's index: where its lines lie in its input, in the order in which they are best run."""
+"""The index of a batch: where each line lies in the input file, in the order in which the lines run best."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from gateway.batches.lease import Lease
 from gateway.files.storage import Storage
 
 RECORD = Struct("<IQI")
-"""Number, offset and length of a line."""
+"""Packed format of an entry: number, offset and length of a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
     position: int
     line: int
-    """Its number in the input, from 1."""
+    """Number of the line in the input, from 1."""
     offset: int
-    """In bytes, as `length`, which is without the line's end."""
+    """Offset of the line in the input, in bytes. `length` is in bytes too and excludes the line's newline."""
     length: int
 
 
 def packed(lines: Iterable[tuple[int, int, int]]) -> bytes:
-    """The whole index, of numbers, offsets and lengths in the order of positions."""
+    """Pack a whole index from the numbers, offsets and lengths of lines in the order of positions."""
     return b"".join(RECORD.pack(*line) for line in lines)
 
 
 async def read_index(storage: Storage, lease: Lease) -> list[IndexEntry]:
-    """Of the positions of a lease that nobody has committed, in order.
+    """Read the index entries of a lease's positions that are not committed yet, in order.
 
     Raises:
         ApiError: STORAGE_UNAVAILABLE.

@@ -1,6 +1,5 @@
-"""A batch's input as it is checked: line by line, each held against what the same request would be held against over
-HTTP. Nothing here grows with a line count but what the index needs of each line.
-"""
+"""Validates a batch's input line by line, with the same checks as for the same requests over HTTP. Memory grows with
+the number of lines only by what the index needs of each line."""
 
 from __future__ import annotations
 
@@ -22,21 +21,22 @@ from gateway.openai.parse import invalid_field, parse
 from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
 
 PIECE_BYTES = 2**20
-"""Read at a time."""
+"""Number of bytes read at a time."""
 MAX_ERRORS = 100
-"""That are told; nobody repairs a file by more of them."""
+"""Number of errors after which the check stops. More of them do not help to repair a file."""
 PREFIX_BYTES = 192
-"""Of a prompt, by which lines that begin alike come to run one after the other."""
+"""Length of the prompt prefix by which lines are sorted, so that lines with the same prefix run after each other."""
 SPARE_LEVELS = 200
-"""Of nesting: whoever reads a line later is deeper in calls than this process, and must get as far."""
+"""Extra nesting levels that a line must survive: the code that parses the line later runs deeper in the call stack than
+this check, and must get as far."""
 MANY_BRACKETS = 200
-"""Fewer of them are never too deep."""
+"""Number of brackets up to which a line is never nested too deeply."""
 BOM = b"\xef\xbb\xbf"
-"""With which some editors begin a file."""
+"""UTF-8 byte order mark, with which some editors begin a file."""
 
 
 class BatchLine(Struct, kw_only=True):
-    """One line of the input."""
+    """A line of the input file."""
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
     method: str
@@ -45,27 +45,27 @@ class BatchLine(Struct, kw_only=True):
 
 
 class Asked(Struct, kw_only=True):
-    """What is to be checked, and against what."""
+    """Parameters of a check: the input, and what it is checked against."""
 
     url: str
-    """Of the input, for fsspec."""
+    """URL of the input file for fsspec."""
     endpoint: str
     bases: tuple[str, ...]
     adapters: frozenset[str]
-    """That the batch's tenant may use."""
+    """Adapters that the batch's tenant may use."""
     aliases: Mapping[str, str]
     max_lines: int
     max_line_bytes: int
     unknown_fields: UnknownFields = "ignore"
-    """As the batch's tenant has it."""
+    """The tenant's setting for unknown fields."""
 
 
 class Found(Struct, kw_only=True):
-    """What has come of it: lines, or errors."""
+    """Result of a check: the number of lines and their model, or errors."""
 
     total: int = 0
     model: str | None = None
-    """That every line names; None: they name several."""
+    """The model that all lines name. None means that they name several."""
     errors: list[BatchError] = []
 
 
@@ -73,16 +73,16 @@ class Readable(Protocol):
     """A file that is read in pieces."""
 
     def read(self, size: int, /) -> bytes:
-        """Return at most `size` bytes; none at the end of the file."""
+        """Return at most `size` bytes, and none at the end of the file."""
 
 
 class Reader(Protocol):
     def __call__(self, text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateRequest]:
-        """Raises ApiError."""
+        """Parse the body of a line. Raises ApiError."""
 
 
 class LineError(Exception):
-    """What is wrong with a line."""
+    """A line is invalid."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         self.code, self.message, self.param = code, message, param
@@ -99,25 +99,26 @@ def _completion(text: Raw, unknown: UnknownFields) -> tuple[Sampled, GenerateReq
 
 
 READERS: Mapping[str, Reader] = {"/v1/chat/completions": _chat, "/v1/completions": _completion}
-"""By endpoint."""
+"""Parsers of line bodies by endpoint."""
 
 
 class InputCheck:
-    """Of one file."""
+    """Checks one input file."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
         self._catalog = Catalog(asked.bases, asked.adapters, asked.aliases)
-        self._tenant = Tenant("batch")  # whom the catalog is for already
+        self._tenant = Tenant("batch")  # a stand-in: the catalog is already limited to the batch's tenant
         self._decoder = msgspec.json.Decoder(BatchLine)
         self._ids: set[bytes] = set()
         self._models: set[str] = set()
         self._lines: list[tuple[str, bytes, int, int, int]] = []
-        """Adapter, how the prompt begins, number, offset and length."""
+        """Valid lines: adapter, beginning of the prompt, number, offset and length."""
         self._errors: list[BatchError] = []
 
     def run(self, file: Readable) -> tuple[Found, bytes]:
-        """What has been found, and the index; raises whatever the file does."""
+        """Check the file. Return the result and the packed index, empty if there are errors. Raises the file's
+        exceptions."""
         for number, (offset, length, line) in enumerate(split(file, self._asked.max_line_bytes), 1):
             if length and (line is None or line.strip()):
                 self._take(number, offset, length, line)
@@ -137,7 +138,8 @@ class InputCheck:
             self._errors.append(BatchError(error.code, error.message, error.param, number))
 
     def _checked(self, line: bytes | None) -> tuple[str, bytes]:
-        """The adapter, empty for the base, and how the prompt begins. Raises LineError."""
+        """Check one line. Return its adapter, empty for the base model, and its prompt's beginning. Raises
+        LineError."""
         if line is None:
             raise LineError("line_too_long", f"a line has at most {self._asked.max_line_bytes} bytes")
         request = self._decoded(line)
@@ -185,7 +187,7 @@ class InputCheck:
 
 
 def split(file: Readable, max_bytes: int) -> Iterator[tuple[int, int, bytes | None]]:
-    """Offset and length of each line, and the line, without its end; None: it is longer than `max_bytes`."""
+    """Yield offset, length and text of each line, without its newline. Text longer than `max_bytes` is None."""
     offset, length, kept = 0, 0, bytearray()
     first = True
     while piece := file.read(PIECE_BYTES):
@@ -210,12 +212,12 @@ def split(file: Readable, max_bytes: int) -> Iterator[tuple[int, int, bytes | No
 
 
 def _named(query: ModelQuery) -> str:
-    """The one name that says it all; an adapter beside the model is what answers."""
+    """Return the name of the model that answers: the adapter, if one is named beside the model."""
     return query.adapter_id or query.lora_path or query.model
 
 
 def _beginning(request: GenerateRequest) -> bytes:
-    """Of the first prompt, tools before all: templates put them there."""
+    """Return the beginning of the first prompt. Tools come first, because chat templates put them there."""
     prompt = request.inputs[0]
     if isinstance(prompt, tuple):
         return _bytes(" ".join(map(str, prompt[:PREFIX_BYTES])))

@@ -1,4 +1,4 @@
-"""What a worker holds while it works on a batch: one task, for a while, under a fence."""
+"""Leases of batch tasks: a worker leases one task for a limited time, identified by a fence."""
 
 from __future__ import annotations
 
@@ -12,42 +12,43 @@ from gateway.batches.trial import Trial
 TaskKind = Literal["validate", "shard", "finalize", "sweep"]
 ALL_TASKS: frozenset[TaskKind] = frozenset(("validate", "shard", "finalize", "sweep"))
 SMALL_TASKS: frozenset[TaskKind] = ALL_TASKS - {"shard"}
-"""Over in seconds: ask for these by themselves too, or they wait behind every line of more urgent batches."""
+"""Tasks that take only seconds. Workers claim them separately too, or they would wait behind more urgent batches."""
 SHARD_SIZE = 128
-"""Positions of a shard: a multiple of 8, so that each has bytes of its own in the bitmap."""
+"""Number of positions in a shard. It is a multiple of 8, so that each shard has whole bytes in the bitmap."""
 
 Standing = Literal["yours", "lost", "ending"]
-"""Of a lease. lost: somebody else works on it, or nobody needs to; nothing that its holder does counts any more.
-ending: the batch is being cancelled or its window is over; stop its lines, commit what is done, release. Such a lease
-is no longer extended."""
+"""State of a lease. `lost` means that another process has the task or that the task is over; nothing that the holder
+still does counts. `ending` means that the batch is being cancelled or its window is over: the holder must stop its
+lines, commit what is done and release. Such a lease is no longer extended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A batch has one task at a time, but for its shards: validate, the shards side by side, finalize, sweep.
+    """A leased task. A batch has one task at a time, except for its shards: validate, then all shards in parallel, then
+    finalize, then sweep.
 
-    Positions are places in the batch's index (`gateway.batches.index`), where lines are in the order in which they are
-    best run; a shard is a range of them. Task `sweep`: the batch has ended; its folder is to be deleted, its input
-    unpinned.
+    Positions are places in the batch's index (`gateway.batches.index`), which has the lines in the order in which they
+    run best. A shard is a range of positions. The task `sweep` belongs to a batch that has ended: its folder is to be
+    deleted and its input unpinned.
     """
 
     batch: Batch = field(hash=False)
-    """As it was when this was claimed."""
+    """The batch as it was when the lease was claimed."""
     task: TaskKind
     fence: int
-    """Of all leases of the batch, a later one's is greater. Nobody's commit counts but that of the task's last."""
+    """Fencing number. Later leases of the batch have greater ones, and only the task's last lease can commit."""
     seconds_left: float = field(compare=False)
-    """Of the batch's window, when this was claimed; negative: it is over."""
+    """Seconds left in the batch's window when the lease was claimed; negative if the window was over."""
     shard: int = 0
     first: int = 0
     last: int = 0
-    """Positions from `first` to before `last`: the shard's, or all of them in finalize."""
+    """End (exclusive) of the positions from `first` on: those of the shard, or all of them in finalize."""
     done: bytes = field(default=b"", compare=False, repr=False)
-    """One bit a position from `first` on, the highest of a byte first: set where an answer was committed already."""
+    """Bitmap of the positions from `first` on, most significant bit first: set if an answer was already committed."""
     losses: int = field(default=0, compare=False)
-    """How many processes may have died of this task: each held it, never handed it back and was not heard of again."""
+    """Number of processes that may have died of this task: each leased it and neither released it nor came back."""
     marks: Mapping[int, int] = field(default_factory=dict, compare=False, repr=False)
-    """Positions that were alone on trial when their process died, and how often (`gateway.batches.trial`)."""
+    """How many processes died while a line ran alone on trial, by the line's position (`gateway.batches.trial`)."""
 
     @property
     def batch_id(self) -> str:
@@ -59,7 +60,7 @@ class Lease:
 
     @property
     def member(self) -> str:
-        """The task by the name it is kept under."""
+        """Name of the task in Redis: its kind, or the zero-padded number of the shard."""
         return f"{self.shard:06d}" if self.task == "shard" else self.task
 
     def is_done(self, position: int) -> bool:
@@ -67,7 +68,7 @@ class Lease:
         return byte < len(self.done) and bool(self.done[byte] & 0x80 >> bit)
 
     def open_positions(self) -> Iterator[int]:
-        """Those that nobody has committed, in order."""
+        """Iterate over the positions without a committed answer, in order."""
         return (position for position in range(self.first, self.last) if not self.is_done(position))
 
 

@@ -1,4 +1,4 @@
-"""The leases a gateway holds: renewed in time by one task, and whoever works under one is told when it is over."""
+"""Renews the leases that a gateway holds, and tells the work under a lease when the lease ends."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from gateway.batches.store import BatchStore
 from gateway.core.errors import ApiError
 
 RENEW_SECONDS = 1.0
-"""So soon it is known that a batch is being cancelled, or over."""
+"""Maximum seconds between renewals, which also tell that a batch is being cancelled or its window is over."""
 RENEWALS = 5
-"""Of a lease in its term, at least."""
+"""Minimum number of renewals within the term of a lease."""
 
 log = structlog.get_logger("batches")
 
 
 class Work(Protocol):
-    """What is done under a lease."""
+    """Work that is done under a lease."""
 
     is_lost: bool
     """True once the work has been told that its lease is lost."""
 
     def lose(self) -> None:
-        """The lease is lost: stop, nothing counts any more."""
+        """Stop, because the lease is lost and no further commit counts."""
 
     def end(self) -> None:
-        """The batch is ending: stop, and keep what is done."""
+        """Stop because the batch is ending, and keep what is done."""
 
 
 class Held:
-    """One lease, and its term as this process can be sure of it: from before it was asked for."""
+    """A held lease, with a timer for its term. The term is counted from before the lease was requested, so it never
+    ends later here than in Redis."""
 
     def __init__(self, lease: Lease, work: Work, given_up: Callable[[Lease], None]) -> None:
         """`given_up` is called when the lease is lost."""
@@ -45,7 +46,7 @@ class Held:
         self._timer: asyncio.TimerHandle | None = None
 
     def extend(self, until: float) -> None:
-        """`until`: on the loop's clock."""
+        """Let the lease run out at `until`, on the loop's clock."""
         self.close()
         self._timer = asyncio.get_running_loop().call_at(until, self._ran_out)
 
@@ -63,15 +64,15 @@ class Held:
 
 
 class Leases:
-    """Times are in seconds on the loop's clock: what other clocks do means nothing here."""
+    """Keeps leases while their work goes on. Times are in seconds on the loop's clock, never on other clocks."""
 
     def __init__(self, store: BatchStore, seconds: float) -> None:
-        """`seconds`: of a lease's term."""
+        """`seconds` is the term of a lease."""
         self._store = store
         self._seconds = seconds
         self._held: dict[int, Held] = {}
         self._given_up: dict[Lease, None] = {}
-        """Leases that ran out or were taken while this process lived, to be handed back when Redis answers."""
+        """Leases that ran out or were taken while this process lived. They are released when Redis answers."""
         self._away = False
 
     def __len__(self) -> int:
@@ -79,7 +80,7 @@ class Leases:
 
     @contextmanager
     def holding(self, lease: Lease, asked: float, work: Work) -> Iterator[None]:
-        """Keeps a lease while its work goes on. `asked`: when its claim was sent."""
+        """Keep a lease during the block. `asked` is the time at which its claim was sent."""
         held = self._held[id(work)] = Held(lease, work, self.give_up)
         held.extend(asked + self._seconds)
         try:
@@ -89,23 +90,25 @@ class Leases:
             del self._held[id(work)]
 
     def give_up(self, lease: Lease) -> None:
-        """Hand a lease back before more is claimed, so that Redis does not take this process for dead."""
+        """Mark a lease to be released before more is claimed, so that Redis does not take this process for dead."""
         self._given_up[lease] = None
 
     async def hand_back(self) -> None:
-        """Hand back all leases that were given up. Raises ApiError: REGISTRY_UNAVAILABLE; they are kept for later."""
+        """Release all leases that were given up. Raises ApiError (REGISTRY_UNAVAILABLE) and keeps the rest for
+        later."""
         for lease in tuple(self._given_up):
             await self._store.release(lease)
             del self._given_up[lease]
 
     async def keep(self) -> None:
-        """Renews what is held again and again; for good."""
+        """Renew all held leases periodically, forever."""
         while True:
             await asyncio.sleep(min(RENEW_SECONDS, self._seconds / RENEWALS))
             await self.renew()
 
     async def renew(self) -> None:
-        """While Redis is away leases run out, and their work stops."""
+        """Renew all held leases and tell the work of each if its lease is lost or its batch is ending. While Redis is
+        away the leases run out, and their work stops."""
         held = tuple(self._held.values())
         asked = asyncio.get_running_loop().time()
         try:

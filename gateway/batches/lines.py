@@ -1,4 +1,4 @@
-"""One line of a batch: the very request that its body would be over HTTP, and the very answer."""
+"""Runs single lines of a batch: each is the same request that its body would be over HTTP, with the same answer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gateway.openai.calls import CALLS
 from gateway.service import Gateway
 
 UNHEARD_SECONDS = 5.0
-"""After a claim: a key may be so new that this gateway has not heard of it."""
+"""Seconds after a claim in which an unknown key is not taken for deleted, as it may be too new to be known here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Those of one shard."""
+    """Runs the lines of one shard."""
 
     gateway: Gateway
     holders: KeyHolders
@@ -33,14 +33,14 @@ class Lines:
 
     @property
     def left(self) -> float:
-        """Seconds of the batch's window."""
+        """Seconds left in the batch's window; negative if it is over."""
         return self.lease.seconds_left - self._age
 
     async def run(self, name: LineName, body: bytes, begun: Callable[[], None]) -> Answer:
-        """`begun`: told when the engine works on it.
+        """Run one line and return its answer. `begun` is called when the engine has begun to run it.
 
         Raises:
-            ApiError: whatever `Gateway.generate` does, or the body's form; it has no answer yet.
+            ApiError: those of `Gateway.generate`, or the body is invalid; the line has no answer yet.
         """
         principal = self._principal()
         if isinstance(principal, Lapse):
@@ -61,7 +61,8 @@ class Lines:
         return asyncio.get_running_loop().time() - self.claimed
 
     def _principal(self) -> Principal | Lapse:
-        """Raises ApiError: it is not known yet."""
+        """Return the caller that the line is charged to, or why it must not run. Raises ApiError if that is not known
+        yet."""
         found = self.holders.holder(self.lease.tenant, self.lease.batch.key_id)
         if isinstance(found, Lapse) and not found.is_certain and self._age < UNHEARD_SECONDS:
             raise unavailable(Fault.REGISTRY_UNAVAILABLE, "the key is not known here yet")

@@ -1,4 +1,4 @@
-"""The mark that a line or a task has in Redis while it is on trial (`gateway.batches.trial`)."""
+"""Sets and removes the mark that a line or a task has in Redis while it is on trial (`gateway.batches.trial`)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ async def marked(
     *,
     stays: Callable[[BaseException], bool] = lambda error: False,
 ) -> AsyncIterator[Suspicion | None]:
-    """Mark a line, or the lease's task, before the block runs, and take the mark back when this process outlived it.
+    """Mark a line, or the lease's task, before the block runs, and remove the mark if this process survived the block.
 
     Args:
-        position: the line's place. None means the task itself.
-        stays: tells whether the mark stays after an exception that the block raised.
+        position: position of the line. None means the task itself.
+        stays: returns whether the mark stays after an exception that the block raised.
 
     Yields:
-        What other processes have noted. None means that the lease is lost, and nothing is marked.
+        What other processes have recorded. None means that the lease is lost, and nothing is marked.
     """
     marking = asyncio.create_task(store.begin_trial(lease, position))
     try:
@@ -49,5 +49,5 @@ async def marked(
 
 
 async def _settled(change: Coroutine[None, None, None]) -> None:
-    with suppress(ApiError):  # Redis is away: the mark goes when the lease is handed back
+    with suppress(ApiError):  # Redis is away: the mark is removed when the lease is released
         await asyncio.shield(change)

@@ -1,4 +1,4 @@
-"""What a gateway does for batches, as metrics at the moment of a scrape."""
+"""Exports a gateway's batch work as metrics, read at the moment of a scrape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and batches of one gateway process, put together."""
+"""Assembles the files and batches of one gateway process."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from gateway.service import Gateway
 async def open_batches(
     redis: Redis, data_dir: Path, config: Config, gateway: Gateway, accounts: AccountRegistry, metrics: Metrics
 ) -> AsyncIterator[tuple[Files, Batches]]:
-    """Sweeps while inside and, unless `batches.workers` is off, works on batches and tells tenants of their end.
+    """Open files and batches. While the context is entered, sweep leftovers and, unless `batches.workers` is off, work
+    on batches and deliver webhook events.
 
     Raises:
-        ConfigError: the storage or webhooks need what is not installed.
+        ConfigError: the storage or the webhooks need a package that is not installed.
     """
     async with AsyncExitStack() as stack:
         storage = stack.enter_context(closing(open_storage(config.batches.storage, data_dir)))

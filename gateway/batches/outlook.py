@@ -1,4 +1,4 @@
-"""When a batch's last line will have ended, from what else is open and how fast batch work goes."""
+"""Estimates when the last line of a batch will have ended, from the other open batches and the pace of batch work."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gateway.core.eta import OpenJob, Pace, eta_seconds
 from gateway.glance import Glance
 
 MOST_OPEN = 256
-"""Batches that are looked at, the earliest deadlines first."""
+"""Maximum number of open batches in an estimate, those with the earliest deadlines."""
 
 
 class Outlook:
-    """Looks at the open batches and at the engine at most once a second, however many ask."""
+    """Estimates the end of batches. It reads the open batches and the engine's statistics at most once a second."""
 
     def __init__(self, batches: Batches, engine: EngineApi) -> None:
         self._batches = batches
@@ -26,7 +26,8 @@ class Outlook:
         self._stats = Glance(engine.stats)
 
     async def eta(self, batch: Batch) -> float | None:
-        """Seconds. None: it runs no lines, or nobody can say; what cannot be estimated is no reason to refuse."""
+        """Return the estimated seconds until the batch's last line has ended. None means that the batch runs no lines,
+        or that no estimate is possible; errors count as the latter, so a missing estimate never fails a request."""
         if batch.status != "in_progress":
             return None
         try:
@@ -38,13 +39,13 @@ class Outlook:
         return None if pace is None else eta_seconds(_open_job(batch, now), others, pace)
 
     async def _open_jobs(self) -> tuple[float, Sequence[OpenJob]]:
-        """Redis's time, too."""
+        """Return Redis's time and the open jobs."""
         now, found = await self._batches.open(MOST_OPEN)
         return now, [_open_job(batch, now) for batch in found]
 
 
 def pace_of(stats: pb.EngineStats) -> Pace | None:
-    """None: an operator has stopped the batch lane."""
+    """Return the pace of batch work. None means that an operator has stopped the batch lane."""
     lane = next((lane for lane in stats.lanes if lane.lane == pb.LANE_BATCH), None)
     if lane is None or lane.mode != pb.LANE_MODE_OPEN:
         return None

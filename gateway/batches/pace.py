@@ -1,4 +1,4 @@
-"""How fast lines ask a tenant's limits: more and more at once, until one says no."""
+"""Controls how many lines of a shard ask the tenant's limits at once: more and more, until a limit refuses one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from math import inf
 from gateway.batches.turnstile import Order, Turnstile
 
 FIRST_WINDOW = 16
-"""Lines that ask at once before any has been let in."""
+"""Lines that may ask at once before any has been admitted."""
 FORGOTTEN_SECONDS = 30.0
-"""After a refusal, with none since."""
+"""Seconds after the last refusal until it is forgotten."""
 TIMER_SECONDS = 0.01
-"""By which a loop's timers may be early."""
+"""Margin in seconds, because the loop's timers may fire early."""
 
 
 class Asking:
-    """One line's, until it has been answered."""
+    """A line's request to the limits, until it is admitted or has ended."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -30,9 +30,10 @@ class Asking:
 
 
 class Pace:
-    """After a refusal one line at a time asks, when the wait is over; and one more with each that gets in.
+    """Window of the lines that ask the limits at once. After a refusal, one line asks when the wait is over, and each
+    admitted line lets one more ask at once.
 
-    Who waits here holds no place in the engine.
+    Lines that wait here hold no place in the engine.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Pace:
 
     @property
     def is_limited(self) -> bool:
-        """Lately refused: more lines of the same tenant would only wait, too."""
+        """True if a limit recently refused a line: more lines of the same tenant would only wait too."""
         return asyncio.get_running_loop().time() < max(self._refused_at + FORGOTTEN_SECONDS, self._rest_until)
 
     @property
@@ -53,7 +54,7 @@ class Pace:
 
     @asynccontextmanager
     async def asking(self, order: Order) -> AsyncIterator[Asking]:
-        """Entered when a line may ask."""
+        """Wait until the line may ask the limits."""
         await self._turnstile.enter(order)
         asking = Asking(self)
         try:
@@ -67,7 +68,7 @@ class Pace:
         self._turnstile.leave()
 
     def refused(self, seconds: float) -> None:
-        """`seconds`: until asking again is of use."""
+        """Note that a limit refused a line. `seconds` is the time after which asking again is useful."""
         loop = asyncio.get_running_loop()
         self._window, self._refused_at = 1, loop.time()
         self._rest_until = max(self._rest_until, loop.time() + seconds)

@@ -1,7 +1,7 @@
-"""What a shard has answered: written to the storage first, and counted under the lease's fence then.
+"""Commits a shard's answers: they are first written to the storage and then counted in Redis under the lease's fence.
 
-Only what is counted exists. An object that was written and not counted, because the lease was lost or the gateway died
-in between, is swept away when the batch has ended.
+Only counted answers exist. An object that was written but not counted, because the lease was lost or the gateway died
+in between, is deleted after the batch has ended.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gateway.files.storage import Storage
 
 PART_LINES = 64
 PART_SECONDS = 1.0
-"""Answers wait no longer to be committed, and no more of them."""
+"""Answers are committed after this many seconds, or as soon as there are PART_LINES of them."""
 MAX_WAITING_BYTES = 8 * 2**20
-"""Of answers that are not committed: no more lines are begun then."""
+"""Bytes of uncommitted answers at which no more lines are begun."""
 RETRY_SECONDS = 1.0
 
 T = TypeVar("T")
@@ -35,17 +35,17 @@ log = structlog.get_logger("batches")
 
 
 class Parts:
-    """Of one shard, from one gateway that held it."""
+    """Collects and commits the answers of one shard under one lease."""
 
     def __init__(self, store: BatchStore, storage: Storage, lease: Lease) -> None:
         self._store = store
         self._storage = storage
         self._lease = lease
-        # Redis may forget its last second, fences and all; whoever is given the same fence then writes other names.
+        # Redis may lose its last second, including fences. A second holder of the same fence writes other names.
         self._name = f"{lease.batch.folder}parts/{lease.member}-{lease.fence}-{secrets.token_hex(4)}"
         self._count = 0
         self._answers: dict[int, Answer] = {}
-        """By position."""
+        """Answers that are not committed yet, by position."""
         self._bytes = 0
         self._first = asyncio.Event()
         self._many = asyncio.Event()
@@ -63,17 +63,17 @@ class Parts:
             self._room.clear()
 
     async def room(self) -> None:
-        """Returns when another line may be begun."""
+        """Wait until another line may begin."""
         await self._room.wait()
 
     def close(self) -> None:
-        """No more answers come."""
+        """Note that no more answers will come."""
         self._closed = True
         self._first.set()
         self._many.set()
 
     async def commit(self) -> bool:
-        """Commits answers as they come, until there are no more, however long it takes. False: the lease is lost."""
+        """Commit answers as they come until `close`, however long it takes. False means that the lease is lost."""
         held = True
         while held and not (self._closed and not self._answers):
             await self._first.wait()
@@ -94,12 +94,12 @@ class Parts:
         tally = added([answer.tally for answer in answers.values()])
         held = await self._patiently(lambda: self._store.commit(self._lease, parts, sorted(answers), tally))
         if not held:
-            await self._storage.delete(parts)  # the batch may be over, and swept
+            await self._storage.delete(parts)  # the batch may have been swept already
         self._room.set()
         return held
 
     async def _write(self, answers: dict[int, Answer]) -> list[str]:
-        """Names of the objects: one for the output, one for errors, if there are any."""
+        """Write answers to one object for output and one for errors, if there are any. Return the objects' names."""
         self._count += 1
         parts = []
         for ending in ENDINGS:
@@ -110,7 +110,7 @@ class Parts:
         return parts
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Storage or Redis may be away for a while; whoever holds the lease no longer is stopped from outside."""
+        """Retry `work` while the storage or Redis is away. If the lease is lost meanwhile, the caller is cancelled."""
         while True:
             try:
                 return await work()

@@ -1,4 +1,4 @@
-"""Keeps what is suspect (`gateway.batches.trial`) apart from all other work on batches in one gateway process."""
+"""Isolates suspect work (`gateway.batches.trial`) from all other work on batches in one gateway process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 
 class Quarantine:
-    """Suspects run one at a time, with no other line or task beside them.
+    """Lets suspects run one at a time, with no other line or task beside them.
 
-    Between two suspects other work is let in for as long as the last one kept it out, if any was kept out: a tenant
-    whose lines are suspect takes at most half of the process from other tenants.
+    If a suspect kept other work waiting, the next suspect waits for as long as the last one took. A tenant whose lines
+    are suspect thus takes at most half of the process's time from other tenants.
     """
 
     def __init__(self) -> None:
@@ -24,16 +24,16 @@ class Quarantine:
         self._has_kept_out = False
         """True if the last suspect kept other work waiting."""
         self._rest = 0.0
-        """For how many seconds it did."""
+        """Seconds that the last suspect took, from asking to be alone until its end."""
 
     async def until_free(self) -> None:
-        """Return when nothing suspect is being run, or waits only for other work to end."""
+        """Wait until no suspect runs or waits to be alone."""
         self._has_kept_out |= not self._is_free.is_set()
         await self._is_free.wait()
 
     @asynccontextmanager
     async def together(self) -> AsyncIterator[None]:
-        """Wait until nothing suspect wants to be alone, and count the block among what runs together."""
+        """Wait until no suspect wants to be alone, and count the block as work that runs together."""
         while not self.enter():
             await self.until_free()
         try:
@@ -42,7 +42,7 @@ class Quarantine:
             self.leave()
 
     def enter(self) -> bool:
-        """Count a line or task among those that run together. False means that something suspect wants to be alone."""
+        """Count a line or task as work that runs together. False means that a suspect wants to be alone."""
         if not self._is_free.is_set():
             return False
         self._together += 1
@@ -57,13 +57,13 @@ class Quarantine:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait until it is a suspect's turn. Other work goes on meanwhile, and until the suspect is `apart`."""
+        """Wait for a suspect's turn. Other work goes on until the suspect is `apart`."""
         async with self._turn:
             yield
 
     @asynccontextmanager
     async def apart(self) -> AsyncIterator[None]:
-        """In its turn, wait until no other line or task runs, and keep it so until the block ends."""
+        """In a suspect's `turn`, wait until no other line or task runs, and keep others out until the block ends."""
         if self._has_kept_out:
             await asyncio.sleep(self._rest)
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""A batch as it is kept and as OpenAI's clients see it; nothing here knows where."""
+"""Data model of a batch, its fields in Redis and its JSON for OpenAI clients, independent of the storage."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ Status = Literal["validating", "failed", "in_progress", "finalizing", "completed
 Outcome = Literal["completed", "expired", "cancelled"]
 
 ENDED: frozenset[Status] = frozenset(("failed", "completed", "expired", "cancelled"))
-"""Nothing changes a batch any more."""
+"""Final statuses: a batch in one of them is never changed again."""
 FOLDERS = "batches/"
-"""What the names of all batches' objects begin with."""
+"""Prefix of the names of all batches' objects in the storage."""
 BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
 WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAX_WINDOW_SECONDS = 30 * 86_400
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
-"""Of metadata: pairs, and characters of each."""
+"""Bounds of metadata: number of pairs, characters of a key, characters of a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchError:
-    """Why a batch was refused; of a line, or of the whole file."""
+    """An error that made a batch fail. It concerns one line or the whole input file."""
 
     code: str
     message: str
     param: str | None = None
     line: int | None = None
-    """From 1."""
+    """Number of the line in the input file, from 1. None means the whole file."""
 
     def json(self) -> dict[str, Any]:
         return {"code": self.code, "message": self.message, "param": self.param, "line": self.line}
@@ -45,42 +45,43 @@ class BatchError:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What lines have come to: how many, their tokens, and what they took."""
+    """Totals over lines that have ended: numbers of lines, their tokens and their device time."""
 
     completed: int = 0
     failed: int = 0
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Of the input, found in the prefix cache."""
+    """Input tokens that were found in the prefix cache."""
     output_tokens: int = 0
     device_us: int = 0
-    """Microseconds of the device's time, of the completed ones."""
+    """Device time of the completed lines, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewBatch:
-    """What a tenant asks for."""
+    """A batch as a tenant requests it."""
 
     id: str
     tenant: str
     key_id: str
-    """Of the key it was asked with: its lines are charged to that."""
+    """Id of the key that the batch was requested with. Its lines are charged to this key."""
     endpoint: str
     input_file_id: str
     completion_window: str
     metadata: Mapping[str, str] | None = None
     output_expires_after: int | None = None
-    """Seconds that its output files are kept; None: until they are deleted."""
+    """Seconds for which the output files are kept. None means that the tenant asked for no period: they then expire
+    after MAX_EXPIRY (`gateway.files.service`)."""
 
     @property
     def window_s(self) -> int:
-        """Raises ApiError: INVALID_REQUEST."""
+        """Length of the completion window in seconds. Raises ApiError: INVALID_REQUEST."""
         return window_seconds(self.completion_window)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch(NewBatch):
-    """A job. Times are in seconds since 1970 by Redis's clock; None: it has not come to that."""
+    """A batch with its state. Times are Unix seconds on Redis's clock; None means that the state was not reached."""
 
     status: Status = "validating"
     created_at: int = 0
@@ -93,19 +94,19 @@ class Batch(NewBatch):
     cancelling_at: int | None = None
     cancelled_at: int | None = None
     model: str | None = None
-    """That all of its lines name; None: they name several, or are not known yet."""
+    """The model that all lines name. None means that they name several models, or that the lines are not known yet."""
     total: int = 0
-    """Lines; 0: not known yet."""
+    """Number of lines; 0 until the input is validated."""
     tally: Tally = Tally()
     errors: tuple[BatchError, ...] = ()
     output_file_id: str | None = None
     error_file_id: str | None = None
     outcome: Outcome | None = None
-    """What it ends as; known from when it is being finalized."""
+    """The status with which the batch will end. It is set when finalizing begins."""
     shard_size: int = 0
-    """Positions of a shard, the last one's excepted."""
+    """Number of positions in each shard, except that the last shard may have fewer."""
     index_fence: int = 0
-    """Of the lease under which its lines were found good; 0: not yet."""
+    """Fence of the lease under which the input was validated; 0 until then."""
 
     @property
     def ended(self) -> bool:
@@ -113,13 +114,12 @@ class Batch(NewBatch):
 
     @property
     def folder(self) -> str:
-        """What the names of its objects in the storage begin with, with the slash at the end."""
+        """Prefix of the names of the batch's objects in the storage, with a slash at the end."""
         return f"{FOLDERS}{self.id}/"
 
     def index_name(self, fence: int) -> str:
-        """Of the object that leads from positions to lines. Who comes too late writes another: models may have changed
-        meanwhile, and lines with them their places.
-        """
+        """Name of the index object, which maps positions to lines. Each validating lease writes its own object, because
+        the models may have changed between two validations and with them the order of the lines."""
         return f"{self.folder}index-{fence}"
 
 
@@ -132,12 +132,12 @@ def new_batch_id() -> str:
 
 
 def result_file_id(batch_id: str, kind: Literal["output", "error"]) -> str:
-    """Fixed by the batch: who finalizes it a second time writes the same files."""
+    """Return the id of a result file. It is derived from the batch, so finalizing twice writes the same files."""
     return "file-" + hashlib.sha256(f"{batch_id}/{kind}".encode()).hexdigest()[:24]
 
 
 def window_seconds(window: str) -> int:
-    """Of 24h, 90s, 30m, 7d. Raises ApiError: INVALID_REQUEST."""
+    """Parse a completion window like 24h, 90s, 30m or 7d into seconds. Raises ApiError: INVALID_REQUEST."""
     found = WINDOW.fullmatch(window)
     seconds = int(found[1]) * UNIT_SECONDS[found[2]] if found else 0
     if not 0 < seconds <= MAX_WINDOW_SECONDS:
@@ -147,7 +147,7 @@ def window_seconds(window: str) -> int:
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> None:
-    """Raises ApiError: INVALID_REQUEST."""
+    """Check the metadata of a new batch. Raises ApiError: INVALID_REQUEST."""
     if metadata is None:
         return
     if len(metadata) > MAX_PAIRS:
@@ -159,12 +159,12 @@ def check_metadata(metadata: Mapping[str, str] | None) -> None:
 
 
 def batch_not_found(batch_id: str) -> ApiError:
-    """The same words for a batch that is absent and one that is another tenant's."""
+    """Return the error for a batch that does not exist or is another tenant's. The message does not tell which."""
     return ApiError(Fault.BATCH_NOT_FOUND, f"there is no batch {batch_id[:64]!r}", "batch_id")
 
 
 def batch_json(batch: Batch) -> dict[str, Any]:
-    """OpenAI's batch object."""
+    """Return the batch as OpenAI's batch object."""
     tally = batch.tally
     errors = {"object": "list", "data": [error.json() for error in batch.errors]} if batch.errors else None
     return {
@@ -196,14 +196,14 @@ def _usage(tally: Tally) -> dict[str, Any]:
 
 
 def new_fields(batch: NewBatch) -> list[str | bytes | int]:
-    """What is written down of a batch at first: names of fields, each followed by its value."""
+    """Return the fields that Redis stores for a new batch: names, each followed by its value."""
     values = {item.name: getattr(batch, item.name) for item in fields(NewBatch)}
     values["metadata"] = None if batch.metadata is None else msgspec.json.encode(batch.metadata)
     return [word for name, value in values.items() if value is not None for word in (name, value)]
 
 
 def read_fields(words: Mapping[bytes, bytes]) -> Batch:
-    """The inverse, with whatever has been written down since."""
+    """Read a batch from its fields in Redis: those of `new_fields` and those that were added later."""
     texts = {key.decode(): value.decode() for key, value in words.items()}
     values: dict[str, Any] = {item.name: texts[item.name] for item in fields(Batch) if item.name in texts}
     for name in (*TIMES, "output_expires_after", "total", "shard_size", "index_fence"):

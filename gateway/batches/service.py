@@ -1,4 +1,4 @@
-"""Batches as their tenants ask for them, whatever protocol they come by."""
+"""Operations on batches for tenants and administrators, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from gateway.files.service import MAX_EXPIRY, MIN_EXPIRY, Files
 ENDPOINTS: tuple[str, ...] = get_args(Endpoint)
 DEFAULT_PAGE, MAX_PAGE = 20, 100
 CREATING_SECONDS = 600.0
-"""For which an input is pinned while its batch is being created: nobody may come to unpin it."""
+"""Seconds for which the input is pinned while its batch is created. A gateway may die before it unpins the input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a caller says of the batch it wants."""
+    """A caller's request for a batch."""
 
     endpoint: str
     input_file_id: str
     completion_window: str
     metadata: Mapping[str, str] | None = None
     output_expires_after: int | None = None
-    """Seconds that its output files are kept from when they are written."""
+    """Seconds for which the output files are kept after they are written. None means MAX_EXPIRY."""
 
     def check(self) -> None:
-        """Raises ApiError: INVALID_REQUEST, naming the field."""
+        """Check the fields. Raises ApiError (INVALID_REQUEST) that names the invalid field."""
         if self.endpoint not in ENDPOINTS:
             message = f"endpoint must be one of {', '.join(ENDPOINTS)}, not {self.endpoint[:MAX_QUOTED]!r}"
             raise invalid_request(message, "endpoint")
@@ -53,22 +53,22 @@ class Wish:
 
 
 class Batches:
-    """Every method raises ApiError REGISTRY_UNAVAILABLE while Redis is away.
+    """Operations on batches. Every method raises ApiError (REGISTRY_UNAVAILABLE) while Redis is away.
 
-    Whoever is not a batch's tenant does not see it: the same BATCH_NOT_FOUND as for none.
+    Callers see only the batches of their own tenant: others give the same BATCH_NOT_FOUND as batches that do not exist.
     """
 
     def __init__(self, store: BatchStore, files: Files, max_open: int) -> None:
-        """`max_open`: of one tenant's batches."""
+        """`max_open` is the number of batches that one tenant may have open at once."""
         self._store = store
         self._files = files
         self._max_open = max_open
 
     async def create(self, principal: Principal, wish: Wish) -> Batch:
-        """Its lines are charged to the key it was asked for with.
+        """Create a batch. Its lines are charged to the key of the principal.
 
         Raises:
-            ApiError: INVALID_REQUEST, FILE_NOT_FOUND, INSUFFICIENT_QUOTA; in all of which there is no batch.
+            ApiError: INVALID_REQUEST, FILE_NOT_FOUND, INSUFFICIENT_QUOTA. In all three cases no batch was created.
         """
         wish.check()
         tenant = principal.tenant.name
@@ -86,31 +86,32 @@ class Batches:
         try:
             batch = await self._store.create(new, self._max_open)
         except ApiError:
-            with suppress(ApiError):  # or it ends by itself
+            with suppress(ApiError):  # else the pin expires by itself
                 await self._files.unpin(tenant, new.input_file_id, new.id)
             raise
-        with suppress(ApiError):  # whoever validates it does the same
+        with suppress(ApiError):  # else validation pins it
             await self._files.pin(tenant, new.input_file_id, new.id)
         return batch
 
     async def get(self, principal: Principal, batch_id: str) -> Batch:
-        """Raises ApiError: BATCH_NOT_FOUND."""
+        """Return a batch of the caller's tenant. Raises ApiError: BATCH_NOT_FOUND."""
         return await self._store.get(principal.tenant.name, _checked(batch_id))
 
     async def list(
         self, principal: Principal, after: str | None = None, limit: int = DEFAULT_PAGE
     ) -> tuple[Sequence[Batch], bool]:
-        """The newest first, and whether there are more. Raises ApiError: INVALID_REQUEST."""
+        """Return a page of batches, newest first, and whether there are more. Raises ApiError: INVALID_REQUEST."""
         if not 1 <= limit <= MAX_PAGE:
             raise invalid_request(f"limit must be a number from 1 to {MAX_PAGE}", "limit")
         return await self._store.list(principal.tenant.name, after, limit)
 
     async def open(self, most: int) -> tuple[float, Sequence[Batch]]:
-        """Every tenant's that something is left to do for, and Redis's time: for estimates, never to be shown."""
+        """Return Redis's time and up to `most` open batches of all tenants, for estimates; tenants must never see
+        them."""
         return await self._store.open(most)
 
     async def cancel(self, principal: Principal, batch_id: str) -> Batch:
-        """Lines under way are broken off, those that are answered are kept. Doing it twice is the same.
+        """Cancel a batch. Running lines are aborted, and answered ones are kept. Repeating the call changes nothing.
 
         Raises:
             ApiError: BATCH_NOT_FOUND; BATCH_CONFLICT, no line is left to cancel.

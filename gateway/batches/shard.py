@@ -1,4 +1,4 @@
-"""One shard's lines, from its claim until it is handed back."""
+"""Runs the lines of one shard, from its claim until its release."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from gateway.files.service import Files
 from gateway.service import Gateway
 
 LONG_REST_SECONDS = 5.0
-"""Who has to wait longer than this for a limit is handed back: a lease is for work."""
+"""Wait for a limit, in seconds, from which on a shard is released: a lease is only for running work."""
 REST_SECONDS = 60.0
-"""Nobody is left alone for longer: limits can be changed."""
+"""Maximum seconds that a shard rests after its release. It is short because limits can be changed."""
 
 log = structlog.get_logger("batches")
 
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """What all work on batches is done with."""
+    """Dependencies of all work on batches."""
 
     store: BatchStore
     files: Files
@@ -50,15 +50,16 @@ class Workshop:
     holders: KeyHolders
     gate: Gate
     count: Callable[[str], None]
-    """Told of every line that is answered, how: completed or failed."""
+    """Callback for every answered line, with its result: completed or failed."""
     quarantine: Quarantine = field(default_factory=Quarantine)
 
 
 class Shard:
-    """`Work` on lines. Each is a task: it waits for its tenant's limits, then for a place in the engine."""
+    """`Work` on a shard. Each line is an asyncio task that waits for the tenant's limits, then for a place in the
+    engine."""
 
     def __init__(self, shop: Workshop, lease: Lease, claimed: float) -> None:
-        """`claimed`: when, on the loop's clock."""
+        """`claimed` is the time of the claim, on the loop's clock."""
         self.lease = lease
         self.pace = Pace()
         self._shop = shop
@@ -67,27 +68,28 @@ class Shard:
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._inside: set[asyncio.Task[None]] = set()
-        """Those that have a place in the engine."""
+        """Tasks of the lines that have a place in the engine."""
         self._losses = lease.losses
-        """How many processes may have died of the shard's lines."""
+        """Number of processes that may have died of the shard's lines."""
         self._marks = Counter(lease.marks)
-        """Deaths of a process at which a line was the only suspect, by position."""
+        """Number of processes that died while a line was their only suspect, by position."""
         self._suspects = asyncio.Lock()
-        """Held by the one of the shard's suspect lines that waits for its turn or runs."""
+        """Held by the one suspect line of the shard that waits for its turn or runs."""
         self._left = sum(1 for _ in lease.open_positions())
         self._is_draining = False
         self._deadline = claimed + lease.seconds_left
         self.rests_until = 0.0
-        """On the loop's clock: it is left alone until then."""
+        """Time on the loop's clock until which the shard is not claimed again after its release."""
         self.is_lost = False
 
     async def run(self) -> None:
-        """Until every line is answered, or it is told to stop; what is answered is committed, the rest handed back.
+        """Run until every line is answered or the shard is told to stop. Answers are committed, and then the shard is
+        released.
 
-        Cancelled, as by `lose`, it leaves nothing but what has been committed.
+        If it is cancelled, as by `lose`, only what was already committed remains.
 
         Raises:
-            ApiError: its lines could not be read, or it could not be handed back.
+            ApiError: the lines could not be read, or the shard could not be released.
         """
         self._running = asyncio.current_task()
         source = await self._shop.files.get(self.lease.tenant, self.lease.batch.input_file_id)
@@ -104,19 +106,19 @@ class Shard:
         await self._shop.store.release(self.lease, max(0.0, self.rests_until - self._now()))
 
     def _in_order(self, entries: Sequence[IndexEntry]) -> Sequence[IndexEntry]:
-        """Return lines in the order in which they are begun: those that were alone when a process died last."""
+        """Return the lines in the order in which they begin. Lines that ran alone when a process died come last."""
         if self._losses:
             log.warning("batch_shard_on_trial", batch=self.lease.batch_id, task=self.lease.member, losses=self._losses)
         return sorted(entries, key=lambda entry: self._marks[entry.position])
 
     @property
     def is_slow(self) -> bool:
-        """Return whether lines of the shard run one at a time or not at all, so that more of the batch would wait."""
+        """True if lines of the shard run one at a time or not at all, so that more lines would only wait."""
         return bool(self._losses) or self.pace.is_limited
 
     @property
     def waiting(self) -> int:
-        """Lines that could enter the engine now."""
+        """Number of lines that could enter the engine now."""
         return 0 if self._is_draining or self.is_slow else self._left - len(self._inside)
 
     def lose(self) -> None:
@@ -131,7 +133,7 @@ class Shard:
             task.cancel()
 
     def drain(self, rest: float = 0.0) -> None:
-        """Begins no more lines. `rest`: seconds for which it is left alone when it has been handed back."""
+        """Begin no more lines. After its release the shard is not claimed again for `rest` seconds."""
         self._is_draining = True
         self.rests_until = max(self.rests_until, self._now() + rest)
         for task in self._tasks - self._inside:
@@ -155,7 +157,7 @@ class Shard:
             self._shop.count("failed" if answer.usage is None else "completed")
 
     async def _attempt(self, texts: Texts, entry: IndexEntry, tries: Counter[Fault]) -> Answer | None:
-        """None: there is none yet, and it is time for the next attempt. `tries`: that came to nothing, by why."""
+        """Try to answer a line once. None means that it may be tried again. `tries` counts failed attempts by fault."""
         name = LineName(self.lease.batch_id, entry.line, "")
         await self._parts.room()
         try:
@@ -169,7 +171,7 @@ class Shard:
                 return await self._lines.run(name, bytes(line.body), begun)
         except ApiError as error:
             failure = error
-        except Exception:  # as at HTTP's edge: a bug of ours is one line's misfortune
+        except Exception:  # as in the HTTP server, a bug fails only this line
             log.exception("batch_line_failed", request_id=name.request_id)
             failure = internal(name.request_id)
         tries[failure.fault] += 1
@@ -184,7 +186,7 @@ class Shard:
 
     @asynccontextmanager
     async def _turn(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
-        """Wait until a line may run: beside others, or apart if processes may have died of it. Yields as `_place`."""
+        """Wait until a line may run, alone if processes may have died of it. Yields as `_place`."""
         if not self._is_suspect(position):
             async with self._place(position) as begun:
                 yield begun
@@ -194,12 +196,13 @@ class Shard:
             if self._is_suspect(position):
                 async with self._trial(position) as begun:
                     yield begun
-            else:  # the earlier holders of the shard have been heard of meanwhile
+            else:  # the earlier holders of the shard turned out to live
                 yield None
 
     @asynccontextmanager
     async def _place(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
-        """Yield what is to be called when the engine works on the line; None if a suspect wants to be alone."""
+        """Wait for a place in the engine. Yields a function to call when the engine has begun to run the line, or None
+        if a suspect wants to be alone."""
         quarantine, order = self._shop.quarantine, self._order(position)
         await quarantine.until_free()
         async with self.pace.asking(order) as asking, self._shop.gate.place(order) as place:
@@ -219,7 +222,7 @@ class Shard:
 
     @asynccontextmanager
     async def _trial(self, position: int) -> AsyncIterator[Callable[[], None] | None]:
-        """Mark a line while it runs apart. Yields as `_place`."""
+        """Run a suspect line alone, under a mark. Yields as `_place`."""
         quarantine = self._shop.quarantine
         async with (
             quarantine.turn(),
@@ -240,7 +243,7 @@ class Shard:
 
     @contextmanager
     def _inside_engine(self) -> Iterator[None]:
-        """Count the current task among those that a drain lets end."""
+        """Count the current task among the running ones, which `drain` lets finish."""
         task = asyncio.current_task()
         assert task is not None, "lines are tasks"
         self._inside.add(task)
@@ -250,7 +253,7 @@ class Shard:
             self._inside.discard(task)
 
     async def _wait(self, failure: ApiError, seconds: float) -> None:
-        """Until another attempt may do better; outside of any place that others could use."""
+        """Wait until another attempt may succeed. The line holds no place meanwhile."""
         if is_limit(failure):
             self.pace.refused(seconds)
             if seconds >= LONG_REST_SECONDS:

@@ -1,20 +1,22 @@
-"""Batches shared by every gateway, in Redis or Valkey: one script a change, and the time is Redis's.
+"""Batches in Redis or Valkey, shared by all gateways. Each change is one script, and all times are of Redis's clock.
 
 Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix:
 
-    *batch:{tenant}:ID         hash   what was asked for, status, times and counts; `fence` of the last lease; fences of
+    *batch:{tenant}:ID         hash   the request, status, times and counts; `fence` of the last lease; fences of
                                       processes that may have died of a task or a line: `lost:TASK`, `mark:POSITION`
-    *batchwork:{tenant}:ID     zset   its open tasks, by when their leases run out in milliseconds; 0: nobody's
+    *batchwork:{tenant}:ID     zset   its open tasks, scored by the end of their leases in milliseconds; 0 means that
+                                      no process has the task
     *batchholders:{tenant}:ID  hash   task -> fence and owner of its lease
-    *batchbits:{tenant}:ID     text   one bit a position: an answer to it is committed
+    *batchbits:{tenant}:ID     text   one bit per position, set if an answer to it is committed
     *batchparts:{tenant}:ID    set    names of the objects that hold committed answers
-    *batches:{tenant}          zset   ids of all batches of the tenant, by when they were created
-    *batchesopen:{tenant}      set    ids of those that have not ended
-    *webhooks:{tenant}         zset   ends of batches that the tenant is yet to be told (`gateway.batches.webhooks`)
-    *batchindex:{batches}      zset   TENANT/ID of whatever may have a task, by when its window is over
-    *batchnewest:{batches}     zset   TENANT/ID of the newest MAX_NEWEST batches of all tenants, by creation
+    *batches:{tenant}          zset   ids of all batches of the tenant, scored by creation time
+    *batchesopen:{tenant}      set    ids of the batches that have not ended
+    *webhooks:{tenant}         zset   ends of batches of which the tenant must be notified (`gateway.batches.webhooks`)
+    *batchindex:{batches}      zset   TENANT/ID of all batches that may have a task, scored by the end of their window
+    *batchnewest:{batches}     zset   TENANT/ID of the newest MAX_NEWEST batches of all tenants, scored by creation time
 
-The index is a hint that leads to batches: it may name some that are over, and is never without one that is not.
+The index is a hint for finding batches: it contains every batch that has work left, and may contain some that have
+none.
 """
 
 from __future__ import annotations
@@ -43,17 +45,21 @@ SCRIPTS = (
     *("validated", "invalid", "finished", "swept"),
 )
 OF_TENANT = frozenset(("batches", "batchesopen", "webhooks"))
-"""Kinds of keys that a tenant has one of."""
+"""Kinds of keys that exist once per tenant."""
 PAGE = 256
-"""Entries of the index read at a time."""
+"""Number of index entries read at a time."""
 MAX_NEWEST = 1000
-"""Batches of all tenants together that an operator may look back at."""
+"""Number of newest batches, over all tenants, that an operator can list."""
 TOGETHER = 32
-"""Batches of one tenant looked at in one call."""
+"""Number of batches of one tenant that one call looks at."""
 
 
 class BatchStore:
-    """Every method raises ApiError REGISTRY_UNAVAILABLE while Redis is away: nothing is known to have happened then."""
+    """Creates, changes and leases batches in Redis.
+
+    Every method raises ApiError (REGISTRY_UNAVAILABLE) while Redis is away; it is then unknown whether the change
+    happened.
+    """
 
     def __init__(
         self,
@@ -65,8 +71,14 @@ class BatchStore:
         prefix: str = "loralane:",
         told: Collection[str] = (),
     ) -> None:
-        """`timeout`: seconds of one call. `retention_seconds`: how long a batch is remembered after its end. `told`:
-        tenants that have an outbox for such ends."""
+        """
+        Args:
+            lease_seconds: length of a lease.
+            retention_seconds: how long a batch is remembered after its end.
+            timeout: time limit of one call, in seconds.
+            prefix: prefix of all keys.
+            told: tenants that have an outbox for webhook events.
+        """
         self._told = frozenset(told)
         self._calls = RedisCalls.patient(client, prefix, timeout)
         self._lease_ms = int(lease_seconds * 1000)
@@ -77,7 +89,11 @@ class BatchStore:
         self._scripts = {name: Script.load("job.lua", f"{name}.lua", package=PACKAGE) for name in SCRIPTS}
 
     async def create(self, batch: NewBatch, max_open: int) -> Batch:
-        """Doing it twice makes one. Raises ApiError: INSUFFICIENT_QUOTA, `max_open` of the tenant have not ended."""
+        """Create a batch; repeating the call changes nothing.
+
+        Raises:
+            ApiError: INSUFFICIENT_QUOTA, the tenant already has `max_open` batches that have not ended.
+        """
         entry = entry_of(batch.tenant, batch.id)
         await self._run("enter", [self._index], [entry, batch.window_s])
         keys = self._keys(batch.tenant, batch.id, "batch", "batchwork", "batches", "batchesopen")
@@ -92,14 +108,18 @@ class BatchStore:
         return _batch(words)
 
     async def get(self, tenant: str, batch_id: str) -> Batch:
-        """Raises ApiError: BATCH_NOT_FOUND."""
+        """Return a tenant's batch. Raises ApiError: BATCH_NOT_FOUND."""
         [words] = await self._read(tenant, [batch_id])
         if not words:
             raise batch_not_found(batch_id)
         return read_fields(words)
 
     async def list(self, tenant: str, after: str | None = None, limit: int = 20) -> tuple[Sequence[Batch], bool]:
-        """The newest first, and whether there are more. Raises ApiError: INVALID_REQUEST, `after` is no batch."""
+        """Return a page of a tenant's batches, newest first, and whether there are more.
+
+        Raises:
+            ApiError: INVALID_REQUEST, `after` is not a batch of the tenant.
+        """
         [everything] = self._keys(tenant, "", "batches")
         while True:
             async with self._client() as client:
@@ -116,7 +136,11 @@ class BatchStore:
                 await client.zrem(everything, *forgotten)
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
-        """Doing it twice is the same. Raises ApiError: BATCH_NOT_FOUND; BATCH_CONFLICT, no line is left to cancel."""
+        """Cancel a batch; repeating the call changes nothing.
+
+        Raises:
+            ApiError: BATCH_NOT_FOUND; BATCH_CONFLICT, no line is left to cancel.
+        """
         words = await self._run("cancel", self._keys(tenant, batch_id, "batch"), [])
         if not words:
             raise batch_not_found(batch_id)
@@ -128,12 +152,15 @@ class BatchStore:
     async def claim(
         self, owner: str, want: Collection[TaskKind] = ALL_TASKS, skip: Collection[str] = ()
     ) -> Lease | None:
-        """A task that is nobody's, or whose lease has run out, of the most urgent batch that has one.
+        """Lease a task that has no holder, or whose lease has run out, from the most urgent batch that has one.
 
-        `skip`: ids of batches that are passed over.
+        Batches are equally urgent if the time left in their windows is the same to a factor of two. Tenants of equally
+        urgent batches take turns, and each tenant's earliest deadline goes first. Returns None if no task is available.
 
-        Batches are equally urgent while the time they have left is the same to a factor of two; their tenants take
-        turns, and each one's earliest deadline goes first.
+        Args:
+            owner: name of this process.
+            want: kinds of tasks to claim.
+            skip: ids of batches that are passed over.
         """
         first, more = 0, True
         while more:
@@ -151,17 +178,18 @@ class BatchStore:
         return None
 
     async def renew(self, leases: Sequence[Lease]) -> dict[Lease, Standing]:
-        """Extends each by a term, unless it is `ending`."""
+        """Extend each lease by its full length unless its standing is `lost` or `ending`. Return the standings."""
         calls = [self._of(lease, "renew", ("batchwork", "batchholders"), [self._lease_ms]) for lease in leases]
         return {lease: word.decode() for lease, word in zip(leases, await asyncio.gather(*calls), strict=True)}
 
     async def commit(self, lease: Lease, parts: Sequence[str], positions: Sequence[int], tally: Tally) -> bool:
-        """Answers to `positions` count from now on, all or none: they lie in the objects named.
+        """Commit the answers to `positions`, which are stored in the objects named `parts`: all of them or none.
 
-        Doing it twice with the same parts is the same. False: the lease is lost, and nothing has happened.
+        Repeating the call with the same parts changes nothing. False means that the lease is lost and nothing was
+        committed.
 
         Raises:
-            ValueError: a position is none of the shard, or was committed before; nothing has happened.
+            ValueError: a position is outside the shard or was committed before; nothing was committed.
         """
         counts = [word for name in COUNTS for word in (name, getattr(tally, name))]
         args: list[Argument] = [len(parts), *parts, len(positions), *positions, *counts]
@@ -171,46 +199,47 @@ class BatchStore:
         return bool(committed)
 
     async def release(self, lease: Lease, retry_after: float = 0.0) -> None:
-        """Hands a task back, for others after `retry_after` seconds; a shard whose positions are all done is over. A
-        lease that is lost is not counted as that of a process that died."""
+        """Release a task, which other processes may claim after `retry_after` seconds. A shard whose positions are all
+        committed is removed. Releasing a lost lease shows that its process lives, so the task does not count as lost
+        with it."""
         await self._of(lease, "release", ("batchwork", "batchholders", "batchbits"), [int(retry_after * 1000)])
 
     async def begin_trial(self, lease: Lease, position: int | None = None) -> Suspicion | None:
-        """Mark a line, or the task itself where `position` is None. None: the lease is lost, and nothing is marked."""
+        """Mark a line, or the task itself if `position` is None. Returns None, without a mark, if the lease is lost."""
         found = await self._mark(lease, position, "begin")
         return Suspicion(*found) if found else None
 
     async def end_trial(self, lease: Lease, position: int | None = None) -> None:
-        """Take a mark back: this process outlived the line, or the task itself where `position` is None."""
+        """Remove a mark, because this process survived the line, or the task itself if `position` is None."""
         await self._mark(lease, position, "end")
 
     async def keep_mark(self, lease: Lease, position: int | None = None) -> None:
-        """Keep a mark for good, although this process lives."""
+        """Make a mark permanent, although this process survived."""
         await self._mark(lease, position, "keep", secrets.token_hex(4))
 
     async def validated(self, lease: Lease, total: int, model: str | None = None) -> bool:
-        """`total` lines are ready to run. False: the lease is lost. A batch that is ending has no lines to run."""
+        """Open the shards of `total` validated lines, or finalize a batch that is ending. False means a lost lease."""
         args: list[Argument] = [total, SHARD_SIZE, model or ""]
         return bool(await self._of(lease, "validated", ("batchwork", "batchholders"), args))
 
     async def invalid(self, lease: Lease, errors: Sequence[BatchError]) -> bool:
-        """End the batch as failed, or as cancelled if no line of it is left to run. False: the lease is lost."""
+        """End the batch as failed. A batch that was cancelled while it was validated is finalized instead, and one that
+        was cancelled and cannot be finalized ends as cancelled. False means that the lease is lost."""
         return bool(await self._of(lease, "invalid", self._ending(lease), [msgspec.json.encode(errors)]))
 
     async def parts(self, lease: Lease) -> Sequence[str]:
-        """Names of all objects that hold committed answers, in order."""
+        """Return the sorted names of all objects that hold committed answers."""
         [key] = self._keys(lease.tenant, lease.batch_id, "batchparts")
         async with self._client() as client:
             return sorted(name.decode() for name in await client.smembers(key))
 
     async def finished(self, lease: Lease, output_file_id: str | None, error_file_id: str | None) -> bool:
-        """The batch has ended as its outcome says. False: the lease is lost."""
+        """End the batch with the status given by its outcome. False means that the lease is lost."""
         args: list[Argument] = [output_file_id or "", error_file_id or ""]
         return bool(await self._of(lease, "finished", self._ending(lease), args))
 
     async def open(self, most: int) -> tuple[float, Sequence[Batch]]:
-        """Redis's time in Unix seconds, and batches of all tenants, that something is left to do for: those whose
-        windows are over first."""
+        """Return Redis's time (Unix seconds) and up to `most` batches with work left, the earliest deadline first."""
         now, found = await self._run("look", [self._index], [0, most - 1])
         return int(now) / 1e6, await self._batches([(one.tenant, one.id) for one in candidates_of(found)])
 
@@ -222,17 +251,18 @@ class BatchStore:
         return sorted(batches, key=lambda batch: batch.created_at, reverse=True)
 
     async def count(self) -> int:
-        """Batches, of all tenants, that something is left to do for."""
+        """Return the number of batches, of all tenants, that have work left."""
         async with self._client() as client:
             return int(await client.zcard(self._index))
 
     async def open_ids(self) -> frozenset[str]:
-        """Of batches, of all tenants, that something may be left to do for."""
+        """Return the ids of all tenants' batches that may have work left."""
         async with self._client() as client:
             return frozenset(entry.decode().partition("/")[2] for entry in await client.zrange(self._index, 0, -1))
 
     async def swept(self, lease: Lease) -> bool:
-        """Nothing is left of the batch but what is remembered of it for a while. False: the lease is lost."""
+        """Delete a batch's keys, except the record, which expires after the retention time. False means a lost
+        lease."""
         kinds = ("batchwork", "batchholders", "batchbits", "batchparts")
         if not await self._of(lease, "swept", kinds, [self._retention_ms]):
             return False
@@ -242,7 +272,7 @@ class BatchStore:
     async def _claim(
         self, owner: str, want: Collection[TaskKind], tenant: str, batches: Sequence[Candidate], now: float
     ) -> Lease | None:
-        """Of some batches of one tenant, in this order. Entries of the index that lead nowhere leave it."""
+        """Lease a task from one tenant's batches, tried in this order. Batches without work left leave the index."""
         kinds = ("batch", "batchwork", "batchholders", "batchbits")
         keys = [key for one in batches for key in self._keys(tenant, one.id, *kinds)]
         words, *found = await self._run("claim", keys, [self._lease_ms, owner, " ".join(want)])
@@ -262,7 +292,7 @@ class BatchStore:
         return [read_fields(words) for page in await asyncio.gather(*calls) for words in page if words]
 
     async def _read(self, tenant: str, ids: Sequence[str]) -> Sequence[Mapping[bytes, bytes]]:
-        """Fields of batches; none where there is no such batch."""
+        """Return the fields of each batch; they are empty if the batch does not exist."""
         async with self._client() as client:
             pipeline = client.pipeline(transaction=False)
             for key in (self._keys(tenant, batch_id, "batch")[0] for batch_id in ids):
@@ -278,7 +308,7 @@ class BatchStore:
         return await self._of(lease, "begin", ("batchholders",), [lease.member if position is None else position, *how])
 
     async def _of(self, lease: Lease, script: str, kinds: Sequence[str], args: Sequence[Argument]) -> Any:
-        """A script about one lease."""
+        """Run a script that concerns one lease."""
         keys = self._keys(lease.tenant, lease.batch_id, "batch", *kinds)
         return await self._run(script, keys, [lease.member, str(lease.fence), *args])
 
@@ -305,5 +335,5 @@ def _answering() -> Iterator[None]:
 
 
 def _batch(words: Sequence[bytes]) -> Batch:
-    """Of fields, each followed by its value."""
+    """Read a batch from a list of fields, each followed by its value."""
     return read_fields(dict(zip(words[::2], words[1::2], strict=True)))

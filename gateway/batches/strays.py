@@ -1,4 +1,4 @@
-"""What lies in batches' folders and belongs to no batch that anything is left to do for."""
+"""Deletes objects in batches' folders that belong to no batch with work left."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ log = structlog.get_logger("batches")
 
 
 class StraySweeper:
-    """Somebody slept through the end of a batch and then wrote what nobody wanted any more; or Redis lost its data."""
+    """Deletes stray objects. They exist if a gateway stalled during the end of a batch and wrote its objects
+    afterwards, or if Redis lost its data."""
 
     def __init__(self, storage: Storage, store: BatchStore, strays: Watch | None = None) -> None:
-        """`strays`: objects seen."""
+        """`strays` tracks how long objects have been seen as strays."""
         self._storage, self._store = storage, store
         self._strays = strays or Watch(GRACE_SECONDS)
 
     async def sweep(self) -> list[str]:
-        """Names of the objects deleted. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
+        """Delete strays. Return their names. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
         names = await self._storage.list(FOLDERS)  # first: a batch is in the index before anything is in its folder
         open_ids = await self._store.open_ids()
         doomed = self._strays.old(name for name in names if name.split("/")[1] not in open_ids)

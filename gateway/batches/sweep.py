@@ -1,4 +1,4 @@
-"""The last task of a batch: nothing of it is left but its record and its files."""
+"""The last task of a batch: delete everything but its record and its result files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.files.service import Files
 
 
 async def sweep(store: BatchStore, files: Files, lease: Lease) -> None:
-    """Does a task of the kind `sweep`; half of it done, it can be done again.
+    """Perform a `sweep` task. It can be repeated after it was interrupted.
 
     Raises:
         ApiError: REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE.

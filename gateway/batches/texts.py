@@ -1,4 +1,4 @@
-"""The lines of a shard as they stand in the input: small ones that lie together are read together."""
+"""Reads the lines of a shard from the input file. Small lines that lie close together are read together."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from gateway.files.record import FileRecord
 from gateway.files.service import Files
 
 SMALL_BYTES = 16 * 2**10
-"""Lines up to here are kept from when the shard is begun, 2 MiB at most; others are read when they run."""
+"""Maximum length of lines that are read when the shard begins (2 MiB in total). Others are read when they run."""
 GAP_BYTES = 2**10
-"""Between two lines, read for nothing."""
+"""Maximum gap between two lines that are read together. Its bytes are read and dropped."""
 SPAN_BYTES = 256 * 2**10
 
 
 class Texts:
-    """Every method raises ApiError, as `Files` does."""
+    """The lines of one shard. Every method raises ApiError like `Files`."""
 
     def __init__(self, files: Files, source: FileRecord) -> None:
         self._files = files
         self._source = source
         self._kept: dict[int, bytes] = {}
-        """By position."""
+        """Lines that were read ahead, by position."""
 
     async def read_ahead(self, entries: Iterable[IndexEntry]) -> None:
         for span in _spans(entries):
@@ -40,7 +40,7 @@ class Texts:
 
 
 def _spans(entries: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
-    """Small lines in runs of several that are worth one read."""
+    """Group the small lines into spans that are worth one read each, in the order of their offsets."""
     span: list[IndexEntry] = []
     for entry in sorted((entry for entry in entries if entry.length <= SMALL_BYTES), key=lambda entry: entry.offset):
         end = entry.offset + entry.length

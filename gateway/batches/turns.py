@@ -1,4 +1,4 @@
-"""Which batch is looked at for work first: entries of the index that all gateways share, and the order of tenants."""
+"""Order in which batches are searched for work: entries of the shared index, and the turns of tenants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import count
 from gateway.core.eta import urgency
 
 CREATING_SECONDS = 3600
-"""After its window, an entry that leads nowhere is taken for one whose batch never came to be."""
+"""Seconds after its window when an index entry without a batch is dropped: its batch was never created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,26 +19,27 @@ class Candidate:
     tenant: str
     id: str
     deadline: float
-    """In Unix seconds."""
+    """End of the batch's window, in Unix seconds."""
 
     def is_over(self, word: bytes, now: float) -> bool:
-        """`word`: what was found where its entry leads."""
+        """Return whether the batch has no work left. `word` is what `claim.lua` found under its entry."""
         return word == b"over" or (word == b"absent" and now > self.deadline + CREATING_SECONDS)
 
 
 class Turns:
-    """Of tenants whose batches are equally urgent, among those that work in this process."""
+    """Turns of tenants whose batches are equally urgent, in this process."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
         self._last: dict[str, int] = {}
-        """When a tenant's work was claimed here last."""
+        """Sequence number of the last claim here of each tenant's work."""
 
     def took(self, tenant: str) -> None:
         self._last[tenant] = next(self._numbers)
 
     def order(self, candidates: Iterable[Candidate], now: float) -> list[Candidate]:
-        """The most urgent first; whose tenant has waited longest, of those equally urgent."""
+        """Sort candidates, the most urgent first; equally urgent ones by how long their tenant has waited, longest
+        first."""
 
         def place(one: Candidate) -> tuple[int, int, str, float]:
             return urgency(one.deadline - now), self._last.get(one.tenant, 0), one.tenant, one.deadline
@@ -47,11 +48,11 @@ class Turns:
 
 
 def entry_of(tenant: str, batch_id: str) -> str:
-    """In the index."""
+    """Return the index entry of a batch."""
     return f"{tenant}/{batch_id}"
 
 
 def candidates_of(found: Sequence[bytes]) -> list[Candidate]:
-    """Of entries, each followed by its deadline."""
+    """Parse index entries, each followed by its deadline."""
     places = [entry.decode().partition("/") for entry in found[::2]]
     return [Candidate(tenant, i, float(due)) for (tenant, _, i), due in zip(places, found[1::2], strict=True)]

@@ -1,4 +1,4 @@
-"""Who waits to go on, and how many may: in an order of their own, as room comes and goes."""
+"""An ordered queue that admits as many waiters as there is room for."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from heapq import heappop, heappush
 from typing import Any
 
 Order = tuple[Any, ...]
-"""The least goes first."""
+"""Sort key of a waiter. The least goes first."""
 
 
 class Turnstile:
-    """Whoever has been let through counts as `inside` until `leave`."""
+    """Admits waiters in order. An admitted waiter counts as `inside` until `leave`."""
 
     def __init__(self, room: Callable[[], int]) -> None:
-        """`room`: how many more may go through now."""
+        """`room` returns how many more waiters may be admitted now."""
         self.inside = 0
         self.queued = 0
         self._room = room
@@ -24,7 +24,7 @@ class Turnstile:
         self._waiting: list[tuple[Order, int, asyncio.Future[None]]] = []
 
     async def enter(self, order: Order) -> None:
-        """Returns inside. Cancelled, it has taken nobody's place."""
+        """Wait until admitted. A cancelled waiter takes up no room."""
         turn = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (order, next(self._numbers), turn))
         self.queued += 1
@@ -43,7 +43,7 @@ class Turnstile:
         self.turn()
 
     def turn(self) -> None:
-        """Lets in whom there is room for: to be called whenever there may be more of it."""
+        """Admit as many waiters as there is room for. Call this whenever there may be more room."""
         room = self._room() if self._waiting else 0
         while room > 0 and self._waiting:
             _, _, turn = heappop(self._waiting)

@@ -1,7 +1,8 @@
-"""Checks a batch's input in a process of its own, so that no tokens wait for it and it may die of the input.
+"""Main program that checks a batch's input in its own process, so that the check delays no tokens and a crash ends only
+this process.
 
-Standard input: one line of JSON (`Asked`), then nothing until the gateway that asked has ended. Standard output: one
-line of JSON (`Found`), then the index. The exit status is STORAGE_STATUS if the storage could not be read.
+Standard input: one line of JSON (`Asked`), then nothing until the parent gateway has ended. Standard output: one line
+of JSON (`Found`), then the index. The exit status is STORAGE_STATUS if the storage could not be read.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from gateway.batches.input import Asked, InputCheck
 
 NICENESS = 10
 STORAGE_STATUS = 75
-"""Exit status that says: the storage failed, and the same may succeed later (EX_TEMPFAIL of sysexits.h)."""
+"""Exit status which means that the storage failed and the same may succeed later (EX_TEMPFAIL of sysexits.h)."""
 
 T = TypeVar("T")
 
 
 class StorageFailed(Exception):
-    """The storage could not be read; the cause is what its library raised."""
+    """The storage could not be read. The cause is the exception of its library."""
 
 
 class StoredFile:
-    """The input as the check reads it, which raises StorageFailed for whatever the storage's library raises."""
+    """The input file as the check reads it. All exceptions of the storage's library become StorageFailed."""
 
     def __init__(self, url: str) -> None:
         self._file: BinaryIO = _asked_of_storage(lambda: fsspec.open(url, "rb").open())
@@ -53,7 +54,7 @@ def main() -> None:
 
 
 def _asked_of_storage(work: Callable[[], T]) -> T:
-    """Raises StorageFailed."""
+    """Call the storage's library. Raises StorageFailed in place of its exceptions."""
     try:
         return work()
     except Exception as error:  # storage libraries raise what they like
@@ -61,7 +62,7 @@ def _asked_of_storage(work: Callable[[], T]) -> T:
 
 
 def _end_with_parent() -> None:
-    """Past Python's own reader, whose lock would be missed at the end of this process."""
+    """End this process when standard input ends. It bypasses sys.stdin, whose lock would break the process's exit."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(1)

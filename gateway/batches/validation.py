@@ -1,4 +1,4 @@
-"""The first task of a batch: its input is checked, by a process of its own, and its index written."""
+"""The first task of a batch: check its input in a separate process, and write its index."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from gateway.files.record import FileRecord
 from gateway.files.service import Files
 
 UNHEARD_SECONDS = 2.0
-"""Of a new batch, in which this gateway may not have heard of an adapter that another has loaded for it."""
+"""Age of a batch in seconds up to which an unknown model is not an error, because this gateway may not have learned yet
+of an adapter that another gateway loaded for the batch."""
 RETRY_SECONDS = 2.0
 SHOWN_BYTES = 2000
-"""Of what a process that failed has said."""
+"""Maximum number of bytes of a failed process's standard error that are logged."""
 
 log = structlog.get_logger("batches")
 
@@ -37,20 +38,20 @@ class ValidationDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Validator:
-    """Does tasks of the kind `validate`; cancelled, it ends its process and leaves the task to be done again."""
+    """Performs `validate` tasks. If it is cancelled, it kills its process and leaves the task to be tried again."""
 
     store: BatchStore
     files: Files
     tenant: Callable[[str], tuple[Tenant, Catalog]]
-    """The tenant of a name, and the models that it may use. Raises ApiError: TENANT_NOT_FOUND."""
+    """Returns a tenant by name, and the models that it may use. Raises ApiError: TENANT_NOT_FOUND."""
     max_lines: int
     max_line_bytes: int
 
     async def run(self, lease: Lease) -> None:
-        """Return when the batch is validated, has failed, or has been handed back to be tried again.
+        """Validate the batch: on return it is validated, has failed, or was released to be tried again.
 
         Raises:
-            ValidationDied: the task is not handed back, so that the attempt is counted against it.
+            ValidationDied: the task is not released, so that the attempt counts against it.
         """
         try:
             found, index = await self._found(lease)
@@ -63,13 +64,13 @@ class Validator:
                 await self.store.validated(lease, found.total, found.model)
         except ApiError as error:
             log.warning("batch_not_validated", batch=lease.batch_id, reason=error.reason)
-            with suppress(ApiError):  # or the lease runs out
+            with suppress(ApiError):  # else the lease runs out
                 await self.store.release(lease, RETRY_SECONDS)
 
     async def _found(self, lease: Lease) -> tuple[Found, bytes]:
-        """Raises ApiError: the same may succeed later."""
+        """Check the input. Return the result and the index. Raises ApiError if the same may succeed later."""
         batch = lease.batch
-        try:  # once more: whoever created the batch may have died before it pinned the file
+        try:  # once more: the gateway that created the batch may have died before it pinned the file
             source = await self.files.pin(batch.tenant, batch.input_file_id, batch.id)
             tenant, catalog = self.tenant(batch.tenant)
         except ApiError as error:
@@ -96,7 +97,7 @@ class Validator:
 
 
 async def examined(asked: Asked) -> tuple[Found, bytes]:
-    """Check an input in a process of its own. Return what was found, and the index.
+    """Check an input in a separate process. Return the result and the index.
 
     Raises:
         ApiError: STORAGE_UNAVAILABLE.
@@ -125,7 +126,8 @@ async def examined(asked: Asked) -> tuple[Found, bytes]:
 
 
 async def _exchange(process: asyncio.subprocess.Process, question: bytes) -> tuple[bytes, bytes]:
-    """All it says, on standard output and error. Its standard input stays open: it ends with whoever asked."""
+    """Send the question and return all standard output and standard error. Standard input stays open, because the
+    process exits when it closes."""
     to, answer, complaint = process.stdin, process.stdout, process.stderr
     assert to is not None, "all are pipes"
     assert answer is not None, "all are pipes"

@@ -1,4 +1,4 @@
-"""What becomes of a line that was refused: another try, after a while, or an answer that says so."""
+"""Decides whether a line that failed is tried again after a pause or gets its error as the answer."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from datetime import UTC, datetime, time, timedelta
 from gateway.core.errors import ApiError, Fault
 
 FEW_TRIES: Mapping[Fault, int] = {Fault.MODEL_NOT_FOUND: 4, Fault.INTERNAL: 5}
-"""Faults that may pass, and are believed after so many tries: a gateway may hear of an adapter a moment after another
-has checked the line, and a bug may be met only beside other requests."""
+"""Faults that may be transient, with the number of tries after which they are final. A gateway may learn of an adapter
+a moment after another one has checked the line, and a bug may occur only beside other requests."""
 FINAL = (Fault.CANCELLED, Fault.ENGINE_CRASHED)
-"""Faults that another try would not change, or would make worse."""
+"""Faults that another try would not change or would make worse."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 QUOTA_PAUSE_S = 60.0
-"""Until a spent day is asked about again: an operator may have changed it."""
+"""Seconds until a spent daily quota is tried again, because an operator may have changed it."""
 
 
 def is_limit(error: ApiError) -> bool:
-    """Whether it is the tenant's own allowance that ran out: other tenants' lines may go on."""
+    """Return whether the tenant's own limit refused the line; other tenants' lines may then go on."""
     return error.fault in (Fault.RATE_LIMIT_EXCEEDED, Fault.INSUFFICIENT_QUOTA)
 
 
 def pause(error: ApiError, tries: int, now: float, left: float) -> float | None:
-    """Seconds until a line is worth another try; None: this is its answer.
+    """Return the seconds until a line is tried again. None means that the error is its answer.
 
     Args:
-        tries: how many have ended with this fault.
+        error: the failure of the last try.
+        tries: number of tries that ended with this fault.
         now: Unix time.
-        left: seconds of the batch's window.
+        left: seconds left in the batch's window.
     """
     if error.fault is Fault.RATE_LIMIT_EXCEEDED:
         return error.retry_after or FIRST_PAUSE_S
@@ -43,7 +44,7 @@ def pause(error: ApiError, tries: int, now: float, left: float) -> float | None:
 
 
 def tomorrow(now: float) -> float:
-    """When the day of a Unix time is over, in UTC, as limits count days."""
+    """Return the Unix time at which the day of `now` ends in UTC, as limits count days."""
     today = datetime.fromtimestamp(now, UTC).date()
     return datetime.combine(today + timedelta(days=1), time(), UTC).timestamp()
 

@@ -1,4 +1,4 @@
-"""Puts the dispatcher of one gateway process together."""
+"""Assembles the dispatcher of one gateway process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def working(
     metrics: Metrics,
     config: Config,
 ) -> AsyncIterator[None]:
-    """This process works on batches while inside. A line may be as long as the body of a request over HTTP."""
+    """Work on batches while the context is entered. A line may be as long as the body of an HTTP request."""
     gate = Gate(gateway.engine, lambda: gateway.lane_capacity[Lane.BATCH], asyncio.get_running_loop().time)
     shop = Workshop(store, files, gateway, accounts, gate, metrics.batch_line)
     bounds = config.batches.max_lines, config.http.max_body_bytes
@@ -46,7 +46,7 @@ async def working(
 
 
 def _tenants(gateway: Gateway, accounts: AccountRegistry) -> Callable[[str], tuple[Tenant, Catalog]]:
-    """Return what finds a tenant and the models that it may use. It raises ApiError: TENANT_NOT_FOUND."""
+    """Return a function that finds a tenant and its models. The function raises ApiError: TENANT_NOT_FOUND."""
 
     def found(name: str) -> tuple[Tenant, Catalog]:
         tenant = accounts.tenant(name).tenant

@@ -1,4 +1,4 @@
-"""What adapters and their aliases may be called, and whom they may be kept for."""
+"""Validation of adapter names, of their aliases, and of the lists of tenants that adapters are restricted to."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from gateway.core.errors import invalid_request, model_not_found
 from gateway.core.tenants import NAME as TENANT_NAME
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,127}")
-"""No colon: `base:adapter` is how a request may spell it."""
+"""Valid names of adapters and aliases. A colon is not allowed, because a request may name an adapter as
+`base:adapter`."""
 MAX_ALIASES = 64
-"""Of one adapter."""
+"""Maximum number of aliases of one adapter."""
 
 
 def check_name(name: str, reserved: Collection[str], param: str) -> None:
-    """`reserved`: names of the base model. Raises ApiError: INVALID_REQUEST, blaming `param`."""
+    """Check the name of an adapter or an alias.
+
+    Args:
+        name: the name to check.
+        reserved: names of the base model, which are refused.
+        param: the request field that the error names.
+
+    Raises:
+        ApiError: INVALID_REQUEST, the name is malformed or reserved.
+    """
     if not NAME.fullmatch(name):
         rule = "1 to 128 letters, digits, '_', '.', '-' or '/', beginning with a letter or digit"
         raise invalid_request(f"{param} must be {rule}", param)
@@ -24,7 +34,7 @@ def check_name(name: str, reserved: Collection[str], param: str) -> None:
 
 
 def tenant_list(tenants: Collection[str]) -> tuple[str, ...]:
-    """Each once, in order. Raises ApiError: INVALID_REQUEST."""
+    """Return tenant names sorted and without duplicates. Raises ApiError: INVALID_REQUEST, if a name is malformed."""
     for tenant in tenants:
         if not TENANT_NAME.fullmatch(tenant):
             raise invalid_request(f"{tenant!r} is no name of a tenant", "tenants")
@@ -32,14 +42,14 @@ def tenant_list(tenants: Collection[str]) -> tuple[str, ...]:
 
 
 def with_alias(aliases: Collection[str], alias: str) -> tuple[str, ...]:
-    """Raises ApiError: INVALID_REQUEST, there would be too many."""
+    """Return the aliases with one added, sorted. Raises ApiError: INVALID_REQUEST, if they exceed MAX_ALIASES."""
     if len({*aliases, alias}) > MAX_ALIASES:
         raise invalid_request(f"an adapter has at most {MAX_ALIASES} aliases", "alias")
     return tuple(sorted({*aliases, alias}))
 
 
 def without_alias(aliases: Collection[str], alias: str) -> tuple[str, ...]:
-    """Raises ApiError: MODEL_NOT_FOUND, it is none of them."""
+    """Return the aliases with one removed, sorted. Raises ApiError: MODEL_NOT_FOUND, if it is not among them."""
     if alias not in aliases:
         raise model_not_found(alias)
     return tuple(sorted(set(aliases) - {alias}))

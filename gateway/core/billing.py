@@ -1,4 +1,4 @@
-"""What usage is worth: prices of tokens, and the cost of the device that made them. Decimal, never floats."""
+"""Prices of tokens and costs of device time, computed from usage rows. All arithmetic is Decimal, never float."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from gateway.core.usage import Counts, Row
 CURRENCY = re.compile(r"[A-Z]{3}")
 DEVICE_US_PER_HOUR = 3_600_000_000
 COST_PLACES = Decimal("1e-9")
-"""Costs are quotients and rounded to this; amounts are products, and exact."""
+"""Rounding unit of costs, which are quotients. Amounts are products and stay exact."""
 SMALLEST, MOST = Decimal("0.000001"), 1_000_000
-"""Of a price: with counts below 2^53 amounts stay within the 28 digits in which Decimal's arithmetic is exact."""
+"""Granularity and maximum of a price. With these and token counts below 2^53, amounts stay within the 28 digits in
+which Decimal arithmetic is exact."""
 
 LaneName = Literal["interactive", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of a million tokens of each kind, for the rows it fits."""
+    """Price of a million tokens of each kind, with the conditions that a usage row must meet for it to apply."""
 
     prompt: Decimal
-    """Of a prompt's tokens that were not found in the prefix cache."""
+    """Price of prompt tokens that were not found in the prefix cache."""
     completion: Decimal
     cached: Decimal | None = None
-    """None: as the rest of the prompt."""
+    """Price of prompt tokens found in the prefix cache. None means that they cost as much as other prompt tokens."""
     lane: LaneName | None = None
-    """None: either."""
+    """The lane that this price applies to. None means both lanes."""
     adapter: str = "*"
-    """Shell-style pattern of adapter names; the base model goes by its own."""
+    """Shell-style pattern of adapter names. The base model is matched by its own name."""
     since: date | None = None
-    """First day (UTC) it is for; None: every day."""
+    """First day (UTC) on which this price applies. None means that it applies to every day."""
 
     def __post_init__(self) -> None:
         for name in ("prompt", "completion", "cached"):
@@ -44,7 +45,7 @@ class Price:
 
     @property
     def is_default(self) -> bool:
-        """Fits everything."""
+        """True if this price applies to every row."""
         return (self.lane, self.adapter, self.since) == (None, "*", None)
 
     def fits(self, row: Row) -> bool:
@@ -52,7 +53,7 @@ class Price:
         return in_time and self.lane in (None, row.name.lane) and fnmatchcase(row.name.adapter, self.adapter)
 
     def of(self, counts: Counts) -> Decimal:
-        """Exact."""
+        """Return the exact price of these token counts, in the configured currency."""
         cached = self.prompt if self.cached is None else self.cached
         fresh_tokens = counts.prompt_tokens - counts.cached_tokens
         amount = fresh_tokens * self.prompt + counts.cached_tokens * cached + counts.completion_tokens * self.completion
@@ -61,15 +62,16 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class BillingConfig:
-    """How usage is kept and what it is worth."""
+    """Configuration of usage records: how long they are kept, and at what prices they are billed."""
 
     currency: str = "USD"
     device_hour: Decimal = Decimal(0)
-    """What an hour of the engine's device costs; 0: costs are not told."""
+    """Cost of one hour of the engine's device. 0 means that costs are not reported."""
     prices: tuple[Price, ...] = ()
-    """The first that fits counts; the last must fit everything. None: amounts are not told."""
+    """Prices, of which the first that fits a row applies. The last must fit every row. Without any price, amounts are
+    not reported."""
     retention_days: int = 400
-    """After which a day's usage is forgotten."""
+    """Days after which a day's usage is deleted."""
 
     def __post_init__(self) -> None:
         if not CURRENCY.fullmatch(self.currency):
@@ -81,15 +83,18 @@ class BillingConfig:
             raise ValueError(f"retention_days must be between 1 and 36500, not {self.retention_days}")
 
     def amount(self, row: Row) -> Decimal | None:
-        """What a row's tokens are sold for; None: there are no prices."""
+        """Return the price of a row's tokens. None means that no prices are configured."""
         return price_for(self.prices, row).of(row.counts) if self.prices else None
 
     def cost(self, device_us: int) -> Decimal | None:
-        """What the device time costs, to a billionth; None: nobody knows."""
+        """Return the cost of device time, rounded to a billionth. None means that no `device_hour` is configured."""
         return (device_us * self.device_hour / DEVICE_US_PER_HOUR).quantize(COST_PLACES) if self.device_hour else None
 
     def cost_per_million(self, counts: Counts) -> Decimal | None:
-        """What a million tokens of such work cost, prompts and completions alike; None: nobody knows."""
+        """Return the cost of a million tokens, prompt and completion alike, at this ratio of device time to tokens.
+
+        None means that no `device_hour` is configured or that there are no tokens.
+        """
         if not (self.device_hour and counts.tokens):
             return None
         cost = counts.device_us * self.device_hour / DEVICE_US_PER_HOUR

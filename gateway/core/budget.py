@@ -1,15 +1,15 @@
-"""Limits as arithmetic on plain values. The Lua beside the Redis limiter computes the same.
+"""Rate limit arithmetic on plain values. The Lua script of the Redis limiter computes the same.
 
-Requests and tokens a minute are token buckets with debt. A meter counts what is in use and drains at `limit` a minute,
-down to zero. A reservation fits while use stays within the limit. Settling may take use above the limit (debt), which
-must drain away before anything else fits. Because use is counted, not what is left, a change of limit means what it
-says at once, and an absent meter equals an unused one. Requests at once and tokens a day are plain counts, kept where
-nothing limits them too; a day is a calendar day in UTC.
+Requests per minute and tokens per minute are token buckets with debt. A meter counts the use and drains at `limit` per
+minute, down to zero. A reservation fits while use stays within the limit. Settling may take use above the limit (debt),
+which must drain before anything else fits. Because a meter counts what is used, not what is left, a change of limit
+takes effect at once, and an absent meter equals an unused one. Concurrent requests and tokens per day are plain counts,
+which are kept even where no limit is set; a day is a calendar day in UTC.
 
-A limit in shadow refuses nobody. Its meter is charged with what it would have admitted, so that the share it would
-refuse is true.
+A limit in shadow refuses no request. Its meter is charged only with what it would have admitted, so that the share of
+requests that it would refuse is accurate.
 
-Times are whole microseconds, as Redis tells them, so that both implementations agree to the last bit.
+Times are whole microseconds, as Redis reports them, so that both implementations agree to the last bit.
 """
 
 from __future__ import annotations
@@ -25,55 +25,57 @@ from msgspec.structs import replace
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Policy
 
 MINUTE = 60_000_000
-"""In microseconds."""
+"""One minute in microseconds."""
 DAY = 1440 * MINUTE
+"""One day in microseconds."""
 
 SLACK = 1e-6
-"""Forgiveness for rounding when comparing use with a limit, in requests or tokens."""
+"""Tolerance for rounding errors when use is compared with a limit, in requests or tokens."""
 SLOT_WAIT = 1.0
-"""Seconds to wait for one of the requests at once to end: nobody knows when it will."""
+"""Seconds that a caller over its limit of concurrent requests is told to wait. It is a fixed value, because the time at
+which a running request ends is unknown."""
 
 Kind = Literal["requests", "tokens"]
 
 
 class Allowance(Struct, frozen=True):
-    """What a caller is told about one limit."""
+    """State of one limit, as reported to the caller."""
 
     limit: int
     remaining: int
     reset: float
-    """Seconds until nothing is in use."""
+    """Seconds until the meter has drained to zero."""
 
 
 class Meter(Struct, frozen=True):
-    """One limit a minute of one scope at one instant."""
+    """State of one per-minute limit of one scope at one instant."""
 
     limit: int | None = None
-    """A minute, and at most at once; None: not limited, not counted."""
+    """Rate per minute and maximum burst. None means that this is neither limited nor counted."""
     used: float = 0.0
     shadow: bool = False
     away: Policy | None = None
-    """What becomes of it while Redis is away, if that was said of it."""
+    """Policy of this limit while Redis is away. None means that the installation's default applies."""
 
     def drained(self, elapsed: int) -> Meter:
-        """`elapsed` microseconds later."""
+        """Return the meter as it is `elapsed` microseconds later."""
         if self.limit is None:
             return replace(self, used=0.0)
         return replace(self, used=max(0.0, self.used - float(max(0, elapsed)) * self.limit / MINUTE))
 
     def charged(self, amount: int) -> Meter:
-        """A negative amount gives back, never beyond nothing in use."""
+        """Return the meter with `amount` added to its use. A negative amount reduces the use, at most to zero."""
         return self if self.limit is None else replace(self, used=max(0.0, self.used + amount))
 
     def fits(self, amount: int) -> bool:
         return self.limit is None or self.used + amount <= self.limit + SLACK
 
     def counts(self, amount: int) -> bool:
-        """Whether a request that is admitted is charged to it."""
+        """Return whether an admitted request is charged to this meter. A meter in shadow is charged only if it fits."""
         return self.limit is not None and (not self.shadow or self.fits(amount))
 
     def wait(self, amount: int) -> float | None:
-        """Seconds until `amount` fits, if nothing else is charged; None: it never will."""
+        """Return the seconds until `amount` fits if nothing else is charged. None means that it exceeds the limit."""
         if self.limit is None:
             return 0.0
         return None if amount > self.limit else max(0.0, self.used + amount - self.limit) / self.limit * 60
@@ -87,7 +89,7 @@ class Meter(Struct, frozen=True):
 
 
 class Count(Struct, frozen=True):
-    """Requests at once, or tokens today."""
+    """State of one plain count: concurrent requests, or tokens used today."""
 
     limit: int | None = None
     used: int = 0
@@ -105,7 +107,7 @@ MeterOrCount = TypeVar("MeterOrCount", Meter, Count)
 
 
 class Bucket(Struct, frozen=True):
-    """Everything counted for one scope, as of `at` microseconds."""
+    """All counters of one scope, as of the time `at` in microseconds."""
 
     requests: Meter
     tokens: Meter
@@ -127,7 +129,7 @@ class Bucket(Struct, frozen=True):
         return tuple(zip(LIMIT_NAMES, (self.requests, self.tokens, self.running, self.today), strict=True))
 
     def limited(self, limits: Limits) -> Bucket:
-        """The same use under other limits."""
+        """Return a bucket with the same use and other limits."""
         pairs = zip(("requests", "tokens", "running", "today"), LIMIT_NAMES, strict=True)
         return replace(self, **{field: _limited(getattr(self, field), limits, name) for field, name in pairs})
 
@@ -137,14 +139,14 @@ class Bucket(Struct, frozen=True):
         return Bucket(self.requests.drained(elapsed), self.tokens.drained(elapsed), now, self.running, today)
 
     def misses(self, tokens: int) -> tuple[LimitName, ...]:
-        """Limits in which one more request of so many tokens does not fit, those in shadow included."""
+        """Return the limits, including those in shadow, that one more request with this many tokens does not fit."""
         return tuple(name for name, meter in self.meters() if not meter.fits(_amount(name, tokens)))
 
     def admits(self, tokens: int) -> bool:
         return all(meter.shadow or meter.fits(_amount(name, tokens)) for name, meter in self.meters())
 
     def charge(self, tokens: int) -> Charge:
-        """What a request that is admitted puts on it."""
+        """Return what admitting a request with this many tokens charges to this bucket."""
         return Charge(
             1 if self.requests.counts(1) else None,
             tokens if self.tokens.counts(tokens) else None,
@@ -153,7 +155,8 @@ class Bucket(Struct, frozen=True):
         )
 
     def is_roomy(self, tokens: int, share: float) -> bool:
-        """Whether one more request of so many tokens keeps all limits but those in shadow within `share` of them."""
+        """Return whether one more request with this many tokens keeps the use of every limit that is not in shadow
+        within `share` of that limit."""
         return all(
             meter.limit is None or meter.shadow or meter.used + _amount(name, tokens) <= meter.limit * share
             for name, meter in self.meters()
@@ -176,47 +179,48 @@ def _limited(meter: MeterOrCount, limits: Limits, name: LimitName) -> MeterOrCou
 
 
 def _amount(name: LimitName, tokens: int) -> int:
-    """What one request of so many tokens takes of a limit."""
+    """Return what one request with this many tokens charges to a limit: its tokens, or 1 for limits on requests."""
     return tokens if name.startswith("tokens") else 1
 
 
 class Charge(Struct, frozen=True):
-    """What one reservation put on one bucket; None where there was nothing to count against."""
+    """Amounts that one reservation charged to one bucket. None means that the meter was not charged: it has no limit,
+    or the limit is in shadow and would have refused the request."""
 
     requests: int | None
     tokens: int | None
     today: int
     day: int
-    """Since 1970: a day that is over is not corrected any more."""
+    """Day of the charge, counted from 1970. Once that day is over, settling no longer corrects `today`."""
 
     def put_on(self, bucket: Bucket) -> Bucket:
         return bucket.charged(self.requests or 0, self.tokens or 0, 1, self.today)
 
 
 class Decision(Struct, frozen=True):
-    """About one reservation, bucket by bucket."""
+    """Outcome of one reservation. The tuples have one entry for each bucket."""
 
     admitted: bool
     buckets: tuple[Bucket, ...]
-    """As of now: charged, if it was admitted."""
+    """The buckets as of now, charged if the reservation was admitted."""
     charges: tuple[Charge, ...]
-    """None if it was refused."""
+    """The charge on each bucket; empty if the reservation was refused."""
     misses: tuple[tuple[LimitName, ...], ...]
-    """Limits that did not fit it, enforced or not."""
+    """Limits of each bucket that the reservation did not fit, whether enforced or in shadow."""
     tokens: int
-    """What was asked for, or what became of a guess."""
+    """The tokens that were asked for; where they were a guess, the guess after it was cut to the smallest bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Which limit said no, and for how long."""
+    """The limit that refused a reservation, and how long the caller has to wait."""
 
     name: LimitName
     scope: int
-    """Index among the buckets asked."""
+    """Index of the bucket that refused."""
     limit: int
     wait: float | None
-    """Seconds; None: no wait helps."""
+    """Seconds until the reservation can fit. None means that waiting does not help."""
 
     @property
     def kind(self) -> Kind:
@@ -224,9 +228,14 @@ class Refusal:
 
 
 def reserve(buckets: Sequence[Bucket], tokens: int, now: int, least: int | None = None) -> Decision:
-    """Charges one request and `tokens` to every bucket, or to none.
+    """Charge one request and `tokens` tokens to every bucket, or to none if any bucket refuses.
 
-    `least`: `tokens` is a guess, which yields to the smallest bucket, but not below this.
+    Args:
+        buckets: the buckets of the scopes that the request belongs to.
+        tokens: tokens to reserve.
+        now: the current time in microseconds.
+        least: a value means that `tokens` is a guess, which is cut to the smallest limit but never below `least`. None
+            means that `tokens` is not a guess.
     """
     current = tuple(bucket.drained(now) for bucket in buckets)
     tokens = tokens if least is None else max(least, int(min(tokens, _smallest(current))))
@@ -239,13 +248,16 @@ def reserve(buckets: Sequence[Bucket], tokens: int, now: int, least: int | None 
 
 
 def _smallest(buckets: Sequence[Bucket]) -> float:
-    """Tokens that fit the smallest of the buckets that may refuse somebody."""
+    """Return the smallest token limit of the buckets, leaving out limits in shadow; infinity if there is none."""
     meters = [meter for bucket in buckets for meter in (bucket.tokens, bucket.today) if not meter.shadow]
     return min((meter.limit for meter in meters if meter.limit is not None), default=math.inf)
 
 
 def settle(bucket: Bucket, charge: Charge, requests: int, tokens: int, now: int) -> Bucket:
-    """Corrects what was charged to what was used. Without debt that never happened: an uncounted charge stays so."""
+    """Correct a reservation's charge on one bucket to what was really used, and end its concurrent request.
+
+    A meter that the reservation did not charge stays uncharged, so that settling creates no debt on it.
+    """
     today = tokens - charge.today if now // DAY == charge.day else 0
     return bucket.drained(now).charged(
         _correction(charge.requests, requests), _correction(charge.tokens, tokens), -1, today
@@ -257,7 +269,7 @@ def _correction(charged: int | None, actual: int) -> int:
 
 
 def explain(buckets: Sequence[Bucket], tokens: int) -> Refusal:
-    """Why a reservation was refused, given the buckets as `reserve` left them: the longest wait of all limits."""
+    """Return the refusal with the longest wait, given the buckets of a refused reservation as `reserve` left them."""
     refusals = [
         Refusal(name, scope, meter.limit, _wait(meter, name, tokens))
         for scope, bucket in enumerate(buckets)
@@ -268,13 +280,14 @@ def explain(buckets: Sequence[Bucket], tokens: int) -> Refusal:
 
 
 def _wait(meter: Meter | Count, name: LimitName, tokens: int) -> float | None:
-    """A day that is spent is not waited for: nobody's client should try for hours."""
+    """Return the seconds to wait for a limit. None means that waiting does not help; it is also returned for a spent
+    daily limit, so that clients do not retry for hours."""
     if isinstance(meter, Meter):
         return meter.wait(_amount(name, tokens))
     return SLOT_WAIT if name == "concurrent_requests" else None
 
 
 def tightest(allowances: Sequence[Allowance | None]) -> Allowance | None:
-    """The one with least remaining, of several such the one that takes longest; None if no limit applies."""
+    """Return the allowance with the least remaining; ties go to the longest reset. None means that no limit applies."""
     present = [allowance for allowance in allowances if allowance is not None]
     return min(present, key=lambda allowance: (allowance.remaining, -allowance.reset), default=None)

@@ -1,4 +1,4 @@
-"""How deep documents of callers may be nested: what walks them later does so by recursion."""
+"""Limit on the nesting depth of JSON documents from callers, because later code walks them recursively."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from gateway.core.errors import invalid_request
 
 MAX_DEPTH = 100
-"""Objects and lists inside one another. OpenAI allows schemas 10 objects, which are 20 of these."""
+"""Maximum levels of nested objects and lists. OpenAI allows schemas 10 levels of objects, which are 20 of these."""
 
 
 def check_depth(document: Any, field: str) -> None:
-    """Raises ApiError: INVALID_REQUEST."""
+    """Raise ApiError (INVALID_REQUEST), naming `field`, if a document is nested more than MAX_DEPTH levels deep."""
     if is_too_deep(document):
         raise invalid_request(f"{field} is nested more than {MAX_DEPTH} levels deep", field)
 

@@ -1,7 +1,7 @@
-"""Everything a caller can be told went wrong: one table, read by HTTP and gRPC alike.
+"""The table of all errors that a caller can receive, used by both HTTP and gRPC.
 
     ApiError
-    ├── the caller's to fix
+    ├── errors in the request
     │   ├── 400 INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, INVALID_JSON, UNSUPPORTED_PARAMETER
     │   ├── 401 INVALID_API_KEY
     │   ├── 403 FORBIDDEN
@@ -10,15 +10,15 @@
     │   ├── 405 METHOD_NOT_ALLOWED
     │   ├── 409 ADAPTER_EXISTS, ADAPTER_CONFLICT, TENANT_EXISTS, TENANT_CONFLICT, FILE_IN_USE, BATCH_CONFLICT
     │   └── 413 REQUEST_TOO_LARGE
-    ├── the caller's own allowance
+    ├── the tenant's own limits
     │   └── 429 RATE_LIMIT_EXCEEDED, INSUFFICIENT_QUOTA
-    └── ours
-        ├── 500 INTERNAL
+    └── errors of the gateway
+        ├── 500 INTERNAL, ENGINE_CRASHED
         ├── 503 LANE_QUEUE_FULL, QUEUE_TIMEOUT, PREEMPTED, CANCELLED (by an administrator), ADAPTER_UNAVAILABLE,
         │       LIMITER_UNAVAILABLE, REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE, ENGINE_UNAVAILABLE
         └── 504 DEADLINE_EXCEEDED
 
-A 429 is always the tenant's own limit; shared capacity is always a 503.
+A 429 always means the tenant's own limit; a lack of shared capacity is always a 503.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from enum import Enum
 from typing import Any, Literal
 
 MAX_QUOTED = 256
-"""Characters of a caller's own words that are said back, or logged."""
+"""Maximum characters of a caller's input that are quoted in an error message or a log line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one error looks on the wire."""
+    """Wire representation of one error over HTTP and gRPC."""
 
     http_status: int
     grpc_status: str
@@ -43,11 +43,12 @@ class Row:
     type: str
     code: str | None
     should_retry: bool | None = None
-    """Sent as x-should-retry where a client's guess from the status alone would be wrong; None: let it guess."""
+    """Value of the x-should-retry header, sent where a client's guess from the status alone would be wrong. None means
+    that the header is not sent."""
 
 
 class Fault(Enum):
-    """The table. A member's name says what happened; its value says how that is told."""
+    """The error table. A member's name says what happened; its `row` says how that is sent."""
 
     row: Row
 
@@ -95,27 +96,27 @@ class Fault(Enum):
 
 @dataclass(eq=False, slots=True)
 class ApiError(Exception):
-    """An expected error, ready to be told to the caller. Anything else that escapes is a bug of ours: INTERNAL."""
+    """An expected error that is sent to the caller. Any other exception is a bug and is sent as INTERNAL."""
 
     fault: Fault
     message: str
     param: str | None = None
-    """The field of the request that is to blame."""
+    """The request field that caused the error."""
     retry_after: float | None = None
     """Seconds until the same request can succeed."""
     limit_kind: Literal["requests", "tokens"] | None = None
-    """Of RATE_LIMIT_EXCEEDED: which allowance ran out; becomes the error's type."""
+    """Kind of limit that refused the request, set for RATE_LIMIT_EXCEEDED; it replaces the error's type."""
     extra_headers: Mapping[str, str] = field(default_factory=dict)
-    """Sent along: rate headers, Allow, WWW-Authenticate."""
+    """Additional response headers: rate limit headers, Allow, WWW-Authenticate."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """For the request log and gRPC's ErrorInfo: for example the scope and the limit that refused."""
+    """Details for the request log and gRPC's ErrorInfo, for example the scope and the limit that refused."""
 
     def __str__(self) -> str:
         return self.message
 
     @property
     def reason(self) -> str:
-        """For logs: with its cause, which callers are not told."""
+        """The message for logs, with the cause appended. Callers do not receive the cause."""
         return f"{self.message}: {self.__cause__}" if self.__cause__ else self.message
 
     @property
@@ -139,12 +140,13 @@ class ApiError(Exception):
         return self.fault.row.should_retry
 
     def body(self) -> dict[str, Any]:
-        """The JSON document OpenAI clients parse."""
+        """Return the JSON body that OpenAI clients parse."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
 
     def headers(self) -> dict[str, str]:
-        """Response headers, in lower case. Waits are rounded up, so that waiting that long is enough."""
+        """Return the response headers, with lower-case names. Waits are rounded up, so that a client that waits this
+        long waits long enough."""
         headers = dict(self.extra_headers)
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
@@ -163,7 +165,11 @@ def unsupported_parameter(param: str, why: str = "is not supported") -> ApiError
 
 
 def context_length_exceeded(num_tokens: int, max_tokens: int, param: str = "messages") -> ApiError:
-    """The first half is OpenAI's and vLLM's wording, by which litellm and others tell this error from any other 400."""
+    """Return the error for a request that exceeds the context length.
+
+    The first half of the message is the wording of OpenAI and vLLM, by which litellm and other clients tell this error
+    from any other 400.
+    """
     message = f"This model's maximum context length is {max_tokens} tokens, and the request needs {num_tokens}"
     return ApiError(Fault.CONTEXT_LENGTH_EXCEEDED, message, param)
 
@@ -178,29 +184,29 @@ def forbidden(message: str) -> ApiError:
 
 
 def model_not_found(name: str) -> ApiError:
-    """The same words for a model that is absent and one that is another tenant's."""
+    """Return the error for an unknown model. The message is the same for a model that another tenant owns."""
     message = f"the model {name[:MAX_QUOTED]!r} does not exist or you do not have access to it"
     return ApiError(Fault.MODEL_NOT_FOUND, message, "model")
 
 
 def tenant_not_found(name: str) -> ApiError:
-    """For administrators only: nobody else may ask."""
+    """Return the error for an unknown tenant. Only administrators can receive it."""
     return ApiError(Fault.TENANT_NOT_FOUND, f"there is no tenant {name!r}", "tenant")
 
 
 def file_not_found(file_id: str) -> ApiError:
-    """The same words for a file that is absent and one that is another tenant's."""
+    """Return the error for an unknown file. The message is the same for a file that another tenant owns."""
     return ApiError(Fault.FILE_NOT_FOUND, f"there is no file {file_id[:MAX_QUOTED]!r}", "file_id")
 
 
 def route_not_found(method: str, path: str, instead: str | None = None) -> ApiError:
-    """`instead`: why there is no such route, or what to use."""
+    """Return the error for an unknown route. `instead` says why the route is absent, or what to use in its place."""
     message = f"{method} {path} is not supported: {instead}" if instead else f"unknown route: {method} {path}"
     return ApiError(Fault.ROUTE_NOT_FOUND, message)
 
 
 def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:
-    """`allowed`: the methods the path has, comma-separated."""
+    """Return the error for an unsupported method. `allowed` holds the methods of the path, separated by commas."""
     message = f"{method} is not allowed on {path}; allowed: {allowed}"
     return ApiError(Fault.METHOD_NOT_ALLOWED, message, extra_headers={"allow": allowed})
 
@@ -210,10 +216,10 @@ def request_too_large(max_bytes: int) -> ApiError:
 
 
 def unavailable(fault: Fault, message: str, retry_after: float = 1.0) -> ApiError:
-    """One of the 503s: shared capacity, worth another try after `retry_after` seconds."""
+    """Return one of the 503 errors: shared capacity is lacking, and a retry after `retry_after` seconds may succeed."""
     return ApiError(fault, message, retry_after=retry_after)
 
 
 def internal(request_id: str) -> ApiError:
-    """A bug of ours. The log has the rest under the same id; the caller gets no internals."""
+    """Return the error for a bug in the gateway. It has no details; the log has them under the same request id."""
     return ApiError(Fault.INTERNAL, f"internal error; request id {request_id}")

@@ -1,26 +1,32 @@
-"""How long an answer will probably be whose request does not say how much it wants."""
+"""Estimates of the output length of requests that set no token limit."""
 
 from __future__ import annotations
 
 WEIGHT = 0.1
-"""Of the newest answer in an average: some twenty answers make up most of it."""
+"""Weight of the newest answer in the moving average, which is thus dominated by the last twenty or so answers."""
 
 FIRST_GUESS = 1024.0
-"""Tokens of an answer before any was seen: longer than most answers of chats, shorter than most limits."""
+"""Estimated output tokens before any answer was seen: more than most chat answers, less than most limits."""
 
 
 class OutputAverages:
-    """Moving averages of answers' lengths in tokens, one for each tenant and adapter: what a tenant is asked to reserve
-    tells it nothing of others' answers. The engine reckons with the same figures."""
+    """Moving averages of answer lengths in tokens, one for each pair of tenant and adapter.
+
+    They are separate for each tenant so that what a tenant has to reserve reveals nothing about other tenants' answers.
+    The engine uses the same figures.
+    """
 
     def __init__(self) -> None:
         self._means: dict[tuple[str, str | None], float] = {}
 
     def of(self, tenant: str, adapter: str | None) -> float:
-        """Return the tokens that an answer usually takes; `FIRST_GUESS` before the first answer. None: of the base."""
+        """Return the average output tokens of an answer, or `FIRST_GUESS` before the first answer.
+
+        An `adapter` of None means the base model.
+        """
         return self._means.get((tenant, adapter), FIRST_GUESS)
 
     def note(self, tenant: str, adapter: str | None, tokens: float) -> None:
-        """Of an answer that ended by itself."""
+        """Add the length of an answer that ended by itself to its average."""
         mean = self._means.get((tenant, adapter), tokens)
         self._means[tenant, adapter] = mean + WEIGHT * (tokens - mean)

@@ -1,11 +1,13 @@
-"""When a batch job's last line will have ended: the work in front of it, over what batch work gets of the device.
+"""Estimates when a batch job will finish: the device time of the work ahead of its end, divided by the share of the
+device that batch work gets.
 
-In front of a job's end are its own lines, those of its tenant's jobs that are due sooner, and other tenants' jobs that
-are more urgent; with those as urgent as it is it takes turns. A line is taken to need what those of its job have needed
-that have ended, on average; before one has, what those of the job have whose end is asked for, or of all jobs.
+The work ahead of a job's end consists of its own lines, the lines of its tenant's jobs that are due sooner, and the
+lines of other tenants' jobs that are more urgent. Equally urgent jobs of other tenants take turns with it. A line is
+assumed to need the average device time of the finished lines of its job; if its job has none, the average of the job
+whose end is estimated; if that has none either, the average of all jobs.
 
-Prices of tokens, as the engine learns them, were tried first: they remember some twenty steps, so that on a busy
-machine one job was foretold to take 500 s and 6,000 s within a minute; and they need lengths of lines besides.
+Token costs as the engine learns them were tried first. They cover only some twenty steps, so that on a busy machine one
+job's estimate was 500 s and 6,000 s within a minute, and they require the lengths of the lines as well.
 """
 
 from __future__ import annotations
@@ -19,43 +21,45 @@ from statistics import fmean
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
-    """What is known of a job's remaining work."""
+    """Remaining work of an unfinished batch job."""
 
     id: str
     tenant: str
     seconds_left: float
-    """Of its window."""
+    """Seconds left in the job's completion window."""
     lines: int
-    """That have not ended."""
+    """Number of lines that have not ended."""
     line_seconds: float | None
-    """Of device time that a line has taken; None: none has ended."""
+    """Average device time of the job's finished lines, in seconds. None means that no line has ended."""
 
     @property
     def due(self) -> tuple[float, str]:
-        """What a tenant's own jobs are ordered by."""
+        """Sort key of the jobs of one tenant: the earliest deadline first, ties by id."""
         return self.seconds_left, self.id
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast batch work goes."""
+    """Current speed of batch work."""
 
     share: float
-    """Of the device's time that it has been getting."""
+    """Recent share of the device's time that batch work got."""
     running: int = 0
-    """Lines that are being worked on, half done on average."""
+    """Number of lines that the engine is running. They are assumed to be half done on average."""
 
 
 def urgency(seconds_left: float) -> int:
-    """Of a job with so much of its window left: the least goes first. Jobs are equally urgent while it is the same to a
-    factor of two."""
+    """Return the urgency class of a job with this much of its window left; the lowest class goes first.
+
+    Jobs whose remaining windows lie between the same powers of two are equally urgent.
+    """
     return int(log2(max(1.0, seconds_left)))
 
 
 def eta_seconds(job: OpenJob, others: Collection[OpenJob], pace: Pace) -> float | None:
-    """Seconds until the last line of `job` has ended.
+    """Return the estimated seconds until the last line of `job` has ended.
 
-    None: no line of any job has ended, or batch work gets nothing.
+    None means that no estimate is possible: no line of any job has ended, or batch work gets no device time.
     """
     known = [one.line_seconds for one in (job, *others) if one.line_seconds is not None]
     if not known or pace.share <= 0:

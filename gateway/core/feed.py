@@ -1,7 +1,9 @@
-"""How many lines of batches may enter an engine: enough that it never waits for one, not so many that they pile up.
+"""Decides how many batch lines a gateway may send to an engine: enough that the engine never runs out of lines, but not
+so many that they pile up there.
 
-A line that waits in the engine takes part in its order of tenants, deadlines and adapters, but costs memory and can be
-taken by no other gateway. So what waits there is kept at what may be needed before somebody looks again.
+A line that waits in the engine takes part in its scheduling by tenant, deadline and adapter, but it costs memory and no
+other gateway can take it. Therefore the number of waiting lines is kept at what the engine may need before the gateway
+polls it again.
 """
 
 from __future__ import annotations
@@ -9,44 +11,52 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 LEAST = 16
-"""Lines of its own that a gateway may always have waiting, however much of others waits already."""
+"""Lines that a gateway may always have waiting, however many lines of other gateways wait already."""
 MOST = 512
-"""Lines that should wait at most."""
+"""Maximum number of lines that should wait in the engine."""
 HORIZON_S = 1.0
-"""Of work at the rate at which lines end: several looks."""
+"""Seconds of work, at the rate at which lines end, that should wait in the engine. It spans several polls."""
 MEMORY = 0.7
-"""Weight of what the rate was before, at each look."""
+"""Weight of the previous rate when the rate is updated at a poll."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The batch lane as a gateway knows it, in lines."""
+    """State of the batch lane as seen by one gateway. All counts are in lines."""
 
     running: int = 0
-    """In the engine, of every gateway, at the last look."""
+    """Lines of all gateways that ran in the engine at the last poll."""
     others: int = 0
-    """Waiting there at the last look, and not this gateway's."""
+    """Lines of other gateways that waited in the engine at the last poll."""
     waiting: int = 0
-    """Of this gateway: on their way to the engine, or waiting there."""
+    """Lines of this gateway that are on their way to the engine or wait there."""
     begun: int = 0
-    """Of this gateway: the engine works on them."""
+    """Lines of this gateway that the engine has begun to run."""
     rate: float = 0.0
-    """Of this gateway: that end in a second."""
+    """Lines of this gateway that end per second."""
 
     @property
     def target(self) -> int:
-        """What should wait: all that run may end in one step, and the next look may be late."""
+        """Number of lines that should wait in the engine. All running lines may end in one step, and the next poll may
+        be late."""
         return int(min(MOST, max(LEAST, self.running, self.rate * HORIZON_S)))
 
     def room(self, most: int) -> int:
-        """How many more lines may enter now. `most`: that this gateway may have on their way in all."""
+        """Return how many more lines this gateway may send to the engine now.
+
+        `most` is the total number of lines that this gateway may have in the engine or on the way to it.
+        """
         wanted = max(self.target - self.others - self.waiting, LEAST - self.waiting)
         return max(0, min(wanted, most - self.waiting - self.begun))
 
     def looked(self, running: int, waiting: int, ended: int, seconds: float) -> Flow:
-        """After a look at the engine, `seconds` and `ended` lines of this gateway after the last.
+        """Return the state after a poll of the engine.
 
-        `running`, `waiting`: in the batch lane, of every gateway.
+        Args:
+            running: lines of all gateways that run in the batch lane.
+            waiting: lines of all gateways that wait in the batch lane.
+            ended: lines of this gateway that ended since the last poll.
+            seconds: time since the last poll.
         """
         rate = MEMORY * self.rate + (1 - MEMORY) * ended / seconds if seconds > 0 else self.rate
         return replace(self, running=running, others=max(0, waiting - self.waiting), rate=rate)

@@ -1,4 +1,4 @@
-"""Lanes as callers name them: OpenAI's service tiers over HTTP, our own words elsewhere."""
+"""Names of lanes: OpenAI's service tiers over HTTP, the lanes' own names elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def told_tier(asked: Lane | None, effective: Lane) -> str:
 
 
 def asked_lane(service_tier: str | None) -> Lane | None:
-    """The lane a tier asks for; None: whatever the tenant's default is.
+    """Return the lane that a service tier asks for. None means the tenant's default lane.
 
     Raises:
         ApiError: INVALID_REQUEST, no such tier.
@@ -41,5 +41,5 @@ def asked_lane(service_tier: str | None) -> Lane | None:
 
 
 def lane_name(lane: Lane) -> str:
-    """As headers, metrics and logs spell it."""
+    """Return the lane's name as it appears in headers, metrics and logs."""
     return lane.name.lower()

@@ -1,4 +1,4 @@
-"""What may be limited, for whom, and by how much."""
+"""Rate limits and quotas, and the scopes (tenant, key, adapter) that they apply to."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ LimitName = Literal["requests_per_minute", "tokens_per_minute", "concurrent_requ
 LIMIT_NAMES: tuple[LimitName, ...] = get_args(LimitName)
 
 Policy = Literal["degraded", "closed", "open"]
-"""What becomes of a limit while Redis is away: each gateway keeps to its share, nobody is admitted, it is lifted."""
+"""Handling of a limit while Redis is unavailable. `degraded`: each gateway enforces its share of the limit. `closed`:
+no request is admitted. `open`: the limit is lifted."""
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 MAX_LIMIT = 10**12
 EACH = "*"
-"""In place of a key or an adapter: each of the tenant's that has no limits of its own."""
+"""Placeholder for a key or an adapter in a scope: every key or adapter of the tenant without limits of its own."""
 
 ScopeKind = Literal["tenant", "key", "adapter"]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Allowances of one scope; None is no limit."""
+    """Limits of one scope. None means no limit."""
 
     requests_per_minute: int | None = None
-    """A bucket that holds one minute's worth, as the next."""
+    """Rate of a token bucket that holds one minute's worth."""
     tokens_per_minute: int | None = None
+    """Rate of a token bucket that holds one minute's worth."""
     concurrent_requests: int | None = None
     tokens_per_day: int | None = None
-    """Of a calendar day, in UTC."""
+    """Maximum tokens in a calendar day, in UTC."""
     shadow: tuple[str, ...] = ()
-    """Names of limits that only count whom they would refuse."""
+    """Names of limits in shadow, which only count the requests that they would refuse."""
     when_redis_is_away: Mapping[LimitName, Policy] = field(default_factory=dict, hash=False)
-    """Of limits by their names; the installation decides about the others."""
+    """Policies by limit name. Limits that are not named here follow the installation's default."""
 
     def __post_init__(self) -> None:
         for name in LIMIT_NAMES:
@@ -53,7 +55,11 @@ class Limits:
         return value
 
     def changed(self, changes: Mapping[str, Any]) -> Limits:
-        """With other values for the fields named; None lifts a limit. Raises ValueError."""
+        """Return the limits with the named fields changed. A value of None lifts a limit.
+
+        Raises:
+            ValueError: a field is unknown, or a value is not valid.
+        """
         values = self.values()
         unknown = [name for name in changes if name not in values]
         if unknown:
@@ -63,12 +69,16 @@ class Limits:
         return Limits(**{**values, "shadow": shadow, "when_redis_is_away": away})
 
     def policies(self, default: Policy) -> frozenset[Policy]:
-        """Of the limits that may refuse somebody, while Redis is away."""
+        """Return the policies that the enforced limits (set and not in shadow) follow while Redis is unavailable.
+
+        `default` is the policy of limits that name none.
+        """
         enforced = [name for name in LIMIT_NAMES if self.of(name) is not None and name not in self.shadow]
         return frozenset(self.when_redis_is_away.get(name, default) for name in enforced)
 
     def alone(self, replicas: int, default: Policy) -> Limits:
-        """What one of several gateways keeps to while Redis is away: its share of each limit that is not open."""
+        """Return the limits that each of `replicas` gateways enforces while Redis is unavailable: its share of every
+        limit whose policy is not `open`, and no limit where it is."""
         shares: dict[str, int | None] = {
             name: None if self.when_redis_is_away.get(name, default) == "open" else _share(self.of(name), replicas)
             for name in LIMIT_NAMES
@@ -76,11 +86,11 @@ class Limits:
         return self.changed(shares)
 
     def values(self) -> dict[str, Any]:
-        """Every field by name."""
+        """Return all fields by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def given(self) -> dict[str, Any]:
-        """Fields that say something, by name."""
+        """Return the fields that are set, by name."""
         return {name: value for name, value in self.values().items() if value not in (None, (), {})}
 
 
@@ -88,19 +98,20 @@ NO_LIMITS = Limits()
 
 
 def _share(limit: int | None, replicas: int) -> int | None:
-    """At least 1."""
+    """Return one replica's share of a limit, at least 1."""
     return None if limit is None else max(1, limit // replicas)
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose requests are counted together: all of a tenant's, those of one key, or those for one adapter."""
+    """A set of requests that are counted together: all requests of a tenant, those with one of its keys, or those for
+    one adapter."""
 
     tenant: str
     key: str = ""
-    """Id of a key, or EACH."""
+    """Id of a key, or EACH; empty if the scope is not a key."""
     adapter: str = ""
-    """Name of an adapter or of the base model, or EACH."""
+    """Name of an adapter or of the base model, or EACH; empty if the scope is not an adapter."""
 
     def __post_init__(self) -> None:
         if self.key and self.adapter:
@@ -116,19 +127,19 @@ class Scope:
 
     @property
     def name(self) -> str:
-        """Inside its tenant: `tenant`, `key:0123abcd`, `adapter:pirate`."""
+        """The scope's name, unique inside its tenant: `tenant`, `key:0123abcd`, `adapter:pirate`."""
         return f"{self.kind}:{self.member}" if self.member else "tenant"
 
     @property
     def each(self) -> Scope | None:
-        """Whose limits stand in where this one has none of its own."""
+        """The scope whose limits apply if this scope has no limits of its own. None for a tenant's own scope."""
         if self.key:
             return Scope(self.tenant, key=EACH)
         return Scope(self.tenant, adapter=EACH) if self.adapter else None
 
     @property
     def order(self) -> tuple[int, str]:
-        """As lists show them: the tenant, its keys, its adapters."""
+        """Sort key for lists of scopes: the tenant first, then its keys, then its adapters."""
         return ("tenant", "key", "adapter").index(self.kind), self.member
 
     def __str__(self) -> str:
@@ -136,7 +147,7 @@ class Scope:
 
 
 def scope_named(tenant: str, name: str) -> Scope:
-    """The inverse of `Scope.name`."""
+    """Return the scope of a tenant with the given name; the inverse of `Scope.name`."""
     kind, _, member = name.partition(":")
     if kind == "tenant":
         return Scope(tenant)

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 
 ANY = "*"
 LOOPBACK = ("http://localhost:*", "http://127.0.0.1:*", "http://[::1]:*")
-"""Every page that the caller's own machine serves, on any port."""
+"""Origin patterns of pages that are served by the caller's own machine, on any port."""
 ORIGIN = re.compile(r"https?://(?P<host>[a-z0-9]([a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:]+\])(:(?P<port>\d{1,5}|\*))?")
 
 
 def check_origin(value: str) -> None:
-    """Raises ValueError: browsers never send this, so that it would allow nothing."""
+    """Check one configured origin.
+
+    Raises:
+        ValueError: browsers never send an origin like this, so it would allow nothing.
+    """
     if value != ANY and not ORIGIN.fullmatch(value):
         raise ValueError(
             f"cors_origins must hold origins such as https://chat.example.com or http://localhost:*, in lower case and "
@@ -21,7 +25,11 @@ def check_origin(value: str) -> None:
 
 
 def check_origins(values: Sequence[str]) -> None:
-    """Raises ValueError: one of them cannot be an origin, or `*` makes the others meaningless."""
+    """Check the configured origins.
+
+    Raises:
+        ValueError: one of them is not a valid origin, or `*` stands beside other origins.
+    """
     for value in values:
         check_origin(value)
     if ANY in values and len(values) > 1:
@@ -29,7 +37,7 @@ def check_origins(values: Sequence[str]) -> None:
 
 
 def origin_pattern(values: Sequence[str]) -> str:
-    """A regular expression that fully matches the allowed origins. A port of `*` stands for any port, or none."""
+    """Return a regular expression that fully matches the allowed origins. A port of `*` matches any port, or none."""
     return "|".join(_pattern(value) for value in values)
 
 

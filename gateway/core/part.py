@@ -1,4 +1,4 @@
-"""Which part of the API a port offers: all of it, or administration at a port of its own and the rest at another."""
+"""Splits the API between ports: one port serves all of it, or one serves administration and another the rest."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from typing import Literal
 Part = Literal["all", "public", "admin"]
 
 COMMON = frozenset(("/", "/health", "/ready", "/ping", "/version", "/openapi.json"))
-"""At every port: what watches over a gateway asks the port that it watches over."""
+"""HTTP paths that every port serves, because monitoring queries the port that it monitors."""
 ADMINISTRATION = re.compile(r"/(admin|console|metrics|v1/(un)?load_lora_adapter)(/.*)?")
 
 
 def is_administration(path: str) -> bool:
-    """True for the admin API, the console, /metrics and vLLM's routes that load adapters."""
+    """Return True for the admin API, the console, /metrics and vLLM's routes that load and unload adapters."""
     return ADMINISTRATION.fullmatch(path) is not None
 
 
 def offers_path(part: Part, path: str) -> bool:
-    """Of HTTP. `path`: as its route spells it."""
+    """Return whether a port with this part of the API serves an HTTP path, given as in its route."""
     if part == "all" or path in COMMON:
         return True
     return (part == "admin") == is_administration(path)
 
 
 def offers_service(part: Part, name: str) -> bool:
-    """Of gRPC. `name`: of a service of ours; health and reflection are at every port."""
+    """Return whether a port with this part of the API serves a gRPC service of the `loralane.v1` package.
+
+    Health and reflection are not subject to this; every port serves them.
+    """
     return part == "all" or (part == "admin") == name.endswith("Admin")

@@ -1,4 +1,5 @@
-"""From the names in a request to what serves it. Never the base model in silence."""
+"""Resolves the model names in a request to an adapter or the base model. An unknown name is an error: it never falls
+back to the base model."""
 
 from __future__ import annotations
 
@@ -11,37 +12,39 @@ from gateway.core.tenants import Tenant
 
 
 class ModelQuery(Struct, frozen=True):
-    """What a request says about the model it wants."""
+    """The fields of a request that name a model."""
 
     model: str
     adapter_id: str | None = None
-    """LoRAX's field."""
+    """Name of an adapter, in LoRAX's field."""
     lora_path: str | None = None
-    """SGLang's field. Here too it holds the name of a registered adapter."""
+    """Name of a registered adapter, in SGLang's field. Despite the field's name, it is not a path."""
 
 
 class Catalog(Struct, frozen=True):
-    """The names that mean something at this moment."""
+    """The model names that are valid at this moment."""
 
     bases: tuple[str, ...]
     """Names of the base model, the canonical one first."""
     adapters: Collection[str]
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names of adapters."""
+    """Adapter names by alias."""
     tenants: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Adapters that are for some tenants alone, and for which."""
+    """Names of permitted tenants by adapter. An adapter that is missing here is not restricted."""
 
     def permits(self, tenant: Tenant, adapter: str) -> bool:
-        """What a tenant's configuration lets it use, unless the adapter is for others."""
+        """Return whether a tenant may use an adapter: its configuration allows it, and the adapter is not restricted to
+        other tenants."""
         return tenant.may_use(adapter) and tenant.name in self.tenants.get(adapter, (tenant.name,))
 
     def adapter(self, name: str) -> str | None:
+        """Return the adapter with this name or alias. None means that there is none."""
         name = self.aliases.get(name, name)
         return name if name in self.adapters else None
 
 
 def resolve(query: ModelQuery, catalog: Catalog, tenant: Tenant) -> str | None:
-    """Name of the adapter that serves a request; None: the base model.
+    """Return the name of the adapter that serves a request. None means the base model.
 
     Raises:
         ApiError: MODEL_NOT_FOUND, a name is unknown or not this tenant's; INVALID_REQUEST, two names contradict
@@ -72,7 +75,10 @@ def _from_model(model: str, catalog: Catalog, tenant: Tenant) -> str | None:
 
 
 def _permitted(name: str, asked: str, catalog: Catalog, tenant: Tenant) -> str:
-    """The adapter behind a name, for who may use it; `asked`: how the request spelled it."""
+    """Return the adapter behind a name, if the tenant may use it.
+
+    `asked` is the name as the request spelled it. Raises ApiError: MODEL_NOT_FOUND.
+    """
     adapter = catalog.adapter(name)
     if adapter is None or not catalog.permits(tenant, adapter):
         raise model_not_found(asked)

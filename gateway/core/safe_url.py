@@ -1,9 +1,10 @@
-"""Where a request of ours may go whose target somebody else has named.
+"""Checks of URLs and addresses that a caller named, before the gateway sends a request there.
 
-A server that fetches what it is told to can be made to speak to its own network (server-side request forgery): to a
-database on loopback, to a cloud's metadata with the machine's credentials. A look at the URL is not enough, because its
-host may resolve to anything, and to something else the next time. So a URL is checked here, every address its host
-resolves to is checked here, and whoever connects does so to a checked address (`gateway.batches.webhooks.network`).
+A server that fetches URLs for its callers can be made to talk to its own network (server-side request forgery): to a
+database on loopback, or to a cloud's metadata service, which returns the machine's credentials. Checking the URL alone
+is not enough, because its host may resolve to any address, and to a different one next time. Therefore this module
+checks the URL and every address that its host resolves to, and the code that connects uses a checked address
+(`gateway.batches.webhooks.network`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ MAX_URL_CHARS = 2048
 AUTHORITY = re.compile(
     r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_][a-z0-9_.-]{0,252}))(?::(?P<port>[0-9]{1,5}))?"
 )
-"""Of a URL without a user; no parser's idea of it is relied on."""
+"""The host and port of a URL without a user, in lower case. URL parsers are not relied on for this part."""
 UNFIT = re.compile(r"[^\x21-\x7e]|[\\\"<>^`{|}]")
-"""What no URL has in it, and what parsers disagree on."""
+"""Characters that are not valid in a URL, or that parsers treat differently."""
 NO_PLACE = "the URL's host must be a name of letters, digits, '-' and '.', or an address; its port from 1 to 65535"
 MAX_PORT = 65_535
 DEFAULT_PORTS = {"https": 443, "http": 80}
@@ -31,41 +32,45 @@ INNER = tuple(
     ip_network(text)
     for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "127.0.0.0/8", "::1/128", "fc00::/7")
 )
-"""This machine and networks behind a router."""
+"""Networks of this machine (loopback) and private networks."""
 METADATA = frozenset(map(ip_address, ("169.254.169.254", "168.63.129.16", "100.100.100.200", "fd00:ec2::254")))
-"""Where clouds tell a machine its secrets; two of these lie among addresses that are anybody's."""
+"""Addresses of cloud metadata services, which return a machine's secrets. Two of them lie in ranges that are otherwise
+ordinary addresses."""
 UNICAST6 = ip_network("2000::/3")
 TUNNELS6 = (ip_network("2001::/32"), ip_network("2002::/16"))
-"""Teredo and 6to4: obsolete, with an IPv4 address inside that a relay may unpack."""
+"""Teredo and 6to4. Both are obsolete, and their addresses embed an IPv4 address that a relay may unpack."""
 RELAYS4 = ip_network("192.88.99.0/24")
 NAT64 = ip_network("64:ff9b::/96")
-"""IPv4 addresses as networks without IPv4 write them."""
+"""Prefix under which IPv6-only networks map IPv4 addresses."""
 
 
 class UnsafeUrl(ValueError):
-    """The message says why, and names the host at most: the rest of a URL may be a secret."""
+    """A URL or an address that requests must not go to.
+
+    The message gives the reason and includes at most the host of the URL, because the rest may be secret.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SafeUrl:
-    """An http or https URL in parts, so that nobody has to parse it again, in another way."""
+    """The parts of a checked http or https URL, so that no other code parses it again with a different result."""
 
     scheme: str
     host: str
-    """In lower case, an IPv6 address without brackets."""
+    """Host name in lower case, or an address; an IPv6 address has no brackets."""
     port: int
     target: str
     """Path and query."""
 
     @property
     def authority(self) -> str:
-        """As the Host header has it."""
+        """Value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 def parse_url(text: str, *, plain: bool = False) -> SafeUrl:
-    """`plain`: http:// will do. Raises UnsafeUrl."""
+    """Parse and check a URL. `plain` also allows http://. Raises UnsafeUrl."""
     if len(text) > MAX_URL_CHARS or UNFIT.search(text):
         raise UnsafeUrl(f"a URL has at most {MAX_URL_CHARS} characters, and no spaces or backslashes")
     try:
@@ -81,14 +86,17 @@ def parse_url(text: str, *, plain: bool = False) -> SafeUrl:
 
 
 def check_addresses(host: str, found: Sequence[str], *, inner: bool = False) -> list[Address]:
-    """All addresses a host resolves to, if requests may go to every one of them.
+    """Return the addresses that a host resolves to, if requests may go to every one of them.
 
-    One that is not fit spoils the others: nobody honest has such a mixture.
+    A single address that is not allowed is enough to refuse the host, because no honest host has such a mixture.
 
-    `inner`: this machine and private networks will do.
+    Args:
+        host: name of the host, for error messages.
+        found: the resolved addresses, as text.
+        inner: also allow this machine and private networks.
 
     Raises:
-        UnsafeUrl: there are none, or one that is not fit.
+        UnsafeUrl: the host has no address, or an address is not allowed.
     """
     addresses = []
     for text in found:
@@ -102,7 +110,7 @@ def check_addresses(host: str, found: Sequence[str], *, inner: bool = False) -> 
 
 
 def is_fit(address: Address, *, inner: bool = False) -> bool:
-    """Whether requests may go there. `inner`: this machine and private networks will do."""
+    """Return whether requests may go to an address. `inner` also allows this machine and private networks."""
     address = _unwrapped(address)
     if address in METADATA:
         return False
@@ -110,7 +118,7 @@ def is_fit(address: Address, *, inner: bool = False) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is an address, not a name."""
+    """Return whether a host is an IP address rather than a name."""
     try:
         ip_address(host)
     except ValueError:
@@ -127,7 +135,7 @@ def _is_public(address: Address) -> bool:
 
 
 def _unwrapped(address: Address) -> Address:
-    """The IPv4 address that is meant by some of IPv6."""
+    """Return the IPv4 address embedded in an IPv4-mapped or NAT64 address; any other address is returned unchanged."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -146,7 +154,7 @@ def _parsed(host: str, text: str) -> Address:
 
 
 def _place(parts: SplitResult) -> tuple[str, int]:
-    """Host and port. Raises UnsafeUrl."""
+    """Return the host and port of a URL. Raises UnsafeUrl."""
     found = AUTHORITY.fullmatch(parts.netloc.lower())
     port = int(found["port"] or DEFAULT_PORTS[parts.scheme]) if found else 0
     if not found or not 0 < port <= MAX_PORT:

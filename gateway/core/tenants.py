@@ -1,4 +1,4 @@
-"""Who is calling, and what they may use."""
+"""Tenants, authenticated callers, and what they may use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.core.errors import forbidden
 from gateway.core.limits import NO_LIMITS, Limits
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
-"""Bounds of a tenant's weight. Within them sums and quotients of weights stay exact enough to compare."""
+"""Bounds of a tenant's weight. Within them, sums and quotients of weights stay exact enough to compare."""
 UnknownFields = Literal["ignore", "refuse"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -27,20 +27,21 @@ class Tenant:
 
     name: str
     default_lane: Lane = Lane.INTERACTIVE
-    """Of a request that asks for none."""
+    """Lane of requests that ask for none."""
     highest_lane: Lane = Lane.INTERACTIVE
-    """A request asking for more is served in this one."""
+    """Highest lane that the tenant may use. A request that asks for a higher lane is served in this one."""
     adapters: tuple[str, ...] = ("*",)
-    """Shell-style patterns of adapter names this tenant may use. The base model is everyone's."""
+    """Shell-style patterns of adapter names that the tenant may use. Every tenant may use the base model."""
     limits: Limits = NO_LIMITS
+    """Limits of the tenant as a whole."""
     key_limits: Limits = NO_LIMITS
-    """Of each of its keys, within `limits`."""
+    """Limits of each of the tenant's keys, within `limits`."""
     adapter_limits: Limits = NO_LIMITS
-    """Of what it uses of each adapter, and of the base model, within `limits`."""
+    """Limits of the tenant's use of each adapter, and of the base model, within `limits`."""
     weight: float = 1.0
-    """Share of the machine against other tenants of the same lane, from MIN_WEIGHT to MAX_WEIGHT."""
+    """Relative share of the machine against other tenants in the same lane, from MIN_WEIGHT to MAX_WEIGHT."""
     unknown_fields: UnknownFields = "ignore"
-    """What becomes of fields of a request that the gateway does not know. Misspellings are refused in any case."""
+    """Handling of request fields that the gateway does not know. Misspelled known fields are refused in any case."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -56,12 +57,13 @@ class Tenant:
         return any(fnmatchcase(adapter, pattern) for pattern in self.adapters)
 
     def effective_lane(self, asked: Lane | None) -> Lane:
-        """What is asked for, or the default, clamped to the highest allowed."""
+        """Return the lane that serves a request: the lane it asks for or, for None, the default, clamped to
+        `highest_lane`."""
         return max(self.default_lane if asked is None else asked, self.highest_lane)
 
 
 ADMIN_TENANT = Tenant("admin")
-"""What administrators' keys belong to. It asks for nothing that is limited or billed."""
+"""Pseudo-tenant that administrators' keys belong to. It makes no requests that are limited or billed."""
 
 
 class Principal(Struct, frozen=True):
@@ -69,24 +71,29 @@ class Principal(Struct, frozen=True):
 
     tenant: Tenant
     key_id: str
-    """First 12 hex digits of the key's hash: safe to log, enough to tell keys apart."""
+    """First 12 hex digits of the key's hash. They are safe to log and enough to tell keys apart."""
     is_admin: bool = False
 
     def as_tenant(self) -> Principal:
-        """Raises ApiError: FORBIDDEN, for an administrator: what is generated is some tenant's, within its limits."""
+        """Return this caller if it is a tenant.
+
+        Raises:
+            ApiError: FORBIDDEN, the caller is an administrator. Generation always belongs to a tenant and counts
+                against its limits.
+        """
         if self.is_admin:
             raise forbidden("an administrator's key administers; this needs a tenant's key")
         return self
 
     def as_admin(self) -> Principal:
-        """Raises ApiError: FORBIDDEN, for a tenant."""
+        """Return this caller if it is an administrator. Raises ApiError: FORBIDDEN, for a tenant."""
         if not self.is_admin:
             raise forbidden("this needs an administrator's key")
         return self
 
 
 def hash_key(key: str) -> str:
-    """SHA-256 in hex. Keys are long random strings, so a slow password hash would add nothing."""
+    """Return the SHA-256 of a key in hex. Keys are long random strings, so a slow password hash would add nothing."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -95,7 +102,7 @@ def key_id(key_hash: str) -> str:
 
 
 class Lapse(Enum):
-    """Why work that was asked for with a key goes on no more: a code, and what is told."""
+    """Reason why work that was requested with a key is stopped. A value holds the error code and the message."""
 
     TENANT_GONE = ("tenant_gone", "the tenant that asked for this is no more")
     TENANT_SUSPENDED = ("tenant_suspended", "the tenant that asked for this is suspended")
@@ -104,19 +111,25 @@ class Lapse(Enum):
 
     @property
     def is_certain(self) -> bool:
-        """Others may only not have been heard of yet."""
+        """True if the tenant was suspended or the key was disabled. In the other cases this gateway may just not have
+        learned of the tenant or the key yet."""
         return self in (Lapse.TENANT_SUSPENDED, Lapse.KEY_DISABLED)
 
 
 class KeyHolders(Protocol):
-    """Whoever knows who a key's work is done for."""
+    """Looks up the current holder of a key by its id."""
 
     def holder(self, tenant: str, key_id: str) -> Principal | Lapse:
-        """As it is now, of work that was asked for earlier."""
+        """Return the caller on whose behalf earlier requested work continues, in its current state, or the reason why
+        the work must stop."""
 
 
 class Authenticator(Protocol):
-    """Whoever knows whose a key is."""
+    """Identifies callers by their API keys."""
 
     def authenticate(self, token: str | None) -> Principal:
-        """Raises ApiError: INVALID_API_KEY. Its message does not repeat the key."""
+        """Return the caller that a key belongs to. None means that the request has no key.
+
+        Raises:
+            ApiError: INVALID_API_KEY. The message does not repeat the key.
+        """

@@ -1,4 +1,4 @@
-"""Where a request came from: what it called, and the trace it belongs to (W3C Trace Context)."""
+"""Origin of a request: the route that it called, and the trace that it belongs to (W3C Trace Context)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from msgspec import Struct
 
 TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-"""Version, trace id, span id, flags."""
+"""Groups: version, trace id, span id, flags."""
 SAMPLED = 0x01
 
 
 class TraceContext(Struct, frozen=True):
-    """The caller's span, which ours will be a child of."""
+    """The caller's span, which becomes the parent of the gateway's span."""
 
     trace_id: str
     """32 hex digits."""
@@ -22,16 +22,16 @@ class TraceContext(Struct, frozen=True):
 
 
 class Ingress(Struct, frozen=True):
-    """How a request reached us."""
+    """How a request reached the gateway."""
 
     route: str = ""
-    """What was called: a path of the HTTP API, or a gRPC method with its service."""
+    """The called path of the HTTP API, or the gRPC method with its service."""
     trace: TraceContext | None = None
-    """None: the caller told of no trace."""
+    """The caller's trace. None means that the caller sent none."""
 
     @property
     def trace_id(self) -> str:
-        """The caller's; empty: there is none."""
+        """Id of the caller's trace; empty if there is none."""
         return self.trace.trace_id if self.trace else ""
 
 
@@ -39,9 +39,9 @@ UNKNOWN = Ingress()
 
 
 def trace_context_from(traceparent: str) -> TraceContext | None:
-    """The header's value, understood; None where it is absent or not valid, as the specification has it.
+    """Parse the value of a traceparent header. None means that it is empty or not valid according to the specification.
 
-    A later version may go on after the flags; version ff is forbidden, and so are ids of zeros.
+    A later version may have more fields after the flags. Version ff and ids that are all zeros are not valid.
     """
     found = TRACEPARENT.match(traceparent)
     if not found:

@@ -1,7 +1,7 @@
-"""What requests have used: counts, and the rows they are kept in.
+"""Usage counts of requests, and the rows in which they are stored.
 
-A row stands for everything one key did with one adapter in one lane on one day. A request belongs to the day (UTC) on
-which it was admitted, with all it uses: what is renewed, settled or refunded after midnight changes the same row.
+A row counts everything that one key did with one adapter in one lane on one day. All usage of a request belongs to the
+day (UTC) on which it was admitted: a lease renewal, settlement or refund after midnight updates the same row.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from operator import add
 from msgspec import Struct
 
 OTHERS = "*"
-"""In place of key and adapter: all those for which a day has no rows left."""
+"""Placeholder for key and adapter in the row that counts everything for which a day has no rows left."""
 EPOCH = date(1970, 1, 1)
 
 
 class Counts(Struct, frozen=True):
-    """Whole numbers, so that sums are exact. The order is that of the words in Redis."""
+    """Usage counts. All are integers, so that sums are exact. Redis stores them in the order of the fields."""
 
     requests: int = 0
-    """That an engine had, whether it came to work on them or not."""
+    """Requests that were sent to an engine, whether or not the engine began to run them."""
     prompt_tokens: int = 0
-    """A prompt counts once, however many answers it gets."""
+    """Prompt tokens. A prompt counts once, however many answers it gets."""
     cached_tokens: int = 0
-    """Of the prompts, found in the prefix cache."""
+    """Prompt tokens that were found in the prefix cache."""
     completion_tokens: int = 0
     device_us: int = 0
-    """Microseconds: their parts of the steps they were in."""
+    """Device time in microseconds: the requests' shares of the engine steps that they took part in."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*map(add, self.numbers, other.numbers))
@@ -45,12 +45,12 @@ class Counts(Struct, frozen=True):
         return self.prompt_tokens + self.completion_tokens
 
     def words(self) -> str:
-        """As Redis keeps them."""
+        """Return the counts as Redis stores them: decimal numbers separated by spaces."""
         return " ".join(map(str, self.numbers))
 
     @classmethod
     def read(cls, words: str) -> Counts:
-        """The inverse of `words`. Raises ValueError."""
+        """Parse the result of `words`. Raises ValueError."""
         return cls(*map(int, words.split()))
 
 
@@ -58,25 +58,25 @@ NOTHING = Counts()
 
 
 class RowName(Struct, frozen=True):
-    """Which row of one tenant's day."""
+    """Name of a usage row, unique within one tenant and day."""
 
     lane: str
     key: str
-    """Its id."""
+    """Id of the key."""
     adapter: str
-    """Or the base model, by its name."""
+    """Name of the adapter or of the base model."""
 
     def __str__(self) -> str:
         return f"{self.lane}:{self.key}:{self.adapter}"
 
     @property
     def others(self) -> RowName:
-        """The row that stands in where a day has as many as it may have."""
+        """Name of the row that is used instead once a day has the maximum number of rows."""
         return RowName(self.lane, OTHERS, OTHERS)
 
     @classmethod
     def read(cls, text: str) -> RowName:
-        """The inverse of `str`: only an adapter's name may have colons. Raises ValueError."""
+        """Parse the result of `str`. Only the adapter's name may contain colons. Raises ValueError."""
         lane, key, adapter = text.split(":", 2)
         return cls(lane, key, adapter)
 
@@ -90,10 +90,10 @@ class Row:
 
 
 def day_of(number: int) -> date:
-    """From days since 1970."""
+    """Return the date that is `number` days after 1970-01-01."""
     return EPOCH + timedelta(days=number)
 
 
 def today() -> date:
-    """In UTC."""
+    """Return the current date in UTC."""
     return datetime.now(UTC).date()

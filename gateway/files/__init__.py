@@ -1,1 +1,1 @@
-"""Files of tenants: bytes in a storage, records and charges in Redis. service.Files is the door."""
+"""Files of tenants: contents in a storage, records and charges in Redis. Other packages use `service.Files`."""

@@ -1,6 +1,8 @@
-"""Where objects lie: a folder of this machine, or an object store behind fsspec. Blocking: runs in threads.
+"""Places where objects are stored: a local folder, or an object store behind fsspec. All calls block and run in
+threads.
 
-Names are paths of ours with slashes, never a caller's words. An object appears under its name when it is whole.
+Names are paths with slashes that the gateway makes; they never contain a caller's text. An object appears under its
+name only when it is complete.
 """
 
 from __future__ import annotations
@@ -16,38 +18,38 @@ from fsspec.implementations.local import LocalFileSystem
 
 TRIES = 5
 BLOCK_BYTES = 8 * 2**20
-"""Of an object store: held in memory for each object that is being written or read."""
+"""Block size for object stores. One block is held in memory for each object that is being written or read."""
 
 T = TypeVar("T")
 
 
 class Place(Protocol):
-    """Every method raises whatever its storage does, OSError among it."""
+    """A place for objects. Every method raises the exceptions of its storage, including OSError."""
 
     @property
     def url(self) -> str:
-        """For fsspec, in another process."""
+        """URL with which another process opens the place through fsspec."""
 
     def create(self, name: str) -> BinaryIO:
-        """A new object, to be written."""
+        """Create an object and open it for writing."""
 
     def publish(self, partial: str, name: str) -> None:
-        """Gives a whole and closed object its own name, for good: it is there after a loss of power."""
+        """Rename a complete and closed object to its final name. On return it survives a loss of power."""
 
     def open(self, name: str) -> BinaryIO: ...
 
     def size(self, name: str) -> int | None:
-        """In bytes; None: there is no such object."""
+        """Return the size of an object in bytes. None means that it does not exist."""
 
     def delete(self, name: str) -> None:
-        """One that is missing is fine."""
+        """Delete an object, if it exists."""
 
     def list(self, prefix: str) -> list[str]:
-        """Names that begin with a folder's, which ends with a slash."""
+        """Return the names of all objects in the folder `prefix`, which ends with a slash."""
 
 
 class Folder:
-    """Of this machine, or mounted by it."""
+    """A local or mounted folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
@@ -77,7 +79,7 @@ class Folder:
             return None
 
     def delete(self, name: str) -> None:
-        """And folders that are empty then."""
+        """Delete an object and the folders that become empty."""
         path = self._root / name
         path.unlink(missing_ok=True)
         with suppress(OSError):
@@ -89,7 +91,7 @@ class Folder:
         return [path.relative_to(self._root).as_posix() for path in found]
 
     def _within(self, folder: Path, work: Callable[[], T]) -> T:
-        """Does what needs a folder, which somebody else may find empty, and remove, at any moment."""
+        """Run `work` in `folder`, again if another process meanwhile removes the folder because it is empty."""
         for _ in range(TRIES - 1):
             with suppress(FileNotFoundError):
                 self._make(folder)
@@ -104,12 +106,12 @@ class Folder:
             _sync(folder.parent)
 
     def _above(self, path: Path) -> Iterator[Path]:
-        """Folders below the root, from the innermost."""
+        """Iterate over the folders between the path and the root (exclusive), from the innermost."""
         return (folder for folder in path.parents if folder != self._root and folder.is_relative_to(self._root))
 
 
 class ObjectStore:
-    """S3, Google Cloud Storage and their like: what has no folders, and where moving is copying at the server."""
+    """An object store such as S3 or Google Cloud Storage. It has no folders, and renaming copies on the server."""
 
     def __init__(self, system: Any, root: str, url: str) -> None:
         self._system, self._root, self._url = system, root.rstrip("/"), url.rstrip("/")
@@ -145,13 +147,13 @@ class ObjectStore:
 
 
 def url_of(folder: Path) -> str:
-    """As fsspec reads it: nothing is quoted, whatever a path is made of."""
+    """Return a folder's URL for fsspec, which expects no quoting of special characters."""
     return f"file://{folder}"
 
 
 def place_of(url: str) -> Place:
-    """Raises ImportError, ValueError: nothing installed knows such URLs."""
-    # What another gateway wrote must show: no listing that was made before is good.
+    """Return the place with a URL. Raises ImportError or ValueError if no installed package supports the URL."""
+    # Cached listings must not be used, because they may lack what other gateways wrote.
     system, path = fsspec.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
     if isinstance(system, LocalFileSystem):
         return Folder(Path(path))
@@ -159,7 +161,7 @@ def place_of(url: str) -> Place:
 
 
 def _sync(path: Path) -> None:
-    """What was written there, or in that folder, survives a loss of power from here on."""
+    """Make what was written to a file, or the entries of a folder, survive a loss of power."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

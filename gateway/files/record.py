@@ -1,4 +1,4 @@
-"""What is known of a file, and how its name and its object's name are made."""
+"""Records of files, and the names of files and of their objects."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ import msgspec
 from gateway.core.errors import file_not_found
 
 BATCH: Final = "batch"
-"""Of what callers bring: requests, line by line."""
+"""Purpose of files that callers upload: requests, one per line."""
 BATCH_OUTPUT: Final = "batch_output"
-"""Of what jobs have answered."""
+"""Purpose of files with the answers of batches."""
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 OBJECTS: Final = "files/"
-"""What the names of all files' objects begin with; then follow the tenant and the upload's token."""
+"""Prefix of the names of all files' objects. The tenant and the upload's token follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A file, whole and charged."""
+    """A complete and charged file. Times are Unix seconds on Redis's clock."""
 
     id: str
     tenant: str
     bytes: int
     created_at: int
-    """Unix seconds, of Redis's clock, as all times here."""
+    """Time at which the upload began."""
     filename: str
     purpose: str
     expires_at: int | None
     token: str
-    """Of the upload that brought it: the last part of its object's name."""
+    """Token of the upload that created the file: the last part of its object's name."""
 
     @property
     def object(self) -> str:
         return object_of(self.tenant, self.token)
 
     def shown(self) -> dict[str, Any]:
-        """OpenAI's file object."""
+        """Return OpenAI's file object."""
         return {
             "id": self.id,
             "object": "file",
@@ -62,7 +62,7 @@ def new_file_id() -> str:
 
 
 def checked_id(file_id: str) -> str:
-    """Raises ApiError: FILE_NOT_FOUND, no file can have this id."""
+    """Return the id. Raises ApiError (FILE_NOT_FOUND) if no file can have it."""
     if not FILE_ID.fullmatch(file_id):
         raise file_not_found(file_id)
     return file_id

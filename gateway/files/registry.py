@@ -1,14 +1,15 @@
-"""Records of files and what tenants are charged for them, in Redis: one script, one operation a call (books.lua).
+"""Records of files and the charges of tenants, in Redis. One script has all operations (books.lua); each call runs one
+of them.
 
 Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix
 
     *file-records:{tenant}  hash  id -> record as JSON
-    *file-order:{tenant}    zset  id, by when its upload began
-    *file-expiry:{tenant}   zset  id, by when it ends, of those that do
-    *file-use:{tenant}      hash  bytes and files charged: those kept, and those on their way
+    *file-order:{tenant}    zset  id, scored by the time when its upload began
+    *file-expiry:{tenant}   zset  id, scored by its expiry, of files that expire
+    *file-use:{tenant}      hash  bytes and files charged: those of files, and those of uploads
     *file-held:{tenant}     hash  token of an upload -> bytes it is charged for
-    *file-leases:{tenant}   zset  token, by when its charge is given back unless it is renewed
-    *file-pins:{tenant}     hash  id -> who needs the file, and until when
+    *file-leases:{tenant}   zset  token, scored by the time when its charge is refunded unless it is renewed
+    *file-pins:{tenant}     hash  id -> holders that need the file, each until when
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
 
 CALL_SECONDS = 2.0
 LEASE_SECONDS = 60.0
-"""After which an upload of a gateway that died is no longer charged for."""
+"""Time after which an upload is no longer charged if its gateway died."""
 KINDS = ("records", "order", "expiry", "use", "held", "leases", "pins")
 AT_ONCE = 500
-"""Records of one call: Redis does nothing else meanwhile."""
+"""Maximum number of records in one call, because Redis does nothing else during a script."""
 FULL, CROWDED, LOST = 0, -1, -1
 ABSENT, PINNED = 0, -1
-"""What the script says instead of done."""
+"""Results of the script when an operation was not done."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileQuota:
-    """What one tenant may be charged for."""
+    """Maximum charge of one tenant."""
 
     bytes: int
     files: int
@@ -47,7 +48,7 @@ UNBOUNDED = FileQuota(2**53, 2**53)
 
 @dataclass(frozen=True, slots=True)
 class FileUse:
-    """What one tenant is charged for."""
+    """Current charge of one tenant: its files and its uploads."""
 
     bytes: int
     files: int
@@ -55,7 +56,7 @@ class FileUse:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """An upload, for which its tenant is charged."""
+    """An upload under way, and the quota of its tenant."""
 
     tenant: str
     file_id: str
@@ -64,7 +65,7 @@ class Reservation:
 
 
 class FileRegistry:
-    """Every method raises ApiError: REGISTRY_UNAVAILABLE."""
+    """Records of files in Redis. Every method raises ApiError (REGISTRY_UNAVAILABLE) while Redis is away."""
 
     def __init__(self, client: Redis, *, prefix: str = "loralane:", lease_seconds: float = LEASE_SECONDS) -> None:
         self._calls = RedisCalls.patient(client, prefix, CALL_SECONDS)
@@ -73,7 +74,7 @@ class FileRegistry:
         self.lease_seconds = lease_seconds
 
     async def reserve(self, upload: Reservation, num_bytes: int = 0) -> int:
-        """Charges for a file and its first `num_bytes`; when that was, in milliseconds since 1970.
+        """Begin an upload: charge for a file and its first `num_bytes`. Return the time in Unix milliseconds.
 
         Raises:
             ApiError: INSUFFICIENT_QUOTA.
@@ -87,10 +88,10 @@ class FileRegistry:
         return int(began_ms)
 
     async def hold(self, upload: Reservation, num_bytes: int) -> None:
-        """Charges for `num_bytes` in all, before they are written, and renews the lease.
+        """Charge an upload for `num_bytes` in total, before they are written, and renew its lease.
 
         Raises:
-            ApiError: INSUFFICIENT_QUOTA; REGISTRY_UNAVAILABLE, too, when the lease ran out.
+            ApiError: INSUFFICIENT_QUOTA; REGISTRY_UNAVAILABLE, also if the lease ran out.
         """
         most = upload.quota.bytes
         outcome = await self._do("hold", upload.tenant, upload.token, num_bytes, self._lease_ms, most)
@@ -100,35 +101,35 @@ class FileRegistry:
             raise ran_out()
 
     async def drop(self, upload: Reservation) -> None:
-        """Gives back what an upload was charged for."""
+        """Refund what an upload was charged for."""
         await self._do("drop", upload.tenant, upload.token)
 
     async def keep(self, record: FileRecord, began_ms: int) -> FileRecord | None:
-        """Makes a file of the upload with the record's token, once. The record that is there then, maybe of another
-        upload with the same id; None: the lease ran out.
-        """
+        """Make a file of the upload with the record's token, at most once per id. Return the record that is then
+        stored, which may be that of another upload with the same id. None means that the lease ran out."""
         ends = "" if record.expires_at is None else record.expires_at * 1000
         kept = await self._do("keep", record.tenant, record.token, record.id, encode(record), began_ms, ends)
         return None if kept is None else decode(kept)
 
     async def find(self, tenant: str, file_id: str) -> FileRecord:
-        """Raises ApiError: FILE_NOT_FOUND."""
+        """Return the record of a file. Raises ApiError: FILE_NOT_FOUND."""
         found = await self._do("read", tenant, file_id)
         if not found:
             raise file_not_found(file_id)
         return decode(found[0])
 
     async def ids(self, tenant: str, after: str, newest_first: bool) -> list[str] | None:
-        """Of all files behind `after`, or of all; None: `after` is no file."""
+        """Return the ids of all files after the file `after`, or of all if it is empty; None if there is no such
+        file."""
         found = await self._do("ids", tenant, after, int(newest_first))
         return None if found is None else [item.decode() for item in found]
 
     async def read(self, tenant: str, ids: Sequence[str]) -> list[FileRecord]:
-        """Those of them that are there; at most `AT_ONCE`."""
+        """Return the records of the files that exist, in the order of `ids`, of which there are at most `AT_ONCE`."""
         return [decode(text) for text in await self._do("read", tenant, *ids)]
 
     async def remove(self, tenant: str, file_id: str) -> FileRecord:
-        """Raises ApiError: FILE_NOT_FOUND, FILE_IN_USE."""
+        """Remove the record of a file and return it. Raises ApiError: FILE_NOT_FOUND, FILE_IN_USE."""
         removed = await self._do("remove", tenant, file_id)
         if removed == ABSENT:
             raise file_not_found(file_id)
@@ -137,7 +138,7 @@ class FileRegistry:
         return decode(removed)
 
     async def pin(self, tenant: str, file_id: str, holder: str, seconds: float) -> FileRecord:
-        """Raises ApiError: FILE_NOT_FOUND."""
+        """Pin a file for `holder`: it is neither deleted nor expires for `seconds`. Raises ApiError: FILE_NOT_FOUND."""
         record = await self._do("pin", tenant, file_id, holder, int(seconds * 1000))
         if record is None:
             raise file_not_found(file_id)
@@ -147,10 +148,12 @@ class FileRegistry:
         await self._do("unpin", tenant, file_id, holder)
 
     async def sweep(self, tenant: str, tokens: Sequence[str]) -> tuple[list[FileRecord], set[str]]:
-        """Ends what has run out: the files that are gone for that, and which of some tokens are somebody's.
+        """End expired files and leases. Return the records of the files removed for that, and those tokens that belong
+        to a file or an upload.
 
         Args:
-            tokens: at most `AT_ONCE`.
+            tenant: the tenant whose files and uploads are swept.
+            tokens: tokens to check, at most `AT_ONCE`.
         """
         gone, known = await self._do("sweep", tenant, *tokens)
         return [decode(text) for text in gone], {token.decode() for token in known}

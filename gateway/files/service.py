@@ -1,4 +1,4 @@
-"""Files of tenants: brought, kept, listed, read and deleted, within what each tenant may keep."""
+"""Operations on files of tenants: upload, store, list, read and delete, within each tenant's quota."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gateway.files.upload import Upload, uploading
 
 DAY = 86_400
 MIN_EXPIRY, MAX_EXPIRY = 3600, 30 * DAY
-"""Seconds: OpenAI's bounds of `expires_after`. What jobs use and write ends after the longest, unless asked for."""
+"""OpenAI's bounds of `expires_after`, in seconds. Files expire after the maximum unless the caller asks for less."""
 PIN_SECONDS = 60.0 * DAY
-"""Of a holder that died without a word; longer than any job."""
+"""Seconds after which a pin ends if its holder died. It is longer than any job."""
 MAX_FILENAME = 512
 MAX_PAGE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """What is taken of one tenant."""
+    """Bounds for the files of one tenant."""
 
     max_file_bytes: int
     tenant_bytes: int
@@ -37,16 +37,17 @@ class FileLimits:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of a list."""
+    """A page of a list of files."""
 
     data: list[FileRecord]
     has_more: bool
 
 
 class Files:
-    """Every method raises ApiError: REGISTRY_UNAVAILABLE when Redis is away, STORAGE_UNAVAILABLE when the storage is.
+    """Operations on files. Every method raises ApiError: REGISTRY_UNAVAILABLE if Redis is away, STORAGE_UNAVAILABLE if
+    the storage is.
 
-    Whoever is not `tenant` sees no file of it: the same FILE_NOT_FOUND as for none.
+    Callers see only the files of their own `tenant`: others give the same FILE_NOT_FOUND as files that do not exist.
     """
 
     def __init__(self, storage: Storage, registry: FileRegistry, limits: FileLimits) -> None:
@@ -60,7 +61,8 @@ class Files:
         chunks: AsyncIterator[bytes],
         expires_after: int | None = None,
     ) -> FileRecord:
-        """Takes a file in, in constant memory; an exception leaves nothing of it, neither bytes nor charges.
+        """Store an uploaded file, in constant memory. If an exception is raised, neither its bytes nor its charges
+        remain.
 
         Raises:
             ApiError: INVALID_REQUEST, REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA.
@@ -73,10 +75,13 @@ class Files:
     async def receiving(
         self, tenant: str, chunks: AsyncIterator[bytes], *, expected: int = 0
     ) -> AsyncGenerator[Upload, None]:
-        """The bytes of a file whose name and purpose may come behind them: `keep` what this yields.
+        """Receive the content of a file whose name and purpose may come after it. Yields an upload to pass to `keep`.
 
         Args:
-            expected: bytes that will come at least, so that whoever has no room for them hears it at once.
+            tenant: the tenant that is charged.
+            chunks: the content.
+            expected: minimum number of bytes that will come, so that an upload that exceeds the quota is refused at
+                once.
         """
         file_id = new_file_id()
         upload = self._upload(Reservation(tenant, file_id, file_id, self.limits.quota))
@@ -91,16 +96,16 @@ class Files:
         chunks: AsyncIterator[bytes],
         expires_after: int | None = None,
     ) -> FileRecord:
-        """Takes in what a job has written, however much that is: it counts, but is not refused.
+        """Store a file that a job has written. It is charged, but never refused for the quota.
 
-        Whoever is first with an id makes the file, all others get that one. `chunks` are read in any case.
+        The first upload with an id makes the file, and later ones return that file. `chunks` are read in any case.
         """
         token = f"{checked_id(file_id)}.{secrets.token_hex(4)}"
         async with uploading(self._upload(Reservation(tenant, file_id, token, UNBOUNDED)), chunks) as upload:
             return await upload.keep(filename, BATCH_OUTPUT, expires_after or MAX_EXPIRY)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord:
-        """Raises ApiError: FILE_NOT_FOUND."""
+        """Return the record of a file. Raises ApiError: FILE_NOT_FOUND."""
         return await self.registry.find(tenant, checked_id(file_id))
 
     async def list(
@@ -112,7 +117,8 @@ class Files:
         limit: int = MAX_PAGE,
         newest_first: bool = True,
     ) -> Page:
-        """Files by when their upload began. Raises ApiError: INVALID_REQUEST, `after` is no file."""
+        """Return a page of files by the time their uploads began. Raises ApiError: INVALID_REQUEST, `after` is no
+        file."""
         ids = await self.registry.ids(tenant, after or "", newest_first)
         if ids is None:
             raise invalid_request("after must be the id of a file", "after")
@@ -125,20 +131,20 @@ class Files:
         return Page(found[:limit], len(found) > limit)
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """Raises ApiError: FILE_NOT_FOUND, FILE_IN_USE."""
+        """Delete a file. Raises ApiError: FILE_NOT_FOUND, FILE_IN_USE."""
         record = await self.registry.remove(tenant, checked_id(file_id))
         await self.storage.discard([record.object])
 
     def content(self, record: FileRecord, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
-        """Pieces of at most 256 KiB, `length` bytes together; None: to the end."""
+        """Yield `length` bytes of the content in pieces of at most 256 KiB. A length of None means up to the end."""
         return self.storage.read(record.object, start, length)
 
     def url(self, record: FileRecord) -> str:
-        """For a process that reads the content with fsspec."""
+        """Return the URL of the content for another process that reads it with fsspec."""
         return self.storage.url(record.object)
 
     async def pin(self, tenant: str, file_id: str, holder: str, *, seconds: float = PIN_SECONDS) -> FileRecord:
-        """Keeps a file from deletion, and from its expiry, until `holder` unpins it; at most for `seconds`.
+        """Protect a file from deletion and expiry until `holder` unpins it, at most for `seconds`.
 
         Raises:
             ApiError: FILE_NOT_FOUND.
@@ -146,11 +152,11 @@ class Files:
         return await self.registry.pin(tenant, checked_id(file_id), holder, seconds)
 
     async def unpin(self, tenant: str, file_id: str, holder: str) -> None:
-        """Lets go of a file; of one that is gone, or was never held, too."""
+        """Remove a holder's pin. Does nothing if the file or the pin does not exist."""
         await self.registry.unpin(tenant, checked_id(file_id), holder)
 
     async def use(self, tenant: str) -> FileUse:
-        """What a tenant is charged for: its files, and what is on its way."""
+        """Return what a tenant is charged for: its files and its uploads under way."""
         return await self.registry.use(tenant)
 
     def _upload(self, reservation: Reservation) -> Upload:
@@ -158,7 +164,7 @@ class Files:
 
 
 async def keep(upload: Upload, filename: str, purpose: str, expires_after: int | None = None) -> FileRecord:
-    """What a caller brought. Raises ApiError: INVALID_REQUEST."""
+    """Make a file of a caller's upload. Raises ApiError: INVALID_REQUEST."""
     check_purpose(purpose)
     if not upload.bytes:
         raise invalid_request("the file is empty", "file")
@@ -170,6 +176,6 @@ async def keep(upload: Upload, filename: str, purpose: str, expires_after: int |
 
 
 def check_purpose(purpose: str) -> None:
-    """Raises ApiError: INVALID_REQUEST."""
+    """Check the purpose of a caller's file. Raises ApiError: INVALID_REQUEST."""
     if purpose != BATCH:
         raise invalid_request(f"purpose must be {BATCH!r}: files here are input of batches", "purpose")

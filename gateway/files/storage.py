@@ -1,4 +1,4 @@
-"""Objects, written once and read in pieces, without a thread of the event loop ever waiting for a disk."""
+"""Storage of objects that are written once and read in pieces. The event loop never waits for a disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = structlog.get_logger("files")
 
 READ_BYTES = 256 * 2**10
 PARTIAL = "partial/"
-"""What the names of objects begin with that are not whole yet."""
+"""Prefix of the names of objects that are not complete yet."""
 THREADS = 8
 INSTALL = "pip install 'loralane[remote]'"
 
@@ -27,9 +27,10 @@ T = TypeVar("T")
 
 
 class Storage:
-    """Objects under names of ours, immutable, there to the last byte or not at all, and durable once they are.
+    """Stores immutable objects under names that the gateway makes. An object exists completely or not at all, and is
+    durable once it exists.
 
-    Every method raises ApiError: STORAGE_UNAVAILABLE, the storage is full, away or broken; the log has the cause.
+    Every method raises ApiError (STORAGE_UNAVAILABLE) if the storage is full, away or broken; the log has the cause.
     """
 
     def __init__(self, place: Place) -> None:
@@ -37,17 +38,16 @@ class Storage:
         self._threads = ThreadPoolExecutor(THREADS, "storage")
 
     def close(self) -> None:
-        """Begins nothing more."""
+        """Cancel waiting operations and accept no new ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def url(self, name: str) -> str:
-        """For a process that opens it with fsspec."""
+        """Return the URL of an object for another process that opens it with fsspec."""
         return f"{self._place.url}/{name}"
 
     async def write(self, name: str, chunks: AsyncIterator[bytes]) -> int:
-        """Bytes written. An exception, of `chunks` too, leaves nothing under `name`; who is cancelled in the last
-        moment may leave the whole object.
-        """
+        """Write an object and return its number of bytes. An exception, including one of `chunks`, leaves nothing under
+        `name`. A cancellation during the final rename may leave the complete object."""
         partial, written = f"{PARTIAL}{uuid.uuid4().hex}", 0
         try:
             file = await self._opened(self._place.create, partial)
@@ -64,7 +64,7 @@ class Storage:
         return written
 
     async def read(self, name: str, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
-        """Pieces of at most 256 KiB, `length` bytes together; None: to the end."""
+        """Yield `length` bytes in pieces of at most 256 KiB. A length of None means up to the end."""
         file = await self._opened(self._place.open, name)
         try:
             await self._run(file.seek, start)
@@ -79,22 +79,22 @@ class Storage:
             await self._run(file.close)
 
     async def size(self, name: str) -> int | None:
-        """In bytes; None: there is no such object."""
+        """Return the size of an object in bytes. None means that it does not exist."""
         return await self._run(self._place.size, name)
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Missing ones are fine."""
+        """Delete objects, those that exist."""
         await self._run(self._delete, names)
 
     async def discard(self, names: Sequence[str]) -> None:
-        """Deletes what nobody will ask for again. It raises nothing: what cannot be deleted now is the sweeper's."""
+        """Delete objects that are no longer needed. If that fails, it raises nothing and leaves them to the sweeper."""
         try:
             await self.delete(names)
         except ApiError:
             log.warning("objects_left", names=names)
 
     async def list(self, prefix: str) -> list[str]:
-        """Names that begin with `prefix`, which ends with a slash."""
+        """Return the names that begin with `prefix`, which ends with a slash."""
         return await self._run(self._place.list, prefix)
 
     def _delete(self, names: Sequence[str]) -> None:
@@ -102,7 +102,7 @@ class Storage:
             self._place.delete(name)
 
     async def _opened(self, opener: Callable[[str], BinaryIO], name: str) -> BinaryIO:
-        """Who is cancelled meanwhile leaves nothing open."""
+        """Open an object in a thread. If the caller is cancelled meanwhile, the opened file is closed."""
         opened: list[BinaryIO] = []
         try:
             await self._run(lambda: opened.append(opener(name)))
@@ -113,14 +113,15 @@ class Storage:
         return opened[0]
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
-        """In a thread. Who is cancelled waits for it: a file may be closed only when nobody is writing to it."""
+        """Run `work` in a thread. A cancelled caller still waits for it, because a file may be closed only when no
+        thread is writing to it."""
         job = asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
         try:
             return await asyncio.shield(job)
         except asyncio.CancelledError:
             await asyncio.wait([job])
             if not job.cancelled():
-                job.exception()  # asked for, so that it is not reported as lost
+                job.exception()  # retrieved, so that asyncio does not log it as never retrieved
             raise
         except Exception as error:  # storage libraries raise what they like
             log.error("storage_failed", error=f"{type(error).__name__}: {error}")
@@ -128,7 +129,7 @@ class Storage:
 
 
 def open_storage(url: str, data_dir: Path) -> Storage:
-    """`url`: empty for a folder in `data_dir`. Raises ConfigError."""
+    """Open the storage at `url`. An empty URL means a folder in `data_dir`. Raises ConfigError."""
     try:
         return Storage(place_of(url or url_of((data_dir / "files").resolve())))
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Removes what has expired and what nobody owns: every gateway does, and doing it twice does no harm."""
+"""Deletes expired files and objects without an owner. Every gateway sweeps; concurrent sweeps do no harm."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ log = structlog.get_logger("files")
 
 INTERVAL_SECONDS = 600.0
 GRACE_SECONDS = 3600.0
-"""For which an object is seen to be nobody's before it is deleted: Redis may have come up without its data, and an
-operator may notice."""
+"""Seconds for which an object must have been without an owner before it is deleted: Redis may have started without its
+data, and an operator may notice in time."""
 PARTIAL_SECONDS = 86_400.0
-"""No upload takes longer."""
+"""Age in seconds at which an incomplete object is deleted. No upload takes longer."""
 
 
 class Watch:
-    """Names that are seen again and again. The clock only ever goes forward, and begins anew with the process."""
+    """Measures how long names have been seen without a gap, on a monotonic clock. A new process begins anew."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock = seconds, clock
         self._since: dict[str, float] = {}
 
     def old(self, names: Iterable[str]) -> list[str]:
-        """Those that have been among the names for so long."""
+        """Record the current names. Return those that have been among the names for at least the configured seconds."""
         now = self._clock()
         self._since = {name: self._since.get(name, now) for name in names}
         return [name for name, since in self._since.items() if now - since >= self._seconds]
 
 
 class Sweeper:
-    """Of one gateway."""
+    """Sweeps files for one gateway."""
 
     def __init__(
         self, storage: Storage, registry: FileRegistry, strays: Watch | None = None, partials: Watch | None = None
     ) -> None:
-        """`strays`: objects that are nobody's. `partials`: those that are not whole."""
+        """`strays` watches objects without an owner, `partials` watches incomplete objects."""
         self._storage, self._registry = storage, registry
         self._strays = strays or Watch(GRACE_SECONDS)
         self._partials = partials or Watch(PARTIAL_SECONDS)
 
     async def sweep(self) -> list[str]:
-        """Names of the objects deleted. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
+        """Delete objects. Return their names. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
         expired: set[str] = set()
         strays: set[str] = set()
         for tenant, tokens in _by_tenant(await self._storage.list(OBJECTS)).items():
@@ -69,7 +69,7 @@ class Sweeper:
 
 @asynccontextmanager
 async def sweeping(sweep: Callable[[], Awaitable[object]]) -> AsyncGenerator[None, None]:
-    """In the background, while this is entered."""
+    """Call `sweep` periodically in the background while the context is entered."""
     task = asyncio.create_task(_keep_sweeping(sweep), name="sweeper")
     try:
         yield
@@ -79,7 +79,7 @@ async def sweeping(sweep: Callable[[], Awaitable[object]]) -> AsyncGenerator[Non
 
 
 async def _keep_sweeping(sweep: Callable[[], Awaitable[object]]) -> None:
-    """Until it is cancelled; whatever is away is asked again in the next round."""
+    """Call `sweep` periodically until cancelled. A failure is retried in the next round."""
     while True:
         await asyncio.sleep(INTERVAL_SECONDS)
         try:
@@ -89,7 +89,7 @@ async def _keep_sweeping(sweep: Callable[[], Awaitable[object]]) -> None:
 
 
 def _by_tenant(names: Iterable[str]) -> dict[str, list[str]]:
-    """Tokens of their objects."""
+    """Return the tokens of objects by tenant."""
     found: dict[str, list[str]] = defaultdict(list)
     for name in names:
         tenant, _, token = name.removeprefix(OBJECTS).partition("/")

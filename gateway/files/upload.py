@@ -1,4 +1,4 @@
-"""A file on its way: its bytes are charged before they are written, and given back unless a file is made of them."""
+"""Uploads of files. Bytes are charged before they are written, and refunded unless a file is made of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gateway.files.storage import Storage
 log = structlog.get_logger("files")
 
 PIECE_BYTES = 2**20
-"""What is charged and written at once."""
+"""Number of bytes that are charged and written at a time."""
 RENEWALS = 3
-"""Of a lease in its term: two may fail."""
+"""Number of renewals within the term of a lease, so that two may fail."""
 
 
 class Upload:
-    """Bytes that are written, charged, and nobody's file yet."""
+    """Content that is written and charged, but belongs to no file yet."""
 
     def __init__(self, storage: Storage, registry: FileRegistry, reservation: Reservation) -> None:
         self._storage, self._registry, self._reservation = storage, registry, reservation
@@ -34,10 +34,12 @@ class Upload:
         self.bytes = 0
 
     async def receive(self, chunks: AsyncIterator[bytes], expected: int, most: int | None) -> None:
-        """
+        """Charge and write the content, and keep the lease renewed until `close`.
+
         Args:
-            expected: bytes that are charged before any has come.
-            most: bytes that may come; None: any number.
+            chunks: the content.
+            expected: number of bytes that are charged before any has come.
+            most: maximum number of bytes. None means any number.
 
         Raises:
             ApiError: REQUEST_TOO_LARGE, INSUFFICIENT_QUOTA, STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE.
@@ -48,10 +50,12 @@ class Upload:
         await self._storage.write(self._object, self._charged(chunks, most))
 
     async def keep(self, filename: str, purpose: str, expires_after: int | None) -> FileRecord:
-        """Makes a file of what was received, unless there is one with its id: that one is returned then.
+        """Make a file of the content and return its record. If a file with this id exists already, return that one.
 
         Args:
-            expires_after: seconds from when the upload began; None: it stays.
+            filename: name of the file.
+            purpose: purpose of the file.
+            expires_after: seconds from the beginning of the upload. None means that the file does not expire.
         """
         reserved = self._reservation
         created = self._began_ms // 1000
@@ -59,7 +63,7 @@ class Upload:
         record = FileRecord(
             reserved.file_id, reserved.tenant, self.bytes, created, filename, purpose, ends, reserved.token
         )
-        self._may_be_kept = True  # from here on, until Redis says that it is not
+        self._may_be_kept = True  # until Redis says that it was not kept
         kept = await asyncio.shield(self._registry.keep(record, self._began_ms))
         self._may_be_kept = kept is not None and kept.token == reserved.token
         if kept is None:
@@ -67,7 +71,8 @@ class Upload:
         return kept
 
     async def close(self) -> None:
-        """Leaves nothing of what was not kept. What cannot be told stays for the sweeper, which asks again."""
+        """Delete and refund an upload that was not kept. If that is unknown, it is left to the sweeper, which asks
+        again."""
         if self._renewing is not None:
             self._renewing.cancel()
         if self._may_be_kept:
@@ -89,10 +94,10 @@ class Upload:
             yield piece
 
     async def _renew(self) -> None:
-        """For as long as bytes may be slow to come."""
+        """Renew the lease while bytes may be slow to come."""
         while True:
             await asyncio.sleep(self._registry.lease_seconds / RENEWALS)
-            with suppress(ApiError):  # whoever charges or keeps it next is told, if it is too late
+            with suppress(ApiError):  # if the lease runs out, the next `hold` or `keep` raises
                 await self._registry.hold(self._reservation, self._charged_bytes)
 
 
@@ -100,7 +105,7 @@ class Upload:
 async def uploading(
     upload: Upload, chunks: AsyncIterator[bytes], expected: int = 0, most: int | None = None
 ) -> AsyncGenerator[Upload, None]:
-    """What came of `chunks`, as `Upload.receive` takes them, to be kept inside."""
+    """Receive `chunks` as `Upload.receive` does. The block may keep the upload, which is closed afterwards."""
     try:
         await upload.receive(chunks, expected, most)
         yield upload
@@ -109,7 +114,7 @@ async def uploading(
 
 
 async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The same bytes, in pieces worth a call to Redis and a thread."""
+    """Yield the same bytes in pieces that are large enough for a call to Redis and a thread."""
     piece = bytearray()
     async for chunk in chunks:
         piece += chunk

@@ -1,1 +1,1 @@
-"""OpenAI's HTTP API, its files, batches and administration, on starlette."""
+"""The HTTP API on Starlette: OpenAI's endpoints including files and batches, and administration."""

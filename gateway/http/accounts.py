@@ -26,7 +26,7 @@ LimitValues = dict[str, int | list[str] | dict[str, str] | None]
 
 
 class TenantBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Body of PATCH /admin/v1/tenants/NAME: what is absent stays."""
+    """Body of PATCH /admin/v1/tenants/NAME. Absent fields stay unchanged."""
 
     default_lane: str | UnsetType = UNSET
     highest_lane: str | UnsetType = UNSET
@@ -61,7 +61,7 @@ Row = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class AccountsApi:
-    """Handlers that only administrators reach."""
+    """Handlers for tenants and keys. Only administrators can call them."""
 
     def __init__(self, admin: AccountAdmin, max_body_bytes: int) -> None:
         self._admin = admin
@@ -69,7 +69,7 @@ class AccountsApi:
         self._max_body_bytes = max_body_bytes
 
     def table(self) -> list[Row]:
-        """Method, path and handler."""
+        """Return the method, path and handler of each route."""
         return [
             ("GET", TENANTS, self.tenants),
             ("POST", TENANTS, self.create),
@@ -140,8 +140,10 @@ class AccountsApi:
 
 
 def _given(body: Struct) -> dict[str, Any]:
+    """Return the fields that are present in a body."""
     return {name: value for name, value in msgspec.structs.asdict(body).items() if value is not UNSET}
 
 
 def _shown_once(new: NewKey) -> Response:
+    """Return the response for a new key. It is the only response that contains the key itself."""
     return json_response({**key_json(new.account), "key": new.secret}, 201)

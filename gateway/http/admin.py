@@ -37,13 +37,13 @@ from gateway.usage.admin import UsageAdmin
 ADAPTERS = "/admin/v1/adapters"
 ADAPTER = ADAPTERS + "/{name:path}"
 NATIVE_FIELDS: dict[str | None, str] = {"lora_name": "name", "lora_path": "source"}
-"""vLLM's words for fields -> ours."""
+"""Field names of the native API by the names in vLLM's adapter routes."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class AdminApi:
-    """Handlers for administrators' keys. Names of adapters may have slashes: what is done to one is the last part."""
+    """Handlers for administrators' keys. Adapter names may contain slashes, so the action is the last path segment."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class AdminApi:
         operations: Operations | None = None,
         batches: AdminBatchesApi | None = None,
     ) -> None:
-        """None means that the gateway has no such part, and no routes for it."""
+        """Create the handlers. None for an argument means that the gateway lacks that part and its routes."""
         self._gateway = gateway
         self._adapters = gateway.adapters
         self._authenticate = authenticate
@@ -147,7 +147,7 @@ class AdminApi:
         return await self._shown(request.path_params["name"])
 
     async def check(self, request: Request) -> Response:
-        """The engine's integrity check: it holds up the engine's steps while it looks at every page."""
+        """Run the engine's integrity check. The check inspects every page and stalls the engine's steps meanwhile."""
         try:
             stats = await self._gateway.engine.stats(check=True)
         except EngineUnavailable as error:
@@ -165,7 +165,7 @@ class AdminApi:
         return parse(await read_body(request, self._max_body_bytes), kind)
 
     def _for_admins(self, handler: Handler) -> Handler:
-        """A stranger's body is not even read."""
+        """Wrap a handler so that only administrators reach it. Other callers are refused before their body is read."""
 
         async def guarded(request: Request) -> Response:
             self._authenticate(request).as_admin()

@@ -1,4 +1,4 @@
-"""Response bodies about tenants, keys, limits and usage, as the API's document describes them."""
+"""Response bodies about tenants, keys, limits and usage, as described in /openapi.json."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Tenant(Struct):
     default_lane: Lane
     highest_lane: Lane
     adapters: list[str]
-    """Patterns of the names it may use."""
+    """Patterns of the adapter names that the tenant may use."""
     weight: float
     unknown_fields: UnknownFields
-    """What becomes of fields of its requests that the gateway does not know."""
+    """Handling of request fields that the gateway does not know."""
     disabled: bool
     created: float
     updated: float
@@ -32,11 +32,11 @@ class Tenants(Struct):
 
 class DeletedTenant(Struct):
     keys: int
-    """That went with it."""
+    """Number of keys that were deleted with the tenant."""
 
 
 class Key(Struct):
-    """A key, which is never shown."""
+    """A key's metadata. The key itself is not included."""
 
     id: str
     tenant: str
@@ -48,7 +48,7 @@ class Key(Struct):
 
 class NewKey(Key, kw_only=True):
     key: str
-    """The key itself, shown this once."""
+    """The key itself. No other response contains it."""
 
 
 class Keys(Struct):
@@ -66,14 +66,14 @@ class LimitScope(Struct):
 
 
 class ScopeLimits(LimitScope, kw_only=True):
-    """null: no limit."""
+    """Limits of one scope. A value of null means no limit."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None
     concurrent_requests: int | None
     tokens_per_day: int | None
     shadow: list[str]
-    """Those that count and refuse nothing."""
+    """Names of limits that count requests but refuse none."""
     when_redis_is_away: dict[str, str]
 
 
@@ -98,18 +98,18 @@ class LimitUse(Struct):
 class ScopeUse(LimitScope, kw_only=True):
     limits: list[LimitUse]
     refused_at: float | None
-    """When a request was last refused, in Unix seconds, if that is still remembered."""
+    """Unix time, in seconds, at which a request was last refused; null if no refusal is remembered."""
     refused_by: list[str]
-    """Limits of this scope that it did not fit."""
+    """Limits of this scope that the refused request did not fit."""
 
 
 class TenantUse(ScopeUse, kw_only=True):
     running: int
     waiting: int
     reserved_tokens: int
-    """That its live requests may yet use."""
+    """Tokens that the tenant's live requests have reserved and may still use."""
     used: TenantUsed | None
-    """What settled requests have used; null where nothing was."""
+    """Use by settled requests; null if there was none."""
 
 
 class LimitUses(Struct):
@@ -117,23 +117,23 @@ class LimitUses(Struct):
 
 
 class UsageFigures(Struct, kw_only=True):
-    """Money is decimal text: null where the configuration has no prices, or no `device_hour`."""
+    """Usage figures. Money is decimal text; it is null if the configuration has no prices or no `device_hour`."""
 
     requests: int
     prompt_tokens: int
     cached_tokens: int
-    """Of prompt_tokens, found in the prefix cache."""
+    """The part of prompt_tokens that was found in the prefix cache."""
     completion_tokens: int
     device_seconds: float
     amount: str | None
-    """What the tokens are sold for."""
+    """Price of the tokens."""
     cost: str | None
-    """What the device time costs."""
+    """Cost of the device time."""
     cost_per_million_tokens: str | None
 
 
 class UsageLine(UsageFigures, kw_only=True):
-    """With those of the first five that `group_by` names."""
+    """Usage figures of one group. Of tenant, key, adapter, lane and day, it has the fields that `group_by` names."""
 
     tenant: str | UnsetType = UNSET
     key: str | UnsetType = UNSET

@@ -1,4 +1,4 @@
-"""The HTTP API for operators to see and cancel the batches of every tenant, below /admin/v1/batches."""
+"""The HTTP API below /admin/v1/batches, with which operators list and cancel the batches of every tenant."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ Row = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class AdminBatchesApi:
-    """Handlers that only administrators reach. They show no line of any batch."""
+    """Handlers for batches of all tenants. Only administrators can call them. They never return a batch's lines."""
 
     def __init__(self, batches: Batches, outlook: Outlook) -> None:
         self._batches = batches
         self._outlook = outlook
 
     def table(self) -> list[Row]:
-        """Method, path and handler."""
+        """Return the method, path and handler of each route."""
         return [("GET", ADMIN_BATCHES, self.listing), ("POST", CANCEL_BATCH, self.cancel)]
 
     async def listing(self, request: Request) -> Response:
-        """Batches of all tenants or of one. `which=unfinished`: those with the earliest deadline first; `which=all`:
-        the newest first. Without `which`, all of one tenant and the unfinished ones of all tenants."""
+        """List batches of all tenants, or of one.
+
+        `which=unfinished` lists unfinished batches, the earliest deadline first; `which=all` lists all batches, the
+        newest first. Without `which`, a list for one tenant has all batches and a list for all tenants the unfinished.
+        """
         given = request.query_params
         check_parameters(given, "tenant", "which")
         tenant = given.get("tenant", "")

@@ -1,4 +1,4 @@
-"""The HTTP API: routes and their handlers. As OpenAI has them; where OpenAI has none, as vLLM does."""
+"""Routes and handlers of the HTTP API. They follow OpenAI's API, and vLLM's where OpenAI has no equivalent."""
 
 from __future__ import annotations
 
@@ -69,16 +69,28 @@ def create_app(
     cors_origins: Sequence[str] = (),
     grpc: GrpcAddressOf = lambda: None,
 ) -> ASGIApp:
-    """The ASGI application. Without `accounts` nobody administers tenants, without `usage` nobody reads it, without
-    `operations` nobody touches lanes and live requests, and without `files` and `batches` there are none.
-    `metrics_keys`: SHA-256 of keys that may read /metrics, beside administrators'. `open_metrics`: what a request
-    without a key reads of it. `part`: what this port offers. `cors_origins`: pages of these origins may call everything
-    but administration; without any, no layer is added. `grpc`: returns the address of gRPC, for `GET /`.
+    """Create the ASGI application.
+
+    Args:
+        gateway: serves the requests.
+        keys: authenticates callers.
+        metrics: the source of /metrics.
+        accounts: the tenants and keys. None means that there are no routes to administer them.
+        operations: the lanes and live requests. None means that there are no routes for them.
+        max_body_bytes: maximum size of a request body, except for file uploads.
+        ping_seconds: interval of the pings in an event stream.
+        usage: the usage reports. None means that there is no route for them.
+        metrics_keys: SHA-256 of the keys that may read /metrics, besides administrators' keys.
+        open_metrics: the part of /metrics that a request without a key may read.
+        files, batches: the file and batch services. None means that there are no routes for them.
+        part: the part of the API that this port serves.
+        cors_origins: origins whose pages may call everything but administration. If empty, no CORS layer is added.
+        grpc: returns the address of the gRPC server, for `GET /`.
     """
     rest = (accounts, operations, usage, metrics_keys, open_metrics, files, batches, part, grpc)
     api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, *rest)
     routes = [route for route in api.routes() if offers_path(part, route.path)]
-    edge = Edge(Router(routes, redirect_slashes=False))  # a redirection would lead to where the caller says we are
+    edge = Edge(Router(routes, redirect_slashes=False))  # a redirect would go to the host that the caller named
     return Cors(edge, cors_origins) if cors_origins and part != "admin" else edge
 
 
@@ -156,7 +168,7 @@ class HttpApi:
         return json_response(self._model(ModelCard(name, adapter)))
 
     async def tokenize(self, request: Request) -> Response:
-        """vLLM's: a text or a chat to token ids."""
+        """Convert a text or a chat to token ids, as in vLLM's API."""
         principal, body = await self._read(request, TokenizeRequest)
         tokenizer = self._gateway.tokenizer
         self._check_model(principal, body.model)
@@ -186,11 +198,11 @@ class HttpApi:
         return json_response({"prompt": self._gateway.tokenizer.decode(body.tokens, skip_special=False)})
 
     async def health(self, request: Request) -> Response:
-        """The process is alive."""
+        """Report that the process is alive."""
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Tell whether requests can be served, and the state of what they depend on."""
+        """Report whether requests can be served, and the state of the engine, Redis and the limiter."""
         limiter, trouble = self._gateway.limiter, self._gateway.heartbeat.trouble
         redis = await limiter.ping()
         closed = "" if limiter.modes != {"closed"} else "limits cannot be checked while Redis is away"
@@ -220,7 +232,8 @@ class HttpApi:
         return GenerationResponse(self._gateway, principal, call, self._ping_seconds)
 
     def _model(self, card: ModelCard) -> Json:
-        """An alias's root is the adapter it leads to, an adapter's root the base."""
+        """Return a model's entry in the model list. The root of an alias is its adapter; the root of an adapter is the
+        base model."""
         base, adapter = self._gateway.base_name, card.adapter
         is_alias = adapter is not None and card.name in adapter.aliases
         return {
@@ -234,12 +247,17 @@ class HttpApi:
         }
 
     def _check_model(self, principal: Principal, model: str | None) -> None:
-        """All models share one tokenizer; a name still has to be one this caller may use."""
+        """Check that the caller may use the named model. The name has no other effect, because all models share one
+        tokenizer.
+
+        Raises:
+            ApiError: MODEL_NOT_FOUND.
+        """
         if model is not None:
             self._gateway.intake.resolve(principal.tenant, ModelQuery(model))
 
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Principal, Body]:
-        """Who asks, and what. A stranger's body is not even read."""
+        """Return the caller and the parsed body. The body is read only after the caller was authenticated."""
         return self._tenant(request), await self._parsed(request, kind)
 
     async def _parsed(self, request: Request, kind: type[Body]) -> Body:

@@ -1,4 +1,4 @@
-"""The HTTP API for batches, as OpenAI has it: /v1/batches."""
+"""The HTTP API for batches, following OpenAI's: /v1/batches."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ CANCEL = BATCH + "/cancel"
 
 
 class OutputExpiry(Struct):
-    """When the files that a batch writes end."""
+    """Expiry of the files that a batch writes."""
 
     anchor: Literal["created_at"]
-    """Of each file, not of the batch."""
+    """The time from which `seconds` counts: the creation of each output file, not of the batch."""
     seconds: int
 
 
@@ -38,7 +38,7 @@ class BatchBody(Struct, kw_only=True):
     endpoint: str
     input_file_id: str
     completion_window: str
-    """24h, 90s, 30m, 7d ..."""
+    """A duration such as 24h, 90s, 30m or 7d."""
     metadata: dict[str, str] | None = None
     output_expires_after: OutputExpiry | None = None
 
@@ -48,7 +48,7 @@ class BatchBody(Struct, kw_only=True):
 
 
 class BatchesApi:
-    """Handlers that only tenants reach, each for batches of its own."""
+    """Handlers for batches. Only tenants can call them, each for its own batches."""
 
     def __init__(
         self,

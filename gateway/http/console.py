@@ -1,4 +1,5 @@
-"""The console: a page of static files that holds no data. What it shows it asks the admin API for, with a typed key."""
+"""Serves the console: static files without any data. The page gets its data from the admin API, with a key that the
+operator types in."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ HEADERS: Mapping[str, str] = MappingProxyType(
 
 
 class ConsoleFiles:
-    """The files of the package, read once: nothing a caller names is looked up on a disk."""
+    """The console's files. They are read once, so that no name from a caller is ever looked up on disk."""
 
     def __init__(self) -> None:
         folder = resources.files("gateway.console")

@@ -1,4 +1,4 @@
-"""CORS: which pages of other origins may read the API's answers. It never applies to administration."""
+"""CORS: lets pages of other origins read the API's responses. It never applies to administration."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from gateway.http.openapi.document import HEADERS
 
 METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS")
 EXPOSED = (*HEADERS, "content-disposition")
-"""Response headers that a page of another origin may read, beside those that browsers always show."""
+"""Response headers that a page of another origin may read, besides those that browsers always expose."""
 PREFLIGHT_SECONDS = 600
 
 
 class Cors:
-    """Answers preflights before authentication, and marks every other answer, errors and streams too.
+    """Answers preflight requests before authentication, and adds CORS headers to every other response, including errors
+    and streams.
 
     Requests carry their key in a header that the page itself sets. Credentials that a browser adds by itself, such as
     cookies, are never allowed.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
-        """`origins`: checked by `gateway.core.origins.check_origins`, at least one."""
+        """Wrap an application. `origins` holds at least one origin and was checked by
+        `gateway.core.origins.check_origins`."""
         self._app = app
         self._shared = CORSMiddleware(
             app,
             allow_origins=(ANY,) if ANY in origins else (),
             allow_origin_regex=None if ANY in origins else origin_pattern(origins),
             allow_methods=METHODS,
-            allow_headers=(ANY,),  # a preflight's own list is repeated, since clients' headers (x-stainless-*) grow
+            allow_headers=(ANY,),  # echoes the preflight's list, because clients add headers over time (x-stainless-*)
             expose_headers=EXPOSED,
             max_age=PREFLIGHT_SECONDS,
         )

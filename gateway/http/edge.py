@@ -1,4 +1,4 @@
-"""The outermost layer of HTTP: request ids, bounded bodies, and errors in one shape."""
+"""The outermost layer of the HTTP API: request ids, limits on body sizes, and uniform error responses."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ log = structlog.get_logger("http")
 
 
 class ClientGone(OSError):
-    """Whoever was sending a request hung up before its end."""
+    """The client disconnected before its request was complete."""
 
 
 class Edge:
-    """All that is around the routes: every request gets an id, every response that id, every error its answer.
+    """ASGI application around the router: assigns request ids, adds them to responses, and turns errors into responses.
 
-    It stands in for the layers that a `Starlette` has around its router, through each of which every write goes.
+    It replaces the middleware stack of a `Starlette` application, in which every write passes through each layer.
     """
 
     def __init__(self, router: Router) -> None:
@@ -45,7 +45,7 @@ class Edge:
             await self.router(scope, receive, send)
             return
         scope = _without_trailing_slash(scope)
-        scope["app"] = self  # the router then raises what it refuses, in place of an answer of its own
+        scope["app"] = self  # makes the router raise an HTTPException instead of sending its own error response
         request_id = request_id_from(header(scope, b"x-request-id"))
         own_header = (b"x-request-id", request_id.encode())
         scope.setdefault("state", {})["request_id"] = request_id
@@ -75,16 +75,19 @@ class Edge:
 
 
 def _without_trailing_slash(scope: Scope) -> Scope:
-    """Serve `/v1/models/` as `/v1/models`: a redirection would lose the body of a POST with many clients."""
+    """Return the scope without a trailing slash, so that `/v1/models/` is served as `/v1/models`.
+
+    A redirect would not do, because many clients drop the body of a POST when they follow one.
+    """
     path, raw = scope["path"], scope.get("raw_path") or b""
-    one = path.endswith("/") and raw.endswith(b"/") and not path.endswith("//")  # an escaped slash is part of a name
+    one = path.endswith("/") and raw.endswith(b"/") and not path.endswith("//")  # an escaped slash belongs to a name
     if not one or path in ("/", f"{CONSOLE}/"):  # the console's page names its files relative to its own path
         return scope
     return {**scope, "path": path[:-1], "raw_path": raw[:-1]}
 
 
 class Direct:
-    """An endpoint that is an application of its own: no layer of Starlette's is between it and `Edge`."""
+    """An endpoint whose handler returns an ASGI application. It bypasses Starlette's wrapping of endpoints."""
 
     def __init__(self, handler: Callable[[Request], Awaitable[ASGIApp]]) -> None:
         self._handler = handler
@@ -94,7 +97,7 @@ class Direct:
 
 
 def header(scope: Scope, name: bytes) -> str:
-    """The first of that name, which is in lower case; empty: there is none."""
+    """Return the first header with a name, which must be in lower case; empty if there is none."""
     for known, value in scope["headers"]:
         if known == name:
             return str(value, "latin-1")
@@ -106,18 +109,23 @@ def request_id(request: Request) -> str:
 
 
 def bearer_token(request: Request) -> str | None:
-    """The key a caller shows; None: there is none."""
+    """Return the caller's API key. None means that the caller sent none."""
     scheme, _, token = header(request.scope, b"authorization").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Raises ApiError: REQUEST_TOO_LARGE, as soon as that is known; ClientGone."""
+    """Return the whole body of a request.
+
+    Raises:
+        ApiError: REQUEST_TOO_LARGE, as soon as it is known that the body exceeds `max_bytes`.
+        ClientGone: the client disconnected before the body was complete.
+    """
     return b"".join([piece async for piece in streamed_body(request, max_bytes)])
 
 
 async def streamed_body(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """A body as it arrives. Raises as `read_body` does."""
+    """Yield the pieces of a request's body as they arrive. Raises the same errors as `read_body`."""
     declared = header(request.scope, b"content-length")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise request_too_large(max_bytes)
@@ -138,7 +146,7 @@ def error_response(error: ApiError) -> Response:
 
 
 def _refusal(scope: Scope, error: ApiError | HTTPException) -> Response:
-    """An HTTPException is one of Starlette's own, and those are its router's."""
+    """Return the response for an error. An HTTPException can only come from Starlette's router."""
     if isinstance(error, ApiError):
         return error_response(error)
     method, path = scope["method"], scope["path"]
@@ -150,7 +158,10 @@ def _refusal(scope: Scope, error: ApiError | HTTPException) -> Response:
 
 
 def _allowed(scope: Scope) -> str:
-    """Methods of all routes that have its path: the router knows those of the first."""
+    """Return the methods of all routes with the request's path, separated by commas.
+
+    The router itself reports only the methods of the first such route.
+    """
     routes = [route for route in scope["router"].routes if isinstance(route, Route)]
     fitting = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
     return ", ".join(sorted({method for route in fitting for method in route.methods or ()}))

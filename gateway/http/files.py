@@ -1,4 +1,4 @@
-"""The HTTP API for files, as OpenAI has it: /v1/files."""
+"""The HTTP API for files, following OpenAI's: /v1/files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_SECONDS = 10**9
 
 
 class FilesApi:
-    """Handlers that only tenants reach, each for files of its own."""
+    """Handlers for files. Only tenants can call them, each for its own files."""
 
     def __init__(self, files: Files, authenticate: Callable[[Request], Principal]) -> None:
         self._files = files
@@ -48,7 +48,8 @@ class FilesApi:
         ]
 
     async def create(self, request: Request) -> Response:
-        """A stranger's body is not even read, and a tenant's never held: only the form beside the file is."""
+        """Store an uploaded file. The body is read only after the caller was authenticated, and the file is streamed:
+        only the other fields of the form are held in memory."""
         tenant = self._tenant(request)
         form = FileForm(header(request.scope, b"content-type"), {"purpose": check_purpose})
         body = streamed_body(request, self._files.limits.max_file_bytes + FORM_BYTES)
@@ -81,7 +82,7 @@ class FilesApi:
         return ContentResponse(record, self._files.content(record))
 
     def _expected(self, request: Request) -> int:
-        """Bytes that the file has at least, as far as that is told."""
+        """Return a lower bound of the file's size in bytes, derived from the content-length; 0 if there is none."""
         declared = header(request.scope, b"content-length")
         length = int(declared) if declared.isdecimal() else 0
         return min(max(length - FORM_BYTES, 0), self._files.limits.max_file_bytes)
@@ -95,7 +96,8 @@ class FilesApi:
 
 @dataclass(frozen=True, slots=True)
 class ContentResponse:
-    """A file, read no faster than it is taken. Errors before the first byte are raised."""
+    """An ASGI response that sends a file. It reads the file no faster than the client does. Errors before the first
+    byte are raised."""
 
     record: FileRecord
     content: AsyncGenerator[bytes, None]
@@ -106,11 +108,11 @@ class ContentResponse:
             await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
             await send({"type": "http.response.body", "body": first, "more_body": True})
             if scope["method"] != "HEAD" and not await self._rest(send):
-                return  # and the server ends a connection on which something is missing
+                return  # the response is incomplete, so the server closes the connection
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _rest(self, send: Send) -> bool:
-        """Whether all of it was there."""
+        """Send the rest of the file. Return False if it could not be read completely."""
         try:
             async for piece in self.content:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -130,7 +132,11 @@ class ContentResponse:
 
 
 def _expires_after(fields: Mapping[str, str]) -> int | None:
-    """Seconds; None: nothing was said. Raises ApiError."""
+    """Return the requested lifetime of a file in seconds. None means that the form has none.
+
+    Raises:
+        ApiError: INVALID_REQUEST.
+    """
     if ANCHOR not in fields and SECONDS not in fields:
         return None
     if fields.get(ANCHOR) != "created_at":

@@ -1,4 +1,5 @@
-"""Forms with a file, read while they arrive: of the file nothing is kept, of everything else little is taken."""
+"""Streaming parser for multipart forms with a file. The file is not kept in memory, and all other parts are limited in
+size."""
 
 from __future__ import annotations
 
@@ -15,19 +16,24 @@ MAX_FIELD_BYTES = 1024
 MAX_HEADERS = 8
 MAX_HEADER_BYTES = 4096
 FORM_BYTES = 64 * 2**10
-"""More than all of a form that is not the file."""
+"""Upper bound, in bytes, of everything in a form except the file's content."""
 UNNAMED = "upload"
-"""A file that comes without a name."""
+"""Name of a file that is uploaded without one."""
 
 
 class FileForm:
-    """`multipart/form-data` with one part called `file`, anywhere among the others."""
+    """Parser of a `multipart/form-data` body with one part named `file`, at any position among the other parts."""
 
     def __init__(self, content_type: str, checks: Mapping[str, Callable[[str], None]]) -> None:
-        """`checks`: told of a field as soon as it is whole; what they raise ends the reading.
+        """Initialize the parser.
+
+        Args:
+            content_type: the request's content-type header.
+            checks: functions by field name. Each is called with its field's value as soon as that is complete; an
+                exception that it raises ends the parsing.
 
         Raises:
-            ApiError: INVALID_REQUEST, it is no such form.
+            ApiError: INVALID_REQUEST, the content type is not multipart/form-data with a boundary.
         """
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
@@ -41,10 +47,10 @@ class FileForm:
         self._pieces: list[bytes] = []
 
     async def file(self, body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """The file, piece by piece; when it ends, the whole form has been read.
+        """Yield the file in pieces. When the generator ends, the whole form has been read.
 
         Raises:
-            ApiError: INVALID_REQUEST, the form is broken, without a file, or has too much beside it.
+            ApiError: INVALID_REQUEST, the form is malformed, has no file, or has too many or too large other parts.
         """
         async for data in body:
             try:

@@ -1,6 +1,7 @@
-"""What stands between a socket and the application: how much and how slowly a peer may send, how slowly it may read.
+"""Protects the HTTP server against slow and oversized peers: limits how much and how slowly a peer may send, and how
+slowly it may read.
 
-Whatever is refused here is refused in the same shape as everywhere else.
+Refusals have the same form as all other errors of the API.
 """
 
 from __future__ import annotations
@@ -23,28 +24,29 @@ from gateway.http.stream import encode_json
 log = structlog.get_logger("http")
 
 KEEP_ALIVE_SECONDS = 15
-"""That a connection may lie idle: longer than the 5 s for which httpx, and so OpenAI's client, keeps one. With 5 s
-here, too, a request now and then went into a connection that was just being closed."""
+"""Seconds that a connection may be idle. This is longer than the 5 s for which httpx, and so OpenAI's client, keeps a
+connection. When both values were 5 s, some requests were sent on a connection that was just being closed."""
 
 VERSIONS = ("1.1", "1.0")
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with deadlines. Times are in seconds."""
+    """uvicorn's HTTP protocol with deadlines and size limits. Times are in seconds."""
 
     max_head_bytes = 64 * 2**10
     max_headers = 128
     head_seconds = 20.0
-    """From a connection's or a request's first moment to the end of its headers."""
+    """Maximum time from the start of a connection or a request to the end of the request's headers."""
     body_seconds = 30.0
-    """For a body, and more in proportion to what has come of it: see `min_rate`."""
+    """Maximum time for a body to arrive, extended by the received bytes divided by `min_rate`."""
     min_rate = 16 * 2**10
-    """Bytes a second, of a body that comes and of an answer that is read."""
+    """Minimum rate, in bytes per second, at which a peer must send a body or read a response."""
     max_unread_bytes = 8 * 2**20
-    """Of a body that goes on after it was answered: clients that send all before they read should get the answer."""
+    """Maximum bytes of a body that may arrive after the response was sent. Up to it, clients that send the whole body
+    before they read still get the response."""
     write_seconds = 60.0
-    """To read what waits for it, and more in proportion to that: a peer that takes longer is cut off, which ends and
-    settles a request that is still being answered."""
+    """Maximum time for a peer to read the data buffered for it, extended by the buffered bytes divided by `min_rate`.
+    A slower peer is disconnected, which ends and settles a request that is still being answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -63,7 +65,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """What comes in the same piece as the first line is counted by `on_headers_complete`."""
+        """Count the bytes of a request's head. Bytes that arrive together with the request line are not counted here
+        but in `on_headers_complete`."""
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > self.max_head_bytes:
@@ -119,8 +122,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stalled_timer.cancel()
 
     def _expect(self, seconds: float) -> None:
-        """Something, until then. One timer a connection, which rings early rather than be set anew for each step of a
-        request, 2 us a time; where nothing is due it only looks again."""
+        """Expect the next step of the request within `seconds`.
+
+        Each connection has one timer. Resetting it takes 2 us, so it is not reset at each step of a request. It may
+        therefore fire early; if nothing is due then, it is started again.
+        """
         self._due = self.loop.time() + seconds
         if self._late_timer is None or self._late_timer.when() > self._due:
             self._look_in(seconds)
@@ -144,7 +150,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _reading_seconds(self) -> float:
-        """For what is written and does not fit into the kernel's buffer: the rest of an answer leaves without us."""
+        """Time for the peer to read what is in the transport's write buffer; 0 if that is empty. Data that the kernel
+        has already taken is not included."""
         unread = self.transport.get_write_buffer_size()
         return self.write_seconds + unread / self.min_rate if unread else 0.0
 
@@ -157,7 +164,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers if nothing was answered yet, and ends the connection: where the next request begins is unknown."""
+        """Send an error response, if no response has begun, and close the connection, because the start of the next
+        request is unknown."""
         begun = self.cycle is not None and (self.cycle.response_started if self._is_answering else self._in_body)
         request_id = request_id_from("")
         log.info("refused_on_the_wire", request_id=request_id, status=error.http_status, reason=error.message)
@@ -172,7 +180,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def guarded(app: ASGIApp, protocol: type[GuardedProtocol] = GuardedProtocol, **options: Any) -> uvicorn.Config:
-    """How the application is served. Whom a request comes from follows from its key, so no proxy's word counts."""
+    """Return the uvicorn configuration that serves an application with the guarded protocol.
+
+    Proxy headers are ignored, because the caller's identity follows from its key alone.
+    """
     fixed: dict[str, Any] = {"ws": "none", "proxy_headers": False, "log_config": None, "access_log": False}
     return uvicorn.Config(app, http=protocol, timeout_keep_alive=KEEP_ALIVE_SECONDS, **fixed, **options)
 

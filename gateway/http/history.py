@@ -1,4 +1,5 @@
-"""The HTTP API for what the console draws over time: history and recent requests. Administrators alone reach it."""
+"""The HTTP API for the console's charts and lists: figures of the last hours and recent requests. Only administrators
+can call it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Row = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class RecentRequests(Struct):
-    """The newest first; of the gateway process that answers."""
+    """Recent requests of the gateway process that answers, the newest first."""
 
     requests: list[RecentRequest]
 
@@ -35,7 +36,7 @@ class HistoryApi:
         self._operations = operations
 
     def table(self) -> list[Row]:
-        """Method, path and handler."""
+        """Return the method, path and handler of each route."""
         return [("GET", HISTORY, self.history), ("GET", RECENT, self.recent)]
 
     async def history(self, request: Request) -> Response:

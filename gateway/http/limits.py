@@ -25,7 +25,7 @@ Change = int | None | UnsetType
 
 
 class ScopeBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A field that is misspelt must not leave somebody without a limit."""
+    """A scope of limits. Unknown fields are refused, so that a misspelling cannot leave a tenant without a limit."""
 
     tenant: str
     key: str = ""
@@ -33,7 +33,7 @@ class ScopeBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class SetBody(ScopeBody, kw_only=True):
-    """Body of PATCH /admin/v1/limits: what is absent stays, null lifts a limit."""
+    """Body of PATCH /admin/v1/limits. Absent fields stay unchanged; null lifts a limit."""
 
     requests_per_minute: Change = UNSET
     tokens_per_minute: Change = UNSET
@@ -50,7 +50,7 @@ class ResetBody(ScopeBody, kw_only=True):
 
 
 class LimitsApi:
-    """Handlers that only administrators reach."""
+    """Handlers for limits. Only administrators can call them."""
 
     def __init__(self, limits: LimitAdmin, max_body_bytes: int) -> None:
         self._limits = limits

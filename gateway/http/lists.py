@@ -1,4 +1,4 @@
-"""Lists as OpenAI pages them, and the parameters of lists."""
+"""Pages of lists in OpenAI's format, and the query parameters of lists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ def list_page(data: Sequence[Mapping[str, Any]], has_more: bool) -> dict[str, An
 
 
 def number_from(text: str, param: str, least: int, most: int) -> int:
-    """What a caller has written as a number. Raises ApiError: INVALID_REQUEST, it is none from `least` to `most`."""
+    """Parse a decimal number from a caller.
+
+    Raises:
+        ApiError: INVALID_REQUEST, the text is not a number from `least` to `most`.
+    """
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else -1
     if not least <= number <= most:
         raise invalid_request(f"{param} must be a number from {least} to {most}", param)
@@ -31,13 +35,21 @@ def number_from(text: str, param: str, least: int, most: int) -> int:
 
 
 def check_parameters(given: Collection[str], *known: str) -> None:
-    """Raises ApiError: INVALID_REQUEST, one is misspelt, and would be passed over."""
+    """Refuse unknown query parameters, because a misspelled parameter would otherwise be ignored silently.
+
+    Raises:
+        ApiError: INVALID_REQUEST.
+    """
     for name in given:
         if name not in known:
             raise invalid_request(f"there is no parameter {name!r}; known are: {', '.join(known)}", name)
 
 
 def tenant_filter(request: Request) -> str:
-    """The only parameter of a list that may be of one tenant; empty: of all. Raises ApiError: INVALID_REQUEST."""
+    """Return the value of `tenant`, for lists that have no other parameter; empty means all tenants.
+
+    Raises:
+        ApiError: INVALID_REQUEST, the request has other parameters.
+    """
     check_parameters(request.query_params, "tenant")
     return request.query_params.get("tenant", "")

@@ -1,4 +1,4 @@
-"""The HTTP API for lanes, live requests, and what the console looks at, below /admin/v1."""
+"""The HTTP API for lanes, live requests and the console's overview, below /admin/v1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LANES = "/admin/v1/lanes"
 REQUESTS = "/admin/v1/requests"
 OVERVIEW = "/admin/v1/overview"
 USAGE_SECONDS = 5.0
-"""How often the usage books are read at most: one look searches the keys of two days."""
+"""Minimum seconds between two reads of the usage books. Each read searches the keys of two days."""
 
 Row = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
@@ -35,13 +35,13 @@ class LaneStatuses(Struct):
 
 
 class CancelledRequest(Struct):
-    """As it was when it was ended."""
+    """A request that was cancelled, in its state at that moment."""
 
     cancelled: LiveRequest
 
 
 class Overview(Struct):
-    """The sections that were asked for."""
+    """The requested sections of the overview."""
 
     engine: EngineStatus | UnsetType = UNSET
     lanes: list[LaneStatus] | UnsetType = UNSET
@@ -51,12 +51,12 @@ class Overview(Struct):
 
 
 class OperationsApi:
-    """Handlers that only administrators reach."""
+    """Handlers for lanes, live requests and the overview. Only administrators can call them."""
 
     def __init__(
         self, operations: Operations, limits: LimitAdmin, adapters: AdapterRegistry, usage: UsageAdmin | None
     ) -> None:
-        """None for `usage` means that tenants are shown without what they have used."""
+        """Create the handlers. None for `usage` means that tenants are shown without their use."""
         self._operations = operations
         self._limits = limits
         self._used = Glance(usage.last_minute.read, USAGE_SECONDS) if usage else None
@@ -70,7 +70,7 @@ class OperationsApi:
         }
 
     def table(self) -> list[Row]:
-        """Method, path and handler."""
+        """Return the method, path and handler of each route."""
         changes: list[Row] = [("POST", f"{LANES}/{{lane}}/{action}", self._change(action)) for action in MODES]
         return [
             ("GET", LANES, self.lanes),
@@ -90,7 +90,10 @@ class OperationsApi:
         return json_response({"cancelled": await self._operations.cancel(request.path_params["id"])})
 
     async def overview(self, request: Request) -> Response:
-        """Everything a page needs in one answer, so that it asks once a turn."""
+        """Return several sections in one response, so that the console needs one request for each refresh.
+
+        `sections` names the sections, separated by commas; without it, all are returned.
+        """
         asked = request.query_params.get("sections")
         names = list(self._sections) if asked is None else asked.split(",")
         unknown = [name for name in names if name not in self._sections]
@@ -101,7 +104,7 @@ class OperationsApi:
         return json_response(dict(zip(names, found, strict=True)))
 
     def forget(self) -> None:
-        """Something has been changed: the next who looks sees it, not what somebody saw a second ago."""
+        """Drop the cached sections after a change, so that the next request sees the change."""
         for glance in (self._tenants, self._adapters):
             glance.forget()
         self._operations.forget()

@@ -1,4 +1,5 @@
-"""`GET /`: what a person who opens the gateway's address in a browser meets, and how clients learn what answers."""
+"""`GET /`: leads a person who opens the gateway's address in a browser to the console, and tells other clients what
+serves this address."""
 
 from __future__ import annotations
 
@@ -19,18 +20,18 @@ ROOT = "/"
 
 @dataclass(frozen=True, slots=True)
 class GrpcAddress:
-    """The gRPC port that belongs to a port of HTTP."""
+    """The gRPC port that is served alongside an HTTP port."""
 
     port: int
     tls: bool
 
 
 GrpcAddressOf = Callable[[], GrpcAddress | None]
-"""Returns None where gRPC is not served, or not yet."""
+"""Function that returns the gRPC address. None means that gRPC is not served, or not yet."""
 
 
 class RootApi:
-    """Sends browsers to the console, where this port has it, and tells other clients where gRPC is."""
+    """Redirects browsers to the console, if this port serves it, and tells other clients the gRPC port."""
 
     def __init__(self, part: Part, grpc: GrpcAddressOf) -> None:
         self._has_console = offers_path(part, CONSOLE)
@@ -41,7 +42,7 @@ class RootApi:
 
     async def show(self, request: Request) -> Response:
         if self._has_console and "text/html" in request.headers.get("accept", ""):
-            return RedirectResponse(CONSOLE.removeprefix("/"))  # relative: a proxy may have put a path before ours
+            return RedirectResponse(CONSOLE.removeprefix("/"))  # relative, because a proxy may add a path prefix
         grpc = self._grpc()
         address = None if grpc is None else {"port": grpc.port, "tls": grpc.tls}
         return json_response({"name": "loralane", "version": version("loralane"), "grpc": address})

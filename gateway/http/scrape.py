@@ -1,4 +1,4 @@
-"""GET /metrics: who may read it, and how much of it."""
+"""GET /metrics, and which callers may read which part of it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,15 @@ class ScrapeApi:
         keys: Collection[str],
         openness: Openness,
     ) -> None:
-        """
+        """Create the handler.
+
         Args:
-            keys: SHA-256 of keys that may read everything, beside administrators'.
-            openness: what a request without a key reads: everything (True), nothing (False), or everything but tenants.
+            gateway: the source of the engine's statistics, adapter names and limiter modes.
+            metrics: renders the metrics.
+            authenticate: returns the caller of a request.
+            keys: SHA-256 of the keys that may read all metrics, besides administrators' keys.
+            openness: what a request without a key may read: all metrics (True), none (False), or all but those of
+                tenants ("no_tenants").
         """
         self._gateway = gateway
         self._metrics = metrics
@@ -41,7 +46,7 @@ class ScrapeApi:
         self._openness = openness
 
     async def metrics(self, request: Request) -> Response:
-        """Raises ApiError: UNAUTHENTICATED or FORBIDDEN, a key that may not read this."""
+        """Return the metrics. Raises ApiError: INVALID_API_KEY or FORBIDDEN, if the caller may not read them."""
         tenants = self._may_read_tenants(request)
         engine = self._gateway.engine
         try:
@@ -52,6 +57,7 @@ class ScrapeApi:
         return Response(self._metrics.render(stats, names, modes, tenants=tenants), media_type=CONTENT_TYPE)
 
     def _may_read_tenants(self, request: Request) -> bool:
+        """Return whether the caller may read tenants' metrics. Raises ApiError if it may read no metrics at all."""
         if self._openness is True:
             return True
         token = bearer_token(request)

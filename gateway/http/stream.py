@@ -1,4 +1,4 @@
-"""Answers on the wire: server-sent events or one body, for as long as the client listens."""
+"""Sends generated answers as server-sent events or as one body, and stops when the client disconnects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STREAM_HEADERS = {
 
 
 class GenerationResponse(Struct, frozen=True):
-    """An ASGI response that generates while it is sent. Errors before the first byte are raised."""
+    """An ASGI response that runs the generation while it is sent. Errors before the first byte are raised."""
 
     gateway: Gateway
     principal: Principal
@@ -42,7 +42,8 @@ class GenerationResponse(Struct, frozen=True):
             await (self._stream(send) if self.call.stream else self._whole(client, send))
 
     async def _whole(self, client: Presence, send: Send) -> None:
-        """The answer goes out first, then it is settled: the next request to come here is weighed after that."""
+        """Send the complete response, and settle the request after that. The next request that arrives in this process
+        is checked against the limits after the settlement."""
         async with self.gateway.generate(self.principal, self.call.request) as generation:
             chunks = [chunk async for chunk in generation]
             admitted = generation.admitted
@@ -85,7 +86,7 @@ class GenerationResponse(Struct, frozen=True):
 
 
 class EventStream:
-    """Server-sent events. What is written is whole events, so pings may come between any two writes."""
+    """Writes server-sent events. Each write consists of whole events, so that pings may come between any two writes."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -97,12 +98,12 @@ class EventStream:
         await self._send(_head({**STREAM_HEADERS, **headers}))
 
     def add(self, body: bytes | None) -> None:
-        """An event for the next write, in JSON. None: none."""
+        """Queue an event, in JSON, for the next write. None queues nothing."""
         if body is not None:
             self._frames.append(b"data: %b\n\n" % body)
 
     def done(self) -> None:
-        """The last event, after an error too: clients read a stream up to it."""
+        """Queue the last event, [DONE]. It is sent after an error too, because clients read a stream up to it."""
         self._frames.append(b"data: [DONE]\n\n")
 
     async def flush(self) -> None:
@@ -118,7 +119,7 @@ class EventStream:
 
     @asynccontextmanager
     async def pings(self, seconds: float) -> AsyncIterator[None]:
-        """Keeps proxies from giving a silent stream up."""
+        """Send a ping every `seconds` while the context is open, so that proxies do not close a silent stream."""
         pinger = asyncio.create_task(self._ping(seconds))
         try:
             yield
@@ -136,7 +137,7 @@ class EventStream:
 
 
 class Presence:
-    """Cancels the task that entered it as soon as the client is gone; then nothing more needs to be said."""
+    """Context manager that cancels its task as soon as the client disconnects, and suppresses that cancellation."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -151,13 +152,13 @@ class Presence:
         return self
 
     def may_leave(self) -> None:
-        """It has all it came for, or is about to."""
+        """Stop watching: the client has its whole response, or is about to get it, and may disconnect."""
         self._watcher.remove_done_callback(self._leave)
         self._watcher.cancel()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self.may_leave()
-        # Cancelled from elsewhere as well, it ends as one who was cancelled.
+        # If the task was also cancelled from elsewhere, the cancellation is not suppressed.
         return self._is_gone and self._task.uncancel() == 0 and kind is asyncio.CancelledError
 
     async def _until_gone(self) -> None:
@@ -174,6 +175,6 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
 
 
 def _head(headers: Mapping[str, str]) -> Message:
-    """Of an answer that went well, without what a `Response` does for others: 4 us of its 8."""
+    """Return the start message of a successful response. This saves 4 of the 8 us that a `Response` takes."""
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http.response.start", "status": 200, "headers": raw}

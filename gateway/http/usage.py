@@ -22,14 +22,14 @@ FILTERS = ("tenant", "key", "adapter", "lane", "from", "to", "group_by")
 
 
 class UsageApi:
-    """A handler that only administrators reach."""
+    """Handler for usage reports. Only administrators can call it."""
 
     def __init__(self, usage: UsageAdmin) -> None:
         self._usage = usage
 
     async def usage(self, request: Request) -> Response:
         given = request.query_params
-        check_parameters(given, *FILTERS, "format")  # one that is misspelt must not become a bill for everybody
+        check_parameters(given, *FILTERS, "format")  # a misspelled filter must not yield a bill for all tenants
         report = await self._usage.report(parse_query(given))
         return await asyncio.to_thread(_csv if _wants_csv(request) else _json, report)
 

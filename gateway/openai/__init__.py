@@ -1,1 +1,1 @@
-"""OpenAI's bodies: understood on the way in, rendered on the way out (docs/openai.md)."""
+"""Parses OpenAI request bodies and renders OpenAI response bodies (docs/openai.md)."""

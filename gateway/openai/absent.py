@@ -1,4 +1,4 @@
-"""OpenAI's endpoints that are not here, and what to do instead: people try them."""
+"""OpenAI endpoints that the gateway does not have, with a hint for callers that try them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ ABSENT: Mapping[str, str] = {
     "/v1/uploads": "use /v1/files, which takes a file of any allowed size at once",
     "/v1/vector_stores": f"{TEXT_ONLY}, and searches no files",
 }
-"""By the beginning of their paths."""
+"""Hints by the first two segments of the endpoint's path."""
 
 
 def instead_of(path: str) -> str | None:
-    """None: not a path that OpenAI has."""
+    """Return what to use instead of an OpenAI endpoint that the gateway does not have. None means that the path is not
+    one of these endpoints."""
     endpoint = "/".join(path.split("/")[:3])
     return ABSENT.get(endpoint)

@@ -1,4 +1,7 @@
-"""A call of one of OpenAI's endpoints: what its body asks for and how its answer is worded, whoever brings the body."""
+"""Turns the body of a request to an OpenAI endpoint into a generation request and the style of its response.
+
+HTTP handlers and batch lines share it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from gateway.service import Gateway
 
 
 class Call(Struct, frozen=True):
-    """Good for one answer: its style remembers what it has read of it."""
+    """A parsed request and the style of its response. It serves one response only, because the style keeps state."""
 
     request: GenerateRequest
     style: Style
@@ -31,7 +34,11 @@ class Call(Struct, frozen=True):
 
 
 def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> Call:
-    """Raises ApiError: INVALID_JSON, INVALID_REQUEST, UNSUPPORTED_PARAMETER; so does `completion_call`."""
+    """Parse the body of /v1/chat/completions.
+
+    Raises:
+        ApiError: INVALID_JSON, INVALID_REQUEST or UNSUPPORTED_PARAMETER.
+    """
     body = parse(text, ChatRequest, tenant.unknown_fields)
     request = chat_request(body, request_id, ingress)
     tools = call_reader(request, gateway.intake.dialect)
@@ -39,6 +46,7 @@ def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, in
 
 
 def completion_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, ingress: Ingress = UNKNOWN) -> Call:
+    """Parse the body of /v1/completions. Raises the same errors as `chat_call`."""
     body = parse(text, CompletionRequest, tenant.unknown_fields)
     request = completion_request(body, request_id, ingress)
     echo = _prompt_texts(gateway, request) if body.echo else ()
@@ -50,7 +58,7 @@ Understood = Callable[[Gateway, Tenant, bytes, str, Ingress], Call]
 CALLS: Mapping[str, Understood] = MappingProxyType(
     {"/v1/chat/completions": chat_call, "/v1/completions": completion_call}
 )
-"""By the path of the endpoint."""
+"""Parsers by the path of the endpoint."""
 
 
 def _call(body: Sampled, request: GenerateRequest, style: Style) -> Call:
@@ -58,7 +66,11 @@ def _call(body: Sampled, request: GenerateRequest, style: Style) -> Call:
 
 
 def _prompt_texts(gateway: Gateway, request: GenerateRequest) -> list[str]:
-    """Return the prompt of each answer as text. Raises ApiError: INVALID_REQUEST, an id is no token of the model."""
+    """Return the prompt of each answer as text.
+
+    Raises:
+        ApiError: INVALID_REQUEST, the model has no token with a given id.
+    """
     texts = [_text_of(gateway, prompt) if isinstance(prompt, tuple) else str(prompt) for prompt in request.inputs]
     return [text for text in texts for _ in range(request.n)]
 

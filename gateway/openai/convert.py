@@ -1,4 +1,4 @@
-"""OpenAI's request bodies in the gateway's own words."""
+"""Converts OpenAI request bodies to the gateway's `GenerateRequest`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gateway.openai.structured import constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
 
 COMPLETION_TOKENS = 16
-"""Default output of /v1/completions, as OpenAI documents it."""
+"""Default maximum of output tokens of /v1/completions, as OpenAI documents it."""
 
 
 def chat_request(body: ChatRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
-    """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    """Convert the body of a chat. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid_request("top_logprobs needs logprobs to be true", "top_logprobs")
     limits = [limit for limit in (body.max_completion_tokens, body.max_tokens) if limit is not None]
@@ -45,7 +45,7 @@ def _chat(body: ChatRequest) -> Chat:
 
 
 def completion_request(body: CompletionRequest, request_id: str, ingress: Ingress = UNKNOWN) -> GenerateRequest:
-    """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    """Convert the body of a completion. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     if body.echo and body.logprobs is not None:
         raise unsupported_parameter("echo", "together with logprobs is not supported")
     if body.max_tokens == 0 and not body.echo:
@@ -62,7 +62,11 @@ def completion_request(body: CompletionRequest, request_id: str, ingress: Ingres
 
 
 def chat_messages(messages: list[ChatMessage]) -> tuple[Message, ...]:
-    """As chat templates read them. Raises ApiError."""
+    """Convert messages to the form that chat templates read.
+
+    Raises:
+        ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
+    """
     if not messages:
         raise invalid_request("messages must not be empty", "messages")
     return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages))
@@ -81,7 +85,7 @@ def _message(message: ChatMessage, place: str) -> Message:
 
 
 def _calls(message: ChatMessage, place: str) -> Message:
-    """What a message says of calls of tools."""
+    """Return the fields of a message that concern tool calls. Raises ApiError: INVALID_REQUEST."""
     if message.role == "tool":
         if message.tool_call_id is None:
             raise invalid_request("a tool's message needs a tool_call_id", f"{place}.tool_call_id")
@@ -113,7 +117,7 @@ def _part(part: ContentPart, role: str, place: str) -> str:
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[PromptInput, ...]:
-    """A text, token ids, or a list of either."""
+    """Convert `prompt`: a text, a list of token ids, or a list of either. Raises ApiError: INVALID_REQUEST."""
     if isinstance(prompt, str):
         return (prompt,)
     if not prompt:

@@ -1,4 +1,4 @@
-"""Log probabilities as OpenAI's two endpoints shape them."""
+"""Renders log probabilities in the formats of OpenAI's two endpoints."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from gateway.tokenizer import Tokenizer
 Json = dict[str, Any]
 
 LOWEST_LOGPROB = -9999.0
-"""What OpenAI writes for a probability of zero, which JSON has no word for."""
+"""Value that OpenAI sends for a probability of zero, because JSON cannot represent minus infinity."""
 
 
 class ChatLogprobs:
-    """A chat's: an entry for each token of its text."""
+    """Renders the log probabilities of a chat: one entry for each token of the text."""
 
     def __init__(self, tokenizer: Tokenizer, *, silent: bool = False) -> None:
-        """`silent`: the stop token, which is no part of the text, has an entry too, so that entries match token ids."""
+        """Initialize the renderer.
+
+        `silent` adds an entry for the stop token, which is not part of the text, so that entries match the token ids.
+        """
         self._tokenizer = tokenizer
         self._silent = silent
 
     def of(self, chunk: GenerationChunk) -> Json | None:
-        """None: none were asked for, or there is no token to tell of."""
+        """Render a chunk. None means that no log probabilities were requested or that the chunk has no tokens."""
         count = len(chunk.logprobs) - (chunk.silent and not self._silent)
         if count <= 0:
             return None
@@ -41,15 +44,15 @@ class ChatLogprobs:
 
 
 class CompletionLogprobs:
-    """A completion's: four lists side by side."""
+    """Renders the log probabilities of a completion: four parallel lists."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._places: dict[int, _Place] = {}
-        """Of each answer."""
+        """Text positions by answer number."""
 
     def of(self, chunk: GenerationChunk) -> Json | None:
-        """None: none were asked for, or there is no token to tell of."""
+        """Render a chunk. None means that no log probabilities were requested or that the chunk has no tokens."""
         if not chunk.logprobs:
             return None
         return {
@@ -60,12 +63,15 @@ class CompletionLogprobs:
         }
 
     def _top(self, token_id: int, values: TokenLogprobs) -> Json:
-        """With the token itself, whether or not it is among the likeliest."""
+        """Return the log probabilities of the likeliest tokens and of the token itself, by label."""
         pairs = (*values.top, (token_id, values.logprob))
         return {self._label(other): _finite(logprob) for other, logprob in pairs}
 
     def _label(self, token_id: int) -> str:
-        """These are keys: what is no text by itself has to differ from other such tokens."""
+        """Return a token's text, or its bytes spelled out if they are not valid UTF-8.
+
+        Labels are keys, so tokens that are not text by themselves need distinct labels.
+        """
         raw = self._tokenizer.token_bytes(token_id)
         return _text(raw, "bytes:")
 
@@ -75,21 +81,21 @@ class CompletionLogprobs:
 
 
 class _Place:
-    """How far an answer's text has come, in characters. One that is still incomplete does not count."""
+    """Length of an answer's text so far, in characters. A character that is still incomplete does not count."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0
 
     def advance(self, raw: bytes) -> int:
-        """Where these bytes begin."""
+        """Append bytes to the text and return the offset at which they begin, in characters."""
         begin = self._length
         self._length += len(self._decoder.decode(raw))
         return begin
 
 
 def _text(raw: bytes, prefix: str = "") -> str:
-    """Part of a character is spelled out: \\xf0\\x9f."""
+    """Decode UTF-8. Bytes that are not a valid text, such as part of a character, are spelled out: \\xf0\\x9f."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

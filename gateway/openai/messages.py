@@ -1,4 +1,4 @@
-"""Parts of OpenAI's chat bodies: messages, and the tools a model may call."""
+"""Parts of OpenAI chat bodies: messages, and the tools that a model may call."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ContentPart(Struct):
 class CalledFunction(Struct):
     name: str
     arguments: str
-    """What the model wrote: a JSON object, unless the model was cut off or made a mistake."""
+    """The arguments as the model wrote them: a JSON object, unless the model was cut off or made a mistake."""
 
 
 class AssistantCall(Struct):
-    """A call that an earlier answer made."""
+    """A tool call that an earlier answer made."""
 
     function: CalledFunction
     id: str | None = None
@@ -37,7 +37,7 @@ class ChatMessage(Struct):
     content: str | list[ContentPart] | None = None
     tool_calls: list[AssistantCall] | None = None
     tool_call_id: str | None = None
-    """Of a tool's message: the call it answers."""
+    """Id of the tool call that a message of the role `tool` answers."""
     name: str | None = None
     function_call: Any = None
 
@@ -60,7 +60,7 @@ class FunctionName(Struct):
 
 
 class ToolChoice(Struct):
-    """The one tool that has to be called."""
+    """The one tool that the model must call."""
 
     type: str
     function: FunctionName | None = None

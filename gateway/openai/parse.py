@@ -1,4 +1,4 @@
-"""Bodies of requests to the structs of `schema.py`, with errors that name the field at fault."""
+"""Parses request bodies into the structs of `schema.py`, with errors that name the offending field."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ KNOWN: Mapping[str, frozenset[str]] = {
     "tools": frozenset(Tool.__struct_fields__),
     "tools.function": frozenset(Function.__struct_fields__),
 }
-"""By its place in a generation's body, empty for the body itself, which names an object may have."""
+"""Known field names of each object in the body of a generation, by the object's path; the body itself has an empty
+path."""
 EXACT = 2**53
-"""Floats are whole numbers one by one up to here."""
+"""Floats represent every integer exactly below this."""
 
 Body = TypeVar("Body", bound=Struct)
 
@@ -47,10 +48,12 @@ _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> Body:
-    """Return what a body says.
+    """Parse a request body.
 
     Args:
-        unknown: what becomes of fields that are unknown and no misspellings, which are refused in any case.
+        body: the body as received.
+        kind: the struct to parse it into.
+        unknown: policy for unknown fields that are not misspellings of known ones; misspellings are always refused.
 
     Raises:
         ApiError: INVALID_JSON; INVALID_REQUEST and UNSUPPORTED_PARAMETER, naming the field.
@@ -71,7 +74,10 @@ def parse(body: bytes, kind: type[Body], unknown: UnknownFields = "ignore") -> B
 
 
 def _with_integers(document: Any) -> Any:
-    """Spell 5.0 as 5: some clients know only one kind of number. A float that is not exact stays what it is."""
+    """Replace whole floats among the top-level fields by integers, because some clients have only one number type.
+
+    Floats of EXACT or more, in magnitude, stay as they are.
+    """
     if not isinstance(document, dict):
         return document
     floats = {name: value for name, value in document.items() if isinstance(value, float)}
@@ -80,7 +86,10 @@ def _with_integers(document: Any) -> Any:
 
 
 def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
-    """A field that the one endpoint reads may be refused by the other."""
+    """Raise ApiError (UNSUPPORTED_PARAMETER) if a body sets an unsupported field to a value that has an effect.
+
+    A field that one endpoint supports may be refused by the other.
+    """
     for name in filter(body.__contains__, REFUSED):
         value, harmless = body[name], REFUSED[name]
         reads = name in kind.__struct_fields__
@@ -89,7 +98,10 @@ def _refuse_unsupported(body: Mapping[str, Any], kind: type[Sampled]) -> None:
 
 
 def invalid_field(message: str) -> ApiError:
-    """msgspec's words with the place as `param`: Expected `int`, got `str` - at `$.max_tokens`."""
+    """Convert a validation message of msgspec to an ApiError, moving the field's path to `param`.
+
+    An example of such a message is: Expected `int`, got `str` - at `$.max_tokens`.
+    """
     match = _PLACE.match(message)
     what, path = (match["what"], (match["path"] or "").removesuffix("[...]")) if match else (message, "")
     if unknown := _UNKNOWN.match(what):

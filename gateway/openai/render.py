@@ -1,4 +1,4 @@
-"""The gateway's chunks as OpenAI's response bodies."""
+"""Renders the gateway's generation chunks as OpenAI response bodies."""
 
 from __future__ import annotations
 
@@ -22,31 +22,40 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class Style(Protocol):
-    """How one endpoint words its choices. Made for one request."""
+    """Renders the choices of one endpoint's responses. An instance serves one request."""
 
     id_prefix: str
     object: str
     chunk_object: str
 
     def opening(self, index: int) -> Json | None:
-        """Choice of a stream chunk to send before any text; None: nothing is."""
+        """Return the choice of the stream chunk to send before any text. None means that no such chunk is sent.
+
+        `index` is the number of the answer.
+        """
 
     def delta(self, chunk: GenerationChunk) -> Json:
-        """Choice of a stream chunk."""
+        """Return the choice of a stream chunk."""
 
     def whole(self, chunk: GenerationChunk) -> Json:
-        """Choice of a complete response."""
+        """Return the choice of a complete response, from one chunk that holds the whole answer."""
 
 
 class ChatStyle:
-    """/v1/chat/completions"""
+    """Renders the choices of /v1/chat/completions."""
 
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def __init__(self, tokenizer: Tokenizer, *, token_ids: bool = False, tools: ToolCalls | None = None) -> None:
-        """`tools`: what reads calls of tools; None: none were offered, all is text."""
+        """Initialize the style.
+
+        Args:
+            tokenizer: renders the tokens of log probabilities.
+            token_ids: include the token ids in each choice.
+            tools: reads tool calls from the answers. None means that no tools were offered and everything is text.
+        """
         self._logprobs = ChatLogprobs(tokenizer, silent=token_ids)
         self._token_ids = token_ids
         self._tools = tools
@@ -78,14 +87,20 @@ class ChatStyle:
 
 
 class CompletionStyle:
-    """/v1/completions"""
+    """Renders the choices of /v1/completions."""
 
     id_prefix = "cmpl-"
     object = "text_completion"
     chunk_object = "text_completion"
 
     def __init__(self, tokenizer: Tokenizer, *, token_ids: bool = False, echo: Sequence[str] = ()) -> None:
-        """`echo`: for each answer the prompt to begin its text with; empty: none."""
+        """Initialize the style.
+
+        Args:
+            tokenizer: renders the tokens of log probabilities.
+            token_ids: include the token ids in each choice.
+            echo: for each answer, the prompt that its text begins with; empty if prompts are not echoed.
+        """
         self._logprobs = CompletionLogprobs(tokenizer)
         self._token_ids = token_ids
         self._echo = echo
@@ -106,7 +121,8 @@ class CompletionStyle:
 
 
 class Envelope:
-    """What all bodies of one response have in common; for a stream's it is encoded once, and put around each choice."""
+    """Adds the fields that all bodies of one response share. For a stream they are encoded once and put around each
+    choice."""
 
     def __init__(
         self, style: Style, admitted: Admitted, *, asked: Lane | None = None, include_usage: bool = False
@@ -134,23 +150,24 @@ class Envelope:
         return encode_json(self._head | {"object": self._style.chunk_object, "choices": []}).removesuffix(b"]}")
 
     def opening(self, index: int) -> bytes | None:
-        """A stream chunk, in JSON. None: there is nothing to tell a client."""
+        """Return the first stream chunk of an answer, in JSON. None means that there is nothing to send."""
         choice = self._style.opening(index)
         return None if choice is None else self._chunk(choice)
 
     def delta(self, chunk: GenerationChunk) -> bytes | None:
-        """As `opening`."""
+        """Return a stream chunk, in JSON. None means that there is nothing to send."""
         choice = self._style.delta(chunk)
         tells = any(choice.get(name) for name in ("text", "delta", "finish_reason", "logprobs", "token_ids"))
         return self._chunk(choice) if tells else None
 
     def usage(self, usage: Usage) -> bytes | None:
+        """Return the usage chunk that ends a stream, in JSON. None means that the request did not ask for it."""
         if not self._include_usage:
             return None
         return self._before + b'],"usage":' + encode_json(usage_body(usage)) + b"}"
 
     def whole(self, chunks: Sequence[GenerationChunk]) -> Json:
-        """The complete response, from all chunks of all answers."""
+        """Return the complete response, from all chunks of all answers."""
         choices = [self._style.whole(answer) for answer in join_answers(chunks)]
         usage = chunks[-1].usage
         return self._head | {"choices": choices, "usage": usage_body(usage) if usage else None}

@@ -1,8 +1,8 @@
-"""OpenAI's request bodies: what is read, and what is refused by name.
+"""Schemas of request bodies, and the OpenAI fields that are known but not supported.
 
-Misspellings of known fields are refused (`unknown.py`); other unknown fields have no effect, unless the tenant's are to
-be refused. A field that would change the answer and is not supported is refused, unless it holds the value that changes
-nothing.
+Misspellings of known fields are refused (`unknown.py`). Other unknown fields have no effect, unless the tenant is
+configured to have them refused. An unsupported field that would change the answer is refused, unless its value has no
+effect.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": NOTHING,
     "web_search_options": NOTHING,
 }
-"""Fields that are not supported, but where an endpoint has them; with the values that change nothing."""
+"""Unsupported fields, each with the values that have no effect and are therefore accepted. A field that the schema of
+an endpoint declares is supported by that endpoint."""
 
 
 class StreamOptions(Struct):
@@ -57,26 +58,26 @@ class StreamOptions(Struct):
 
 
 class Slo(Struct):
-    """Ours: what a request asks for instead of its lane's goals."""
+    """Latency goals that a request sets in place of its lane's goals. This is an extension of the gateway."""
 
     ttft_ms: Milliseconds | None = None
-    """To the first token."""
+    """Goal for the time to the first token (TTFT)."""
     itl_ms: Milliseconds | None = None
-    """Between two tokens."""
+    """Goal for the inter-token latency (ITL)."""
 
     @property
     def ttft(self) -> float | None:
-        """In seconds."""
+        """TTFT goal in seconds."""
         return None if self.ttft_ms is None else self.ttft_ms / 1000
 
     @property
     def itl(self) -> float | None:
-        """In seconds."""
+        """ITL goal in seconds."""
         return None if self.itl_ms is None else self.itl_ms / 1000
 
 
 class JsonSchema(Struct, kw_only=True):
-    """A named schema. Answers follow it whether or not it asks for that by `strict`."""
+    """A named JSON schema. Answers follow it whether or not `strict` is set."""
 
     schema: dict[str, Any]
     name: str | None = None
@@ -84,14 +85,14 @@ class JsonSchema(Struct, kw_only=True):
 
 
 class ResponseFormat(Struct):
-    """OpenAI's."""
+    """Format of the answer, as in OpenAI's API."""
 
     type: str
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Struct, kw_only=True):
-    """vLLM's; exactly one kind."""
+    """Structured outputs, as in vLLM's API. Exactly one kind must be set."""
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
@@ -169,7 +170,7 @@ class CompletionRequest(Sampled, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    """0 generates nothing, which makes sense with `echo` alone."""
+    """Maximum output tokens. 0 generates nothing and is accepted only with `echo`."""
     logprobs: Alternatives | None = None
     echo: bool | None = None
 
@@ -226,6 +227,6 @@ class AliasRequest(Struct, kw_only=True):
 
 
 class AllowRequest(Struct, kw_only=True):
-    """Body of /admin/v1/adapters/NAME/tenants. None named: every tenant whose configuration lets it."""
+    """Body of /admin/v1/adapters/NAME/tenants. An empty list permits every tenant whose configuration allows it."""
 
     tenants: list[str]

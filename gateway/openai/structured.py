@@ -1,4 +1,4 @@
-"""What a caller wants its answer to match, in every spelling that is accepted, as one grammar."""
+"""Converts every accepted way to request structured output into one grammar."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from gateway.openai.schema import ResponseFormat, Sampled, StructuredOutputs
 
 ANY_OBJECT = '{"type":"object"}'
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
-"""The names vLLM had before `structured_outputs`, and which of its kinds each is."""
+"""Fields that vLLM had before `structured_outputs`, with the kind of `structured_outputs` that each stands for."""
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 NOT_SUPPORTED = ("structural_tag", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """A grammar, and the field of the request that asks for it; neither where the answer is free."""
+    """A grammar, and the request field that asks for it. Both are None if the answer is not constrained."""
 
     grammar: Grammar | None = None
     field: str | None = None
 
 
 def constraint(body: Sampled) -> Constraint:
-    """At most one of the ways to ask may be used. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    """Return the grammar that a request asks for. A request may use at most one of the ways to ask for one.
+
+    Raises:
+        ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
+    """
     asked = [
         _by_format(body.response_format) if body.response_format else Constraint(),
         by_kind(body.structured_outputs) if body.structured_outputs else Constraint(),
@@ -54,7 +58,7 @@ def _by_format(wanted: ResponseFormat) -> Constraint:
 
 
 def by_kind(wanted: StructuredOutputs) -> Constraint:
-    """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    """Return the grammar of `structured_outputs`. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     for name in NOT_SUPPORTED:
         if getattr(wanted, name):
             raise unsupported_parameter(f"structured_outputs.{name}")
@@ -87,7 +91,11 @@ def _grammar(kind: str, value: Any, field: str) -> Grammar:
 
 
 def _schema(schema: object, field: str) -> Grammar:
-    """In the order it was written in: that of the answer's properties."""
+    """Return the grammar of a JSON schema. The schema keeps its order, which is the order of the answer's properties.
+
+    Raises:
+        ApiError: INVALID_REQUEST, the schema is nested too deep.
+    """
     check_depth(schema, field)
     text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
     return Grammar(GrammarKind.JSON_SCHEMA, text)

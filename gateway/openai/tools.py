@@ -1,4 +1,4 @@
-"""Tools as OpenAI words them: what a request offers the model, and the calls it makes of them."""
+"""OpenAI's tools: checks those that a request offers to the model, and renders the tool calls in its answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties
 
 
 def offered_tools(tools: Sequence[Tool], choice: str | ToolChoice | None = None) -> tuple[Json, ...]:
-    """What the model is shown: nothing where it may call nothing. Raises ApiError."""
+    """Check the tools of a request and return them in the form that the model is shown.
+
+    With a `choice` of "none" the result is empty, because the model may not call any tool.
+
+    Raises:
+        ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
+    """
     names = [_check(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if len(set(names)) < len(names):
         raise invalid_request("two tools have one name", "tools")
@@ -35,7 +41,7 @@ def offered_tools(tools: Sequence[Tool], choice: str | ToolChoice | None = None)
 
 
 def tool_rule(tools: Sequence[Tool], choice: str | ToolChoice | None, parallel: bool | None) -> ToolRule:
-    """How tools that were offered may be called."""
+    """Return the rule for how an answer may call the offered tools."""
     functions = [tool.function for tool in tools if tool.function]
     return ToolRule(
         required=choice == "required",
@@ -46,7 +52,11 @@ def tool_rule(tools: Sequence[Tool], choice: str | ToolChoice | None, parallel: 
 
 
 def call_reader(request: GenerateRequest, dialect: Dialect | None) -> ToolCalls | None:
-    """What reads the calls in the answers to a request; None: it offers no tools. Raises ApiError."""
+    """Return a reader of the tool calls in the answers to a request. None means that the request offers no tools.
+
+    Raises:
+        ApiError: UNSUPPORTED_PARAMETER, no tool call dialect is configured for the model.
+    """
     chat = request.offering
     return None if chat is None else ToolCalls(_spoken(dialect), chat.tools, parallel=chat.rule.several)
 
@@ -58,13 +68,14 @@ def _spoken(dialect: Dialect | None) -> Dialect:
 
 
 def template_call(call: AssistantCall) -> Json:
-    """Return a call of an earlier answer as chat templates read it."""
+    """Return a tool call of an earlier answer in the form that chat templates read."""
     function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
     return {"id": call.id, "type": "function", "function": function}
 
 
 def _arguments(text: str) -> Json | str:
-    """Return the object that the arguments spell, or the text itself: a model may have been cut off in the middle."""
+    """Parse the arguments of a tool call. If they are not a JSON object, for example because the model was cut off, or
+    are nested too deep, return the text itself."""
     try:
         arguments = msgspec.json.decode(text or "{}")
     except (ValueError, RecursionError):  # msgspec.DecodeError is a ValueError
@@ -73,7 +84,7 @@ def _arguments(text: str) -> Json | str:
 
 
 def _check(tool: Tool, place: str) -> str:
-    """Returns the tool's name."""
+    """Check one tool and return its name. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     if tool.type != "function" or tool.function is None:
         raise unsupported_parameter(f"{place}.type", f"{tool.type!r} is not supported; tools are functions")
     if not NAME.fullmatch(tool.function.name):
@@ -110,31 +121,37 @@ def _shown(tool: Tool) -> Json:
 
 
 class Told(msgspec.Struct, frozen=True):
-    """A chunk's text, once calls are told from it."""
+    """Content of a chunk, with the tool calls separated from the text."""
 
     text: str
     calls: list[Json]
-    """Each call once, with all the chunk has of it."""
+    """Tool calls, each listed once with everything that the chunk holds of it."""
     finish_reason: str | None
 
 
 def as_text(chunk: GenerationChunk) -> Told:
-    """Where no tools are offered, nothing is a call."""
+    """Return the content of a chunk as text without tool calls, for requests that offer no tools."""
     return Told(chunk.text, [], chunk.finish_reason)
 
 
 class ToolCalls:
-    """Reads the calls in the answers of one request."""
+    """Reads the tool calls in the answers to one request."""
 
     def __init__(self, dialect: Dialect, tools: Sequence[ToolSchema], *, parallel: bool = True) -> None:
-        """`parallel`: an answer may make several calls; otherwise only its first counts."""
+        """Initialize the reader.
+
+        Args:
+            dialect: the syntax in which the model writes tool calls.
+            tools: the offered tools.
+            parallel: whether an answer may make several calls; otherwise all calls but the first are dropped.
+        """
         self._dialect = dialect
         self._names = frozenset(tool["function"]["name"] for tool in tools)
         self._parallel = parallel
         self._parsers: dict[int, ToolParser] = {}
 
     def read(self, chunk: GenerationChunk) -> Told:
-        """Chunks of an answer have to come in order."""
+        """Separate the tool calls of a chunk from its text. The chunks of each answer must be passed in order."""
         if (parser := self._parsers.get(chunk.answer)) is None:
             parser = self._parsers[chunk.answer] = ToolParser(self._dialect, self._names)
         parts = parser.push(chunk.text) + (parser.flush() if chunk.finish_reason else [])
@@ -145,6 +162,7 @@ class ToolCalls:
 
 
 def _joined(news: Sequence[Call]) -> list[Json]:
+    """Merge the pieces of each tool call into one entry. An entry has an id and a name if the call begins here."""
     calls: dict[int, Json] = {}
     for call in news:
         entry = calls.setdefault(call.index, {"index": call.index, "function": {"arguments": ""}})

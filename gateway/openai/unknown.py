@@ -1,4 +1,5 @@
-"""Fields of a body that the gateway does not know: misspellings are refused, what other servers know may pass."""
+"""Checks the fields of a body that the gateway does not know. Misspellings of known fields are refused; fields that
+other servers know are accepted."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import UnknownFields
 
 MOST_NAMES = 256
-"""Different unknown names that a body may have. Each is compared with the known ones: together they take some twenty
-milliseconds at worst. No client is known that sends a tenth as many."""
+"""Maximum number of distinct unknown names in a body. Each is compared with the known names, which takes some twenty
+milliseconds in total at worst. No known client sends a tenth as many."""
 LONGEST_NAME = 40
-"""Characters; no known name is as long."""
+"""Maximum length, in characters, of a name that is compared with known names. No known name is as long."""
 MOST_ERRORS = 2
-"""Typing errors in a name that is still taken for a misspelling."""
+"""Maximum number of typing errors in a name that is still taken for a misspelling."""
 
 OPENAI = frozenset(
     (
@@ -31,23 +32,23 @@ OPENAI = frozenset(
         "verbosity",
     )
 )
-"""OpenAI's fields that have no effect here: they pass even where unknown fields are refused."""
+"""OpenAI fields that have no effect in the gateway. They are accepted even where unknown fields are refused."""
 FOREIGN = frozenset(("models", "top_a"))
-"""Fields of other servers (OpenRouter, KoboldCpp) whose names are near to ours without being misspellings."""
+"""Fields of other servers (OpenRouter, KoboldCpp) whose names resemble known fields without being misspellings."""
 INSIDE: Mapping[str, frozenset[str]] = {
     "stream_options": frozenset(("continuous_usage_stats", "include_obfuscation")),
     "response_format": frozenset(("schema", "strict", "name", "description")),
     "response_format.json_schema": frozenset(("description",)),
     "tools": frozenset(("custom",)),
 }
-"""By the place of an object inside a body, which other names of OpenAI's and vLLM's it may have without effect."""
+"""Further fields of OpenAI and vLLM that objects inside a body may have without effect, by the object's path."""
 
 
 @lru_cache(maxsize=1024)
 def suggestion(name: str, known: frozenset[str]) -> str | None:
-    """Return the known name that a name is a misspelling of; None means that it is near none.
+    """Return the known name that `name` is a misspelling of. None means that it resembles no known name.
 
-    A short name may differ by one typing error, a long one by two; the spelling of words apart (`topP`) never matters.
+    A short name may differ by one typing error, a long one by two. Case and word separators (`topP`) are ignored.
     """
     if len(name) > LONGEST_NAME:
         return None
@@ -61,11 +62,12 @@ def suggestion(name: str, known: frozenset[str]) -> str | None:
 def check_unknown(
     body: Mapping[str, Any], known: Mapping[str, frozenset[str]], policy: UnknownFields = "ignore"
 ) -> None:
-    """Refuse misspelled fields, more than `MOST_NAMES` unknown ones, and every unknown one if the policy says so.
+    """Refuse misspelled fields, more than `MOST_NAMES` unknown fields, and any unknown field if the policy is "refuse".
 
     Args:
         body: the decoded body.
-        known: by its place, empty for the body itself, which names an object may have.
+        known: the known field names of each object, by the object's path, which is empty for the body itself.
+        policy: handling of unknown fields that are not misspellings.
 
     Raises:
         ApiError: INVALID_REQUEST.
@@ -93,9 +95,9 @@ def _refusal(param: str, nearest: str | None) -> ApiError:
 def _unknown(
     body: Mapping[str, Any], known: Mapping[str, frozenset[str]], others: frozenset[str]
 ) -> Iterator[tuple[str, str, frozenset[str]]]:
-    """Yield every unknown field: how an error calls it, its name, and the known names of its object.
+    """Yield every unknown field: its full path for error messages, its name, and the known names of its object.
 
-    `others`: names that the body itself may have without effect.
+    `others` are the names that the body itself may have without effect.
     """
     for place, names in known.items():
         passing = INSIDE.get(place, frozenset()) if place else others
@@ -106,7 +108,8 @@ def _unknown(
 
 
 def _objects(body: Mapping[str, Any], place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the objects at a place, each with what their fields' names are prefixed with."""
+    """Return the objects at a path, each with the prefix of its fields' paths. For a list on the way, every member is
+    followed."""
     found: list[tuple[str, Any]] = [("", body)]
     for step in filter(None, place.split(".")):
         inner = [(f"{prefix}{step}", value.get(step)) for prefix, value in found if isinstance(value, dict)]
@@ -122,7 +125,7 @@ def _members(path: str, value: Any) -> list[tuple[str, Any]]:
 
 @lru_cache(maxsize=1024)
 def _letters(name: str) -> int:
-    """Return a bit for each kind of letter that a name has. One typing error changes two bits at most."""
+    """Return a bit mask of the letters in a name. One typing error changes at most two bits."""
     return reduce(or_, (1 << ord(letter) % 64 for letter in _plain(name)), 0)
 
 
@@ -132,16 +135,15 @@ def _plain(name: str) -> str:
 
 
 def _tolerance(known: str) -> int:
-    """Return how many typing errors a known name forgives: `n`, `stop` and `seed` are too near to other words."""
+    """Return how many typing errors are tolerated in a known name: few in short names such as `n`, `stop` and `seed`,
+    which resemble too many other words."""
     length = len(_plain(known))
     return 0 if length < 4 else 1 if length < 9 else MOST_ERRORS
 
 
 def _distance(one: str, other: str) -> int:
-    """Return how many letters have to be typed, left out, replaced or swapped with their neighbour.
-
-    More than MOST_ERRORS are not counted.
-    """
+    """Return how many letters have to be inserted, deleted, replaced or swapped with their neighbour to turn one name
+    into the other. Counting stops above MOST_ERRORS."""
     if abs(len(one) - len(other)) > MOST_ERRORS:
         return MOST_ERRORS + 1
     before: list[int] = []
@@ -153,6 +155,6 @@ def _distance(one: str, other: str) -> int:
             if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
                 cost = min(cost, last[j - 2] + 1)
             row.append(cost)
-        if min(row) > MOST_ERRORS and min(before) > MOST_ERRORS:  # a swap goes on from the row before
+        if min(row) > MOST_ERRORS and min(before) > MOST_ERRORS:  # a swap continues from the row before
             return MOST_ERRORS + 1
     return row[-1]

@@ -1,1 +1,1 @@
-"""Named records in Redis that every gateway follows: one script a change, one log, one order (docs/adapters.md)."""
+"""Named records in Redis that every gateway follows: one script per change, and one ordered log (docs/adapters.md)."""

@@ -1,4 +1,4 @@
-"""The registry's log as one gateway follows and extends it: a change binds when it comes back from the store."""
+"""Follows and extends a registry's log for one gateway. A change takes effect when it comes back from the store."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gateway.registry.store import RecordStore, StoreAway
 
 RECONNECT_SECONDS = 0.5
 ECHO_SECONDS = 5.0
-"""How long a change may take to come back."""
+"""Seconds that a change may take to come back."""
 
 log = structlog.get_logger("registry")
 
 
 class Mirror(Protocol[R]):
-    """One gateway's copy of a registry, where changes take effect."""
+    """A gateway's copy of a registry, in which changes take effect."""
 
     @property
     def generation(self) -> int: ...
@@ -30,32 +30,32 @@ class Mirror(Protocol[R]):
     def records(self) -> Mapping[str, R]: ...
 
     def take(self, change: Change[R]) -> None:
-        """One change, the next in the log."""
+        """Apply the next change of the log."""
 
     def take_all(self, snapshot: Snapshot[R]) -> None:
-        """Whatever the registry holds, in place of whatever was here."""
+        """Replace all records by a snapshot of the registry."""
 
     def put(self, record: R) -> None:
-        """A record that is not from the registry."""
+        """Serve a record that is not from the registry."""
 
 
 class RegistryLog(Generic[R]):
-    """Feeds a mirror, in one order for this gateway's changes and those of others."""
+    """Feeds changes of this and other gateways to a mirror, in the order of the log."""
 
     def __init__(self, store: RecordStore[R], mirror: Mirror[R], noun: str) -> None:
-        """`noun`: what the registry is about."""
+        """`noun` names the kind of record in logs and error messages."""
         self._store = store
         self._mirror = mirror
         self._noun = noun
         self._unseen: dict[str, R] = {}
-        """Served because the configuration says so, while the registry could not be asked; it will be."""
+        """Configured records that are served although the registry was away. They are written to it when it is back."""
         self.next_change = asyncio.Event()
-        """Set, and replaced, whenever something has changed."""
+        """Event that is set, and replaced by a new one, whenever something has changed."""
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
     async def start(self) -> None:
-        """Reads the registry and follows it from now on. While it is away, there is nothing to follow."""
+        """Read the registry and follow it in the background. If it is away, reading it is retried in the background."""
         with suppress(StoreAway):
             await self._read_all()
         self._task = asyncio.create_task(self._follow(), name=f"{self._noun}-log")
@@ -67,7 +67,7 @@ class RegistryLog(Generic[R]):
             await asyncio.wait([self._task])
 
     async def put(self, record: R, previous: R | None, *, seed: str = "") -> None:
-        """Returns when the change binds here.
+        """Write a record in place of `previous`. Returns when the change is in effect here.
 
         Raises:
             ApiError: a conflict; REGISTRY_UNAVAILABLE.
@@ -76,12 +76,12 @@ class RegistryLog(Generic[R]):
             await self._arrival(await self._store.put(record, previous, seed=seed))
 
     async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> None:
-        """Returns when the change binds here. Raises ApiError, as `put`."""
+        """Remove a record. Returns when the change is in effect here. Raises ApiError like `put`."""
         with writing(self._noun):
             await self._arrival(await self._store.remove(record, drain_seconds, seed=seed))
 
     def keep(self, record: R) -> None:
-        """Serves what is configured without the registry, which is told when it is back."""
+        """Serve a configured record although the registry is away, and write it to the registry when that is back."""
         self._unseen[record.name] = record
         self._mirror.put(record)
 
@@ -104,7 +104,7 @@ class RegistryLog(Generic[R]):
                 if not away:
                     log.warning("registry_away", registry=self._noun, reason=str(error))
                 away = True
-            except Exception:  # a bug: without another try, no change would ever bind here again
+            except Exception:  # a bug: without a retry, this gateway would never see a change again
                 log.exception("registry_not_followed", registry=self._noun)
             await asyncio.sleep(RECONNECT_SECONDS)
 
@@ -119,7 +119,8 @@ class RegistryLog(Generic[R]):
             self._tell()
 
     async def _read_all(self) -> None:
-        """A registry that was lost, by a flush or a Redis that keeps nothing, is written back from here."""
+        """Replace the mirror's records by those of the registry. If the registry was lost, by a flush or a Redis
+        without persistence, it is restored from the mirror first."""
         snapshot = await self._store.read()
         if not snapshot.generation and self._mirror.generation:
             await self._store.restore(self._mirror.records.values())
@@ -129,7 +130,7 @@ class RegistryLog(Generic[R]):
             await self._offer(record, snapshot.records.get(record.name))
         if offered:
             snapshot = await self._store.read()
-        # What was kept meanwhile is offered next time, and served until then.
+        # Records that were added to `_unseen` meanwhile are offered next time, and served until then.
         self._unseen = {name: record for name, record in self._unseen.items() if offered.get(name) is not record}
         self._mirror.take_all(snapshot)
         for record in self._unseen.values():
@@ -149,7 +150,7 @@ class RegistryLog(Generic[R]):
 
 @contextmanager
 def writing(noun: str) -> Iterator[None]:
-    """What an operator is told while the registry is away."""
+    """Convert failures of the store into the ApiError (REGISTRY_UNAVAILABLE) that an operator gets."""
     try:
         yield
     except (StoreAway, TimeoutError) as error:

@@ -1,4 +1,4 @@
-"""What a registry keeps, whatever it is about."""
+"""Records, changes and snapshots of a registry, independent of the kind of record."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gateway.core.errors import ApiError
 
 
 class Record(Protocol):
-    """A frozen value under a name."""
+    """An immutable, named record."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def source(self) -> str:
-        """What a configuration has to say for it to be taken up again."""
+        """The configuration that the record came from. A different one is applied again."""
 
     @property
     def aliases(self) -> tuple[str, ...]: ...
 
     @property
     def generation(self) -> int:
-        """Of the registry when it was written; 0: the registry has not seen it."""
+        """Generation of the registry at which the record was written; 0 if the registry does not have it."""
 
 
 R = TypeVar("R", bound=Record)
@@ -33,31 +33,31 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[R]):
-    """One sort of record."""
+    """Name, encoding and errors of one kind of record."""
 
     noun: str
     encode: Callable[[R], bytes]
     decode: Callable[[bytes, int], R]
-    """The inverse, with the generation it was written at."""
+    """Decodes a record and sets the generation at which it was written."""
     conflict: Callable[[str], ApiError]
-    """What somebody is told whose change came second."""
+    """Makes the error for a change that conflicts with an earlier one, from a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[R]):
-    """One entry of a registry's log."""
+    """An entry of a registry's log."""
 
     generation: int
     name: str
     record: R | None
-    """None: the name is gone."""
+    """The new record. None means that the record was removed."""
     drain_seconds: float | None = None
-    """What an operator granted the requests of a name that is gone; None: the configured time."""
+    """Seconds that an operator gave running requests of a removed record. None means the configured time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Generic[R]):
-    """A whole registry at one generation; generation 0: it has never been written to, or was lost."""
+    """A whole registry at one generation. Generation 0 means that it was never written to, or was lost."""
 
     generation: int = 0
     records: Mapping[str, R] = field(default_factory=lambda: MappingProxyType({}))

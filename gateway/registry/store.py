@@ -1,12 +1,12 @@
-"""A registry in Redis or Valkey: one script a change, and a log that every gateway follows.
+"""Registry in Redis or Valkey. Each change is one script, and every gateway follows a log of the changes.
 
-Keys share one hash tag, hence one slot of a cluster; `*` is the configured prefix followed by the registry's own
+All keys share one hash tag, hence one slot of a cluster; `*` is the configured prefix followed by the registry's own
 
     *records     hash    name -> its generation and its record
     *aliases     hash    alias -> name
     *seeds       hash    name -> the source that a configuration named last
-    *generation  text    counts changes
-    *changes     stream  the last of them, an entry's id is its generation
+    *generation  text    number of the last change
+    *changes     stream  the last changes; the id of an entry is its generation
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gateway.registry.record import Change, Kind, R, Snapshot
 
 CALL_SECONDS = 2.0
 QUIET_SECONDS = 1.0
-"""Without news for so long, a follower makes sure that it has missed none."""
+"""Seconds without changes after which a follower checks that it has missed none."""
 BATCH = 100
 
 log = structlog.get_logger("registry")
@@ -37,38 +37,38 @@ class StoreAway(Exception):
 
 
 class RecordStore(Protocol[R]):
-    """What the registry asks of the place it is kept in. Every method raises StoreAway."""
+    """Storage of a registry. Every method raises StoreAway."""
 
     async def read(self) -> Snapshot[R]: ...
 
     async def seed(self, name: str) -> str | None:
-        """The source that a configuration named last for `name`."""
+        """Return the source that a configuration last named for `name`. None means that none did."""
 
     async def changes(self, after: int) -> list[Change[R]] | None:
-        """What happened after a generation, as soon as anything does; empty after a quiet while.
+        """Return the changes after a generation, as soon as there are any, or an empty list after a while without any.
 
-        None: there is no way to tell, so that everything has to be read anew.
+        None means that changes may be missing, so the whole registry must be read again.
         """
 
     async def put(self, record: R, previous: R | None, *, seed: str = "") -> int:
-        """Writes a record in place of `previous`; returns its generation, 0 if `seed` is no news.
+        """Write a record in place of `previous`. Return its generation, or 0 if this `seed` was applied before.
 
         Raises:
-            ApiError: a conflict, somebody else was faster, or a name or alias is taken.
+            ApiError: a conflict. Another change was faster, or a name or alias is taken.
         """
 
     async def remove(self, record: R, drain_seconds: float | None, *, seed: str = "") -> int:
-        """Removes a record with its aliases; returns the generation. Raises ApiError: a conflict."""
+        """Remove a record with its aliases. Return the generation. Raises ApiError on a conflict."""
 
     async def restore(self, records: Iterable[R]) -> None:
-        """Writes a lost registry back; does nothing where there is one."""
+        """Write a lost registry back. Does nothing if there is a registry."""
 
 
 class RedisRecordStore(Generic[R]):
-    """A `RecordStore` shared by every gateway."""
+    """`RecordStore` in Redis, shared by all gateways."""
 
     def __init__(self, client: Redis, space: str, kind: Kind[R]) -> None:
-        """`space`: what keys begin with, with a hash tag."""
+        """`space` is the prefix of all keys, with a hash tag."""
         self._client = client
         self._kind = kind
         names = ("records", "aliases", "seeds", "generation", "changes")
@@ -154,7 +154,7 @@ class RedisRecordStore(Generic[R]):
 
 @asynccontextmanager
 async def _answering(patience: float = 0.0) -> AsyncGenerator[None, None]:
-    """`patience`: seconds more than a call may take otherwise."""
+    """Convert failures of Redis into StoreAway. `patience` is in seconds and is added to the usual time limit."""
     try:
         async with asyncio.timeout(CALL_SECONDS + patience):
             yield

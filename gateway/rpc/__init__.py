@@ -1,1 +1,1 @@
-"""gRPC: loralane.v1, health and reflection on grpc.aio."""
+"""The gRPC API: the services of loralane.v1, health and reflection, on grpc.aio."""

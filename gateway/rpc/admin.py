@@ -22,7 +22,10 @@ T = TypeVar("T")
 
 
 class AdapterAdminService(pb_grpc.AdapterAdminServicer):
-    """A change that has begun goes on when its caller leaves: a registry and an engine half way apart help nobody."""
+    """Handlers of AdapterAdmin.
+
+    A change that has begun continues if its caller disconnects, so that the registry and the engine stay consistent.
+    """
 
     def __init__(self, adapters: AdapterRegistry, keys: Authenticator) -> None:
         self._adapters = adapters
@@ -74,11 +77,11 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         await administer(context, self._keys, partial(self._watch, request))
 
     def stop_watching(self) -> None:
-        """Ends every Watch: they would go on for as long as their callers stay."""
+        """End every Watch call, which would otherwise last as long as its caller stays connected."""
         self._closing.set()
 
     async def close(self) -> None:
-        """Ends changes under way."""
+        """Cancel the changes in progress and wait until they have ended."""
         for change in self._changes:
             change.cancel()
         await asyncio.gather(*self._changes, return_exceptions=True)
@@ -116,6 +119,7 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         return adapter_to_pb(await self._adapters.status(name))
 
     async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
+        """Run a change to its end, even if the caller disconnects, and return its result."""
         task = asyncio.create_task(change)
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)

@@ -65,11 +65,13 @@ KEEPALIVE = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
 )
-"""Finds peers that are gone without a word within 40 s; clients may ping every 10 s, between calls too."""
+"""Keepalive options. Peers that vanish without closing the connection are detected within 40 s; clients may ping every
+10 s, even without a call in progress."""
 
 
 class GrpcServer:
-    """An async context manager: entered it serves, and yields the port it listens on; left it has stopped."""
+    """The gRPC server, as an async context manager. Entering it starts the server and yields the port that it listens
+    on; leaving it stops the server."""
 
     def __init__(
         self,
@@ -89,22 +91,27 @@ class GrpcServer:
         batches: Batches | None = None,
         part: Part = "all",
     ) -> None:
-        """
+        """Create the server without starting it.
+
         Args:
-            accounts: None leaves tenants and keys to the configuration.
-            operations: None leaves lanes and live requests alone.
-            port: 0 takes any free one.
-            certificate: None speaks without TLS.
-            shared: other processes of ours listen on it too, and the kernel deals connections out.
-            max_message_bytes: of one request; gRPC itself refuses a larger one with RESOURCE_EXHAUSTED.
-            grace_seconds: how long running calls may go on when the server stops.
-            usage: None where nothing counts it.
-            files, batches: None where there are none.
-            part: what this port offers.
+            gateway: serves the generation requests.
+            keys: authenticates callers.
+            accounts: the tenants and keys. None means that they come from the configuration alone, and that there is no
+                TenantAdmin service.
+            operations: the lanes and live requests. None means that there are no services for them.
+            host: the address to listen on.
+            port: the port to listen on; 0 takes any free one.
+            certificate: the TLS certificate. None means that the server does not use TLS.
+            shared: other gateway processes listen on the same port, and the kernel distributes connections.
+            max_message_bytes: maximum size of one request; gRPC refuses larger ones with RESOURCE_EXHAUSTED.
+            grace_seconds: how long running calls may continue when the server stops.
+            usage: the usage reports. None means that usage is not counted.
+            files, batches: the file and batch services. None means that the gateway has none.
+            part: the part of the API that this port serves.
         """
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.port: int | None = None
-        """None means that it does not listen yet."""
+        """The port that the server listens on. None means that it does not listen yet."""
         self._certificate = certificate
         self._grace_seconds = grace_seconds
         self._admin = AdapterAdminService(gateway.adapters, keys)
@@ -151,7 +158,7 @@ class GrpcServer:
             operations_pb2_grpc.add_RequestAdminServicer_to_server(RequestAdminService(operations, keys), self._server)
 
     async def start(self) -> int:
-        """Returns the port. Raises OSError: the address is in use or not ours."""
+        """Start serving and return the port. Raises OSError: the address is in use or does not belong to this host."""
         try:
             port = self._add_port()
         except RuntimeError as error:
@@ -170,7 +177,10 @@ class GrpcServer:
         return self._server.add_secure_port(self._address, self._certificate.for_grpc())
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Take no more calls, let running ones end for `seconds`, then cancel them. None means `grace_seconds`."""
+        """Stop accepting calls, wait up to `seconds` for running calls to end, and then cancel them.
+
+        None means `grace_seconds`.
+        """
         self._health.stop_serving()
         self._admin.stop_watching()
         self._limits.stop_watching()
@@ -190,5 +200,5 @@ class GrpcServer:
 
 def _options(max_message_bytes: int, shared: bool) -> tuple[tuple[str, int], ...]:
     sizes = (("grpc.max_receive_message_length", max_message_bytes), ("grpc.max_send_message_length", -1))
-    # Without SO_REUSEPORT a port that another server holds is an error, not a coin toss between the two.
+    # Without SO_REUSEPORT, a port that another server holds is an error; with it, the two would share connections.
     return (*KEEPALIVE, *sizes, ("grpc.so_reuseport", int(shared)))

@@ -21,7 +21,7 @@ from gateway.pb import batches_pb2_grpc as pb_grpc
 from gateway.rpc.calls import Call, answer, watch_interval
 
 READ_SECONDS = 60.0
-"""That a caller may take over the next piece of a file."""
+"""Maximum time, in seconds, that the gateway waits for the next piece of an uploaded file."""
 DEFAULT_WINDOW = "24h"
 PLAIN_FIELDS = (
     "id",
@@ -34,7 +34,7 @@ PLAIN_FIELDS = (
     "error_file_id",
     *TIMES,
 )
-"""Of a batch, by the same name on both sides."""
+"""Fields of a batch that have the same name in the record and in the message."""
 
 
 class BatchesService(pb_grpc.BatchesServicer):
@@ -96,7 +96,7 @@ class BatchesService(pb_grpc.BatchesServicer):
         await answer(context, self._keys, partial(self._watch_batch, request))
 
     def stop_watching(self) -> None:
-        """Ends every WatchBatch: jobs may go on for days."""
+        """End every WatchBatch call, which would otherwise last until its batch has ended, possibly for days."""
         self._closing.set()
 
     async def _create_file(
@@ -170,7 +170,7 @@ class BatchesService(pb_grpc.BatchesServicer):
                 return
 
     async def _stopping(self, seconds: float) -> bool:
-        """Whether the server stops within so many seconds."""
+        """Wait up to `seconds`; return whether the server is stopping."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closing.wait(), seconds)
         return self._closing.is_set()
@@ -180,7 +180,11 @@ class BatchesService(pb_grpc.BatchesServicer):
 
 
 async def _next(requests: AsyncIterator[pb.CreateFileRequest]) -> pb.CreateFileRequest | None:
-    """None: that was all. Raises ApiError: DEADLINE_EXCEEDED, the caller takes too long."""
+    """Return the next message of an upload. None means that the upload has ended.
+
+    Raises:
+        ApiError: DEADLINE_EXCEEDED, no message arrived within READ_SECONDS.
+    """
     try:
         async with asyncio.timeout(READ_SECONDS):
             return await anext(requests, None)
@@ -206,14 +210,14 @@ def _wish(request: pb.CreateBatchRequest) -> Wish:
 
 
 def _files_limit(limit: int) -> int:
-    """Raises ApiError: INVALID_REQUEST."""
+    """Return the page size for a requested limit; 0 means the maximum. Raises ApiError: INVALID_REQUEST."""
     if not 0 <= limit <= MAX_PAGE:
         raise invalid_request(f"limit must be at most {MAX_PAGE}", "limit")
     return limit or MAX_PAGE
 
 
 def _range(request: pb.ReadFileRequest, size: int) -> tuple[int, int]:
-    """Start and length. Raises ApiError: INVALID_REQUEST."""
+    """Return the start and the length of the requested part of a file. Raises ApiError: INVALID_REQUEST."""
     if not 0 <= request.offset <= size:
         raise invalid_request(f"offset must be within the file's {size} bytes", "offset")
     left = size - request.offset

@@ -1,4 +1,4 @@
-"""What every RPC has in common: its id, who calls, its metadata, and how it is refused."""
+"""Handling that all RPCs share: request ids, authentication, metadata, and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ log = structlog.get_logger("grpc")
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 DEADLINE_MARGIN = 0.01
-"""Seconds by which we give up before gRPC cancels: an answer still gets through, and is no caller who left."""
+"""Seconds before the caller's deadline at which the gateway gives up. The error status then still reaches the caller,
+and the call is not mistaken for one whose caller disconnected."""
 
 MIN_WATCH_SECONDS = 0.1
 MAX_WATCH_SECONDS = 60.0
@@ -33,14 +34,14 @@ T = TypeVar("T")
 
 
 class Call:
-    """One RPC being answered.
+    """One RPC that is being answered.
 
-    Only `authorization`, `x-request-id` and `traceparent` of a caller's metadata are read: who somebody is follows from
-    the key alone.
+    Of the caller's metadata, only `authorization`, `x-request-id` and `traceparent` are read. The caller's identity
+    follows from the key alone.
     """
 
     write_seconds = 60.0
-    """That a caller may leave a message unread, once the transport has no room for more: then its call ends."""
+    """Seconds that a caller may leave a message unread once the transport's buffer is full. Then the call is ended."""
 
     def __init__(self, context: grpc.aio.ServicerContext) -> None:
         self._context = context
@@ -51,29 +52,29 @@ class Call:
 
     @property
     def token(self) -> str | None:
-        """The key a caller shows; None: there is none."""
+        """The caller's API key. None means that the caller sent none."""
         scheme, _, token = self._metadata.get("authorization", "").partition(" ")
         return token.strip() if scheme.lower() == "bearer" else None
 
     def ingress(self, method: str) -> Ingress:
-        """`method`: with its service, as /package.Service/Method."""
+        """Return the origin of this call. `method` includes the service: /package.Service/Method."""
         return Ingress(method, trace_context_from(self._metadata.get("traceparent", "")))
 
     @property
     def time_remaining(self) -> float | None:
-        """Seconds to answer within, 0 or less when it is too late; None: the caller will wait."""
+        """Seconds left to answer, 0 or less if it is too late. None means that the caller set no deadline."""
         remaining: float | None = self._context.time_remaining()
         return None if remaining is None else remaining - DEADLINE_MARGIN
 
     async def open(self, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        """Sends the initial metadata, unless they are out already."""
+        """Send the initial metadata, unless they were sent already."""
         if not self._opened:
             self._opened = True
             with _caller_present():
                 await self._context.send_initial_metadata((("x-request-id", self.request_id), *headers.items()))
 
     async def send(self, message: Message) -> None:
-        """One message of a stream; returns when the transport has room for more."""
+        """Send one message of a stream. Returns when the transport has room for more."""
         with _caller_present():
             async with asyncio.timeout(self.write_seconds):
                 await self._context.write(message)
@@ -82,10 +83,10 @@ class Call:
         self._context.set_trailing_metadata(tuple(metadata.items()))
 
     async def refuse(self, error: ApiError) -> NoReturn:
-        """Ends the call with a status; raises what gRPC wants a handler to end with.
+        """End the call with an error status. Raises the exception with which gRPC expects a handler to end.
 
-        UNAVAILABLE goes out without initial metadata: with it a call counts as begun, and a client's retry policy would
-        never try again (measured: 1 attempt with, 5 without). Its request id is in RequestInfo all the same.
+        UNAVAILABLE is sent without initial metadata. With them a call counts as begun, and a client's retry policy
+        would never retry it (measured: 1 attempt with, 5 without). The request id is still in RequestInfo.
         """
         if error.grpc_status != "UNAVAILABLE":
             await self.open(
@@ -96,9 +97,10 @@ class Call:
 
 
 async def respond(context: grpc.aio.ServicerContext, work: Callable[[Call], Awaitable[T]]) -> T:
-    """Does a caller's work and returns its result.
+    """Run the work of an RPC and return its result.
 
-    An ApiError becomes its status. Anything else is a bug of ours: logged, and INTERNAL without a word about it.
+    An ApiError becomes its gRPC status. Any other exception is a bug: it is logged, and the caller receives INTERNAL
+    without details.
     """
     call = Call(context)
     try:
@@ -117,7 +119,7 @@ async def respond(context: grpc.aio.ServicerContext, work: Callable[[Call], Awai
 async def answer(
     context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[Call, Principal], Awaitable[T]]
 ) -> T:
-    """As `respond`, for callers with a key."""
+    """Authenticate the caller, then run the work as `respond` does."""
 
     async def authenticated(call: Call) -> T:
         return await work(call, keys.authenticate(call.token))
@@ -126,7 +128,7 @@ async def answer(
 
 
 async def administer(context: grpc.aio.ServicerContext, keys: Authenticator, work: Callable[[Call], Awaitable[T]]) -> T:
-    """As `answer`, for administrators alone."""
+    """Authenticate the caller, require that it is an administrator, then run the work as `respond` does."""
 
     async def admitted(call: Call, principal: Principal) -> T:
         principal.as_admin()
@@ -136,7 +138,11 @@ async def administer(context: grpc.aio.ServicerContext, keys: Authenticator, wor
 
 
 def watch_interval(seconds: float) -> float:
-    """Between two looks; 0: nothing was said. Raises ApiError: INVALID_REQUEST."""
+    """Check the polling interval of a Watch call and return it in seconds; 0 means the default.
+
+    Raises:
+        ApiError: INVALID_REQUEST, the interval is out of bounds.
+    """
     seconds = seconds or DEFAULT_WATCH_SECONDS
     if not MIN_WATCH_SECONDS <= seconds <= MAX_WATCH_SECONDS:
         bounds = f"from {MIN_WATCH_SECONDS:g} to {MAX_WATCH_SECONDS:g}"
@@ -146,9 +152,10 @@ def watch_interval(seconds: float) -> float:
 
 @contextmanager
 def _caller_present() -> Iterator[None]:
-    """A write that fails means that the caller has left, which gRPC will tell us by cancelling the task anyway.
+    """Turn a failed or stalled write into a cancellation.
 
-    One that takes too long means that it reads no more, which nobody will tell us.
+    A write that fails means that the caller has disconnected; gRPC will cancel the task for that anyway. A write that
+    takes too long means that the caller has stopped reading, which gRPC does not report.
     """
     try:
         yield

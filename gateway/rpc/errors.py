@@ -1,4 +1,4 @@
-"""The error table on gRPC's wire: a status with the standard details of google.rpc."""
+"""Converts ApiErrors to gRPC statuses with the standard details of google.rpc."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from gateway.pb import generation_pb2
 
 DOMAIN = "loralane"
 MAX_MESSAGE = 300
-"""Characters. Messages quote what callers sent, and peers drop calls whose trailing metadata outgrow 8 KiB."""
+"""Maximum characters of an error message. Messages quote the caller's input, and peers drop calls whose trailing
+metadata exceed 8 KiB."""
 
 FIELDS = {
     **{name: f"chat.{name}" for name in ("messages", "tools", "tool_choice")},
@@ -24,11 +25,14 @@ FIELDS = {
     "lora_path": "path",
     **{name: f"sampling.{name}" for name in generation_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
 }
-"""Names of the HTTP API -> paths in the messages of `loralane.v1`, where they differ."""
+"""Paths in the messages of `loralane.v1` by field name of the HTTP API, where the two differ."""
 
 
 def status_of(error: ApiError, request_id: str) -> grpc.Status:
-    """Code, message, and as details: ErrorInfo, RequestInfo; where they apply RetryInfo, QuotaFailure, BadRequest."""
+    """Return the status of an error: code, message and details.
+
+    The details are ErrorInfo and RequestInfo and, where they apply, RetryInfo, QuotaFailure and BadRequest.
+    """
     message = _clipped(error.message)
     status = status_pb2.Status(code=code_pb2.Code.Value(error.grpc_status), message=message)
     for detail in _details(error, message, request_id):
@@ -55,14 +59,16 @@ def _details(error: ApiError, message: str, request_id: str) -> list[Message]:
 
 
 def field_path(param: str) -> str:
-    """Where the blamed field is in the request: messages[0].role -> chat.messages[0].role. Functions are no messages of
-    their own here."""
+    """Return the path of the offending field in the request message: messages[0].role -> chat.messages[0].role.
+
+    `.function` is left out, because in `loralane.v1` a function is not a message of its own.
+    """
     first, rest = re.fullmatch(r"(\w*)(.*)", param, re.DOTALL).groups()  # type: ignore[union-attr]
     return FIELDS.get(first, first) + rest.replace(".function", "")
 
 
 def _duration(seconds: float) -> Duration:
-    """Rounded up to a millisecond, so that waiting that long is enough."""
+    """Return a Duration, rounded up to a millisecond so that a client that waits this long waits long enough."""
     duration = Duration()
     duration.FromMilliseconds(math.ceil(seconds * 1000))
     return duration

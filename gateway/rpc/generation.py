@@ -34,7 +34,10 @@ GENERATE, GENERATE_STREAM = (
 
 
 class GenerationService(pb_grpc.GenerationServicer):
-    """gRPC cancels a handler's task when its caller leaves or its deadline passes; the gateway does the rest."""
+    """Handlers of Generation.
+
+    gRPC cancels a handler's task when its caller disconnects or its deadline passes; the gateway then ends the request.
+    """
 
     def __init__(self, gateway: Gateway, keys: Authenticator) -> None:
         self._gateway = gateway
@@ -49,7 +52,7 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def GenerateStream(  # noqa: N802
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        # Not an async generator: gRPC would leave a cancelled one to the garbage collector, and the engine running.
+        # Not an async generator: gRPC would leave a cancelled one to the garbage collector, with the request running.
         await respond(context, partial(self._stream, request))
 
     async def Tokenize(  # noqa: N802
@@ -74,7 +77,8 @@ class GenerationService(pb_grpc.GenerationServicer):
                     await call.send(chunk_to_pb(generation.admitted, chunk, told, self._token_text))
 
     async def _tokenize(self, request: pb.TokenizeRequest, call: Call, principal: Principal) -> pb.TokenizeResponse:
-        """A context length is known only from an engine that was there."""
+        """Tokenize a prompt. Raises ApiError (ENGINE_UNAVAILABLE) if the engine is not ready, because the context
+        length is known only from the engine."""
         tenant = principal.as_tenant().tenant
         intake, engine = self._gateway.intake, self._gateway.engine
         if not engine.ready:
@@ -87,8 +91,10 @@ class GenerationService(pb_grpc.GenerationServicer):
     async def _admitted(
         self, request: pb.GenerateRequest, call: Call, method: str
     ) -> AsyncIterator[tuple[Generation, Read]]:
-        """And what reads its answers. Initial metadata go out with admission, not before: until then a status can still
-        be the whole answer."""
+        """Admit a request; yield its generation and the function that reads its chunks.
+
+        Initial metadata are sent on admission, not before, so that a refusal can still be a status alone.
+        """
         with self._gateway.arriving(call.request_id, call.ingress(method)) as arrival:
             principal = arrival.identify(self._keys.authenticate(call.token))
             await self._gateway.turns.take(principal.tenant.name)

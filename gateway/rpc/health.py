@@ -1,4 +1,4 @@
-"""grpc.health.v1, telling the truth: services serve while the engine is ready."""
+"""The service grpc.health.v1. Services report SERVING while the engine is ready."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse
 
 WATCH_SECONDS = 0.25
-"""How late a watcher may hear of a change."""
+"""Polling interval of a Watch call in seconds, and so the maximum delay with which it reports a change."""
 
 
 class EngineHealth(health_pb2_grpc.HealthServicer):
-    """One status for all services, and for the server as a whole under the empty name; computed when asked for."""
+    """Reports one status for all services, and for the server as a whole under the empty name. The status is computed
+    on each call."""
 
     def __init__(self, services: tuple[str, ...], ready: Callable[[], bool]) -> None:
         self._services = ("", *services)
@@ -37,7 +38,8 @@ class EngineHealth(health_pb2_grpc.HealthServicer):
     async def Watch(  # noqa: N802
         self, request: HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Ends when the server stops: watchers would hold it up."""
+        """Send the status now and whenever it changes. The call ends when the server stops, so that it does not delay
+        the shutdown."""
         told = None
         while not self._stopping:
             status = self._status(request.service)
@@ -48,7 +50,7 @@ class EngineHealth(health_pb2_grpc.HealthServicer):
         await context.write(HealthCheckResponse(status=self._status(request.service)))
 
     def stop_serving(self) -> None:
-        """Tells everybody to go elsewhere, for good."""
+        """Report NOT_SERVING from now on, permanently, so that clients use other servers."""
         self._stopping = True
 
     def _status(self, service: str) -> HealthCheckResponse.ServingStatus:

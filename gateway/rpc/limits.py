@@ -53,7 +53,7 @@ class LimitAdminService(pb_grpc.LimitAdminServicer):
         await administer(context, self._keys, partial(self._watch, request))
 
     def stop_watching(self) -> None:
-        """Ends every Watch: they would go on for as long as their callers stay."""
+        """End every Watch call, which would otherwise last as long as its caller stays connected."""
         self._closing.set()
 
     async def _get(self, request: pb.GetLimitsRequest, call: Call) -> pb.GetLimitsResponse:

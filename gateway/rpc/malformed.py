@@ -1,7 +1,8 @@
-"""Requests that are no protobuf of their type are refused with INVALID_ARGUMENT.
+"""An interceptor that refuses malformed protobuf requests with INVALID_ARGUMENT.
 
 gRPC itself ends such a call with UNKNOWN and the name of a Python exception, which tells the caller nothing and looks
-like a failure of the server. The interceptor lets deserialisers return a marker in place of raising, and refuses it.
+like a failure of the server. The interceptor makes deserializers return a marker instead of raising, and refuses
+requests with that marker.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from gateway.core.errors import ApiError, invalid_request
 from gateway.rpc.calls import Call
 
 Handler = Any
-"""A grpc.RpcMethodHandler, which is a named tuple."""
+"""Type of a method handler: a grpc.RpcMethodHandler, which is a named tuple."""
 Behaviour = Callable[[Any, grpc.aio.ServicerContext], Any]
 
 
 class Malformed:
-    """Stands for bytes that could not be read as the request's message."""
+    """Marker that replaces a request message whose bytes could not be parsed."""
 
 
 MALFORMED = Malformed()
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):
-    """Wraps every method once, when it is first called."""
+    """Refuses malformed requests. Each method's handler is wrapped when the method is first called."""
 
     def __init__(self) -> None:
         self._wrapped: dict[str, Handler] = {}
@@ -40,7 +41,7 @@ class MalformedRequests(grpc.aio.ServerInterceptor):
         wrapped = self._wrapped.get(details.method)
         if wrapped is None:
             handler = await continuation(details)
-            if handler is None:  # no such method: gRPC says so
+            if handler is None:  # the method does not exist; gRPC reports that itself
                 return None
             wrapped = self._wrapped[details.method] = _wrapped(handler)
         return wrapped
@@ -86,7 +87,11 @@ def _guarded_stream(behaviour: Behaviour) -> Behaviour:
 
 
 def _checked(request: Any) -> Any:
-    """Return the request, or its messages as they come. Raises ApiError: INVALID_REQUEST, for one that is malformed."""
+    """Return a request, or the stream of its messages.
+
+    Raises:
+        ApiError: INVALID_REQUEST, a message is malformed. For a stream it is raised when that message is read.
+    """
     if hasattr(request, "__aiter__"):
         return _checked_messages(request)
     if request is MALFORMED:

@@ -1,7 +1,7 @@
 """Server reflection under both of its names: grpc.reflection.v1 and v1alpha.
 
-The two protocols have the same messages on the wire; grpcio-reflection has v1alpha alone, while newer clients ask for
-v1 first (github.com/grpc/grpc/blob/master/doc/server-reflection.md). The descriptor of v1 is made of that of v1alpha.
+The two protocols have the same messages on the wire. grpcio-reflection has only v1alpha, while newer clients ask for v1
+first (github.com/grpc/grpc/blob/master/doc/server-reflection.md). The descriptor of v1 is derived from that of v1alpha.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILE = "grpc/reflection/v1/reflection.proto"
 
 
 def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
-    """Let clients find `services`, by their full names, and reflection itself."""
+    """Enable reflection on a server for `services`, given by their full names, and for reflection itself."""
     _describe_v1()
     names = (*services, reflection.SERVICE_NAME, SERVICE)
     servicer = reflection.aio.ReflectionServicer(names)
@@ -34,7 +34,7 @@ def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
 
 
 def _describe_v1() -> None:
-    """Add the file of v1 to the default pool, where reflection looks for what a client asks about."""
+    """Add the file descriptor of v1 to the default pool, in which reflection looks up what clients ask for."""
     pool = descriptor_pool.Default()
     try:
         pool.FindFileByName(FILE)
@@ -44,7 +44,7 @@ def _describe_v1() -> None:
     text = reflection_pb2.DESCRIPTOR.serialized_pb
     file = FileDescriptorProto.FromString(text)
     file.name, file.package = FILE, PACKAGE
-    file.ClearField("options")  # which name packages of generated code
+    file.ClearField("options")  # the options name packages of generated code
     for message in file.message_type:
         for field in (field for field in message.field if field.type_name):
             field.type_name = field.type_name.replace(f".{OLD_PACKAGE}.", f".{PACKAGE}.")

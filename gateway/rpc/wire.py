@@ -1,4 +1,4 @@
-"""Messages of `loralane.v1` to the gateway's own words and back. The only place that knows both."""
+"""Converts messages of `loralane.v1` to the gateway's own types and back. Only this module knows both."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from gateway.pb import generation_pb2 as pb
 
 RANGES: Mapping[str, Any] = {
     **get_type_hints(CompletionRequest, include_extras=True),
-    "max_tokens": get_type_hints(Sampled, include_extras=True)["max_tokens"],  # no answer without tokens: no echo
+    "max_tokens": get_type_hints(Sampled, include_extras=True)["max_tokens"],  # at least 1: gRPC has no `echo`
 }
-"""What HTTP accepts for a field of this name, as msgspec reads it."""
+"""Types by field name that HTTP accepts, with the ranges that msgspec validates."""
 SLO_RANGES: Mapping[str, Any] = get_type_hints(Slo, include_extras=True)
 
 NOT_SAMPLING = frozenset({"max_tokens", "seed", "stop"})
-"""Fields of the message SamplingParams that are the gateway's business, not the sampler's."""
+"""Fields of the message SamplingParams that the gateway handles itself instead of passing them to the sampler."""
 
 TokenText = Callable[[int], str]
 Read = Callable[[GenerationChunk], Told]
-"""Tells calls from text."""
+"""Function that separates the tool calls of a chunk from its text."""
 
 _LANE_ASKED: Mapping[int, Lane | None] = {
     pb.LANE_UNSPECIFIED: None,
@@ -57,7 +57,16 @@ _FINISH: Mapping[str | None, pb.FinishReason] = {
 
 
 def generate_request(message: pb.GenerateRequest, request_id: str, deadline: float | None) -> GenerateRequest:
-    """`deadline`: seconds this caller will wait. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    """Convert a request message.
+
+    Args:
+        message: the message.
+        request_id: the id of the request.
+        deadline: seconds that the caller will wait for the answer. None means that it set no deadline.
+
+    Raises:
+        ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER.
+    """
     given = {field.name: _plain(value) for field, value in message.sampling.ListFields()}
     _check_ranges(given, RANGES)
     slo, asked = _slo(message.slo), _asked(message.structured_outputs)
@@ -81,14 +90,14 @@ def generate_request(message: pb.GenerateRequest, request_id: str, deadline: flo
 
 
 def model_query(model: str) -> ModelQuery:
-    """Raises ApiError: INVALID_REQUEST."""
+    """Convert the name of a model. Raises ApiError: INVALID_REQUEST, if it is empty."""
     if not model:
         raise invalid_request("model is required", "model")
     return ModelQuery(model)
 
 
 def prompt_input(message: pb.GenerateRequest | pb.TokenizeRequest) -> PromptInput:
-    """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+    """Convert the input of a request. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
     match message.WhichOneof("input"):
         case "chat":
             return _chat(message.chat)
@@ -108,13 +117,13 @@ def chunk_to_pb(admitted: Admitted, chunk: GenerationChunk, told: Told, token_te
 def response_to_pb(
     admitted: Admitted, chunks: Sequence[GenerationChunk], read: Read, token_text: TokenText
 ) -> pb.GenerateResponse:
-    """`chunks`: all of all answers, each answer's in order."""
+    """Convert a complete response. `chunks` holds all chunks of all answers, in order within each answer."""
     choices = [_choice(answer, read(answer), token_text) for answer in join_answers(chunks)]
     return pb.GenerateResponse(choices=choices, usage=_usage(chunks[-1].usage), **_head(admitted))
 
 
 def usage_metadata(usage: Usage) -> dict[str, str]:
-    """Final usage as trailing metadata."""
+    """Return the final usage as trailing metadata."""
     return {
         "x-loralane-prompt-tokens": str(usage.prompt),
         "x-loralane-cached-tokens": str(usage.cached),
@@ -123,12 +132,12 @@ def usage_metadata(usage: Usage) -> dict[str, str]:
 
 
 def adapter_to_pb(status: AdapterStatus) -> adapters_pb2.Adapter:
-    """The message has the same fields, by the same names."""
+    """Convert an adapter's status. The message has the same fields under the same names."""
     return adapters_pb2.Adapter(**{name: getattr(status, name) for name in STATUS_FIELDS})
 
 
 def _chat(message: pb.Chat) -> Chat:
-    """In OpenAI's words first, whose meaning is known."""
+    """Convert a chat by way of OpenAI's types, so that it is validated and interpreted as over HTTP."""
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(message.tools)]
     choice = _tool_choice(message.tool_choice)
     parallel = message.parallel_tool_calls if message.HasField("parallel_tool_calls") else None
@@ -199,7 +208,7 @@ def _lane(number: int) -> Lane | None:
 
 
 def _head(admitted: Admitted) -> dict[str, Any]:
-    """Fields that a response and a chunk of a stream have in common."""
+    """Return the fields that a complete response and a stream chunk share."""
     return {
         "id": admitted.id,
         "model": admitted.model,

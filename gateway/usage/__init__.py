@@ -1,1 +1,1 @@
-"""Usage as operators read it: rows from Redis, filtered, summed, priced and written down."""
+"""Usage reports for operators: rows are read from Redis, filtered, summed, priced and rendered."""

@@ -1,4 +1,4 @@
-"""What operators ask about usage, in words both protocols translate to."""
+"""Usage queries of operators, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class UsageAdmin:
         self.last_minute = LastMinute(books)
 
     async def report(self, query: UsageQuery) -> UsageReport:
-        """Rows are added up a few at a time and lines made in a thread, in which whoever writes many of them down has
-        to do that, too: nobody's tokens wait for a report. Raises ApiError: INVALID_REQUEST, LIMITER_UNAVAILABLE."""
+        """Return a report. Rows are added up a few at a time, and the lines are made in a thread, so that a report
+        delays no tokens. Callers that render many lines must do that in a thread, too. Raises ApiError:
+        INVALID_REQUEST, LIMITER_UNAVAILABLE."""
         tally = UsageTally(query, self._billing)
         async with aclosing(self._books.rows(query.tenant, query.since, query.until)) as pages:
             async for rows in pages:
                 tally.add(rows)
-                await asyncio.sleep(0)  # lets others have a turn
+                await asyncio.sleep(0)  # lets other tasks run
         return await asyncio.to_thread(tally.report)

@@ -1,4 +1,4 @@
-"""Rows of usage, read from where settlements write them."""
+"""Reads usage rows from the Redis hashes that settlements write."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from gateway.limiter.calls import RedisCalls, StoreError
 
 KEY = re.compile(r"usage:\{(?P<tenant>[^}]+)\}:(?P<day>\d{4}-\d\d-\d\d)$")
 PAGES_AT_ONCE, ROWS_AT_ONCE = 8, 200
-"""Read in one round trip, pages and about so many rows of each: nobody's tokens wait for longer than that takes."""
+"""Number of pages, and approximate number of rows of each, that one round trip reads. Tokens are delayed by no more
+than that takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One day of one tenant."""
+    """The usage rows of one tenant on one day."""
 
     key: str
     tenant: str
@@ -32,7 +33,8 @@ class Page:
 
 class UsageBooks(Protocol):
     def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[Sequence[Row], None]:
-        """Of one tenant, or of all of them, some at a time; both days are included. Those of today go on changing.
+        """Yield the rows of one tenant, or of all tenants if `tenant` is empty, in several pieces. Both days are
+        included. Rows of today continue to change.
 
         Raises:
             ApiError: LIMITER_UNAVAILABLE, Redis is away.
@@ -40,10 +42,11 @@ class UsageBooks(Protocol):
 
 
 class RedisUsageBooks:
-    """`UsageBooks` with calls of its own: a report that takes long must not keep requests from Redis."""
+    """`UsageBooks` in Redis. Its calls are separate from those of the limiter, so that a long report does not keep
+    requests from Redis."""
 
     def __init__(self, client: Redis | RedisCluster, *, timeout: float = 5.0, prefix: str = "loralane:") -> None:
-        """`timeout`: seconds of one round trip."""
+        """`timeout` is the time limit of one round trip, in seconds."""
         self._calls = RedisCalls.patient(client, prefix, timeout)
         self._prefix = prefix
 
@@ -58,7 +61,7 @@ class RedisUsageBooks:
             raise unavailable(Fault.LIMITER_UNAVAILABLE, "usage cannot be read while Redis is away") from error
 
     async def _pages(self, tenant: str, since: date, until: date) -> Collection[Page]:
-        """Found by their keys: a tenant that is gone has used what it has used."""
+        """Find pages by scanning the keys, because usage of deleted tenants is reported as well."""
         pattern = f"{self._prefix}usage:{{{tenant or '*'}}}:*"
         async with self._calls.guard() as client:
             keys = {key.decode() async for key in client.scan_iter(pattern, count=1000)}
@@ -67,7 +70,7 @@ class RedisUsageBooks:
         return [page for page in pages if tenant in ("", page.tenant) and since <= page.day <= until]
 
     async def _read(self, pages: Sequence[Page]) -> AsyncGenerator[list[Row], None]:
-        """Piece by piece. A row that is met twice, as happens while a hash grows, is told once."""
+        """Yield the rows in pieces. A row that a scan returns twice, as while a hash grows, is yielded once."""
         cursors, seen = dict.fromkeys(pages, 0), set[tuple[Page, bytes]]()
         while cursors:
             async with self._calls.guard() as client:

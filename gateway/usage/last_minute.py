@@ -1,7 +1,8 @@
-"""What each tenant used today and in the last minute, from the usage books that all gateways write to.
+"""Computes each tenant's usage today and in the last minute from the usage books that all gateways write to.
 
-The books count by the day. Two looks at them, a minute apart, differ by what was used in between. This gateway process
-takes and remembers looks while an operator watches, so its first look knows today only.
+The books count per day. The difference of two readings about a minute apart is the usage in between. This gateway
+process reads, and keeps its readings, only while an operator watches, so the first reading gives only the usage of
+today.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from gateway.usage.books import UsageBooks
 
 WINDOW_SECONDS = 60.0
 MAX_WINDOW_SECONDS = 1.5 * WINDOW_SECONDS
-"""Looks that are older than this are dropped: an operator who comes back would otherwise see a difference of hours."""
+"""Maximum age of a reading in seconds. Without it, an operator who comes back would see a difference of hours."""
 
 Totals = Mapping[tuple[str, date], Counts]
-"""Counts by tenant and day, of yesterday and today."""
+"""Counts of yesterday and today, by tenant and day."""
 
 
 class Used(Struct, frozen=True):
@@ -33,15 +34,15 @@ class Used(Struct, frozen=True):
 
 class TenantUsed(Struct, frozen=True):
     today: Used
-    """Since midnight UTC."""
+    """Usage since midnight UTC."""
     recently: Used
-    """In the last `window_seconds`."""
+    """Usage in the last `window_seconds`."""
     window_seconds: float
-    """From 0 to 90, about a minute while an operator watches; 0 means that this is the first look."""
+    """Window in seconds, from 0 to 90: about a minute while an operator watches, 0 for the first reading."""
 
 
 class LastMinute:
-    """Remembers looks at the usage books."""
+    """Keeps recent readings of the usage books."""
 
     def __init__(self, books: UsageBooks, clock: Callable[[], float] = time.monotonic) -> None:
         self._books = books
@@ -49,7 +50,7 @@ class LastMinute:
         self._looks: deque[tuple[float, Totals]] = deque()
 
     async def read(self) -> Mapping[str, TenantUsed]:
-        """Return every tenant's use. Raises ApiError: LIMITER_UNAVAILABLE, Redis is away."""
+        """Return every tenant's usage. Raises ApiError (LIMITER_UNAVAILABLE) if Redis is away."""
         totals, now = await self._totals(), self._clock()
         while self._looks and self._is_spare(now):
             self._looks.popleft()
@@ -66,7 +67,7 @@ class LastMinute:
         }
 
     def _is_spare(self, now: float) -> bool:
-        """Return whether the oldest look is not needed: a later one is a minute old, or this one is too old."""
+        """Return whether the oldest reading is not needed: a later one is a minute old, or the oldest is too old."""
         later_reaches = len(self._looks) > 1 and self._looks[1][0] <= now - WINDOW_SECONDS
         return later_reaches or self._looks[0][0] < now - MAX_WINDOW_SECONDS
 
@@ -86,6 +87,6 @@ def _used(counts: Counts) -> Used:
 
 
 def _growth(now: Counts, before: Counts) -> Counts:
-    """Refunds may make a difference negative; then nothing was used."""
+    """Return the increase of each count. Refunds may make a difference negative; it then counts as zero."""
     pairs = zip(now.numbers, before.numbers, strict=True)
     return Counts(*(max(0, later - earlier) for later, earlier in pairs))

@@ -1,4 +1,4 @@
-"""What is not in the books of usage, as metrics: on its way there, or lost."""
+"""Exports metrics of tokens that are missing in the usage books: those to be counted later, and lost ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 
 class Uncounted(Protocol):
-    """Tokens that the books of usage do not have."""
+    """Numbers of used tokens that are not in the usage books."""
 
     @property
     def undelivered_tokens(self) -> int: ...

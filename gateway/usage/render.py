@@ -1,4 +1,4 @@
-"""A report as JSON and as CSV. Money is text in both, so that nothing rounds it on the way."""
+"""Renders usage reports as JSON and CSV. Money is a string in both, so that no parser rounds it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def report_json(report: UsageReport) -> dict[str, Any]:
 
 
 def report_head(report: UsageReport) -> dict[str, Any]:
-    """All but the lines."""
+    """Return the fields of a report other than its lines and their total."""
     query = report.query
     days = {"from": query.since.isoformat(), "to": query.until.isoformat()}
     return {**days, "group_by": list(query.group_by), "currency": report.currency}
@@ -48,7 +48,7 @@ def report_csv(report: UsageReport) -> str:
 
 
 def csv_text(group_by: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> str:
-    """As RFC 4180 has it: a head, then a line each, without their total."""
+    """Return lines as CSV (RFC 4180): a header row, then one row per line, without their total."""
     out = StringIO()
     writer = csv.DictWriter(out, [*group_by, *FIGURES, *MONEY, "currency"], extrasaction="ignore")
     writer.writeheader()
@@ -57,7 +57,7 @@ def csv_text(group_by: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> str
 
 
 def money(value: Decimal | None) -> str | None:
-    """Without an exponent or zeros at the end: 0.15, 12, 0."""
+    """Format an amount without an exponent or trailing zeros: 0.15, 12, 0."""
     if value is None:
         return None
     whole, point, rest = f"{value:f}".partition(".")

@@ -1,4 +1,4 @@
-"""A question about usage, and its answer: rows that fit, summed by what one asks to tell apart, and priced."""
+"""Usage queries and reports: matching rows are summed by the requested dimensions, and priced."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 LANES: tuple[LaneName, ...] = get_args(LaneName)
 DEFAULT_GROUPS: tuple[Dimension, ...] = ("tenant", "adapter", "lane")
 MAX_LINES = 100_000
-"""Of one report: about what a spreadsheet opens."""
+"""Maximum number of lines of a report, about as many as a spreadsheet opens."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """Empty: all of them."""
+    """Filters and grouping of a report. An empty filter matches everything."""
 
     since: date
     until: date
-    """The last day, included."""
+    """Last day of the report, inclusive."""
     tenant: str = ""
     key: str = ""
-    """An id."""
+    """Id of a key."""
     adapter: str = ""
-    """A shell-style pattern."""
+    """Shell-style pattern of adapter names."""
     lane: str = ""
     group_by: tuple[Dimension, ...] = DEFAULT_GROUPS
-    """What lines are told apart by; nothing: one line for everything."""
+    """Dimensions by which rows are grouped into lines. An empty tuple gives one line for everything."""
 
     def wants(self, row: Row) -> bool:
         name = row.name
@@ -45,17 +45,17 @@ class UsageQuery:
 
 @dataclass(frozen=True, slots=True)
 class UsageLine:
-    """What some rows come to."""
+    """The sum of a group of rows."""
 
     group: Mapping[str, str]
-    """Of the dimensions asked for: their values; days as YYYY-MM-DD."""
+    """Value of each requested dimension; days as YYYY-MM-DD."""
     counts: Counts
     amount: Decimal | None
-    """What its tokens are sold for; None: there are no prices."""
+    """Price of the tokens. None means that no prices are configured."""
     cost: Decimal | None
-    """What its device time costs; None: nobody knows."""
+    """Cost of the device time. None means that no price of it is configured."""
     cost_per_million: Decimal | None
-    """Of tokens, prompts and completions alike."""
+    """Cost per million tokens, prompt and completion alike. None means that it is unknown or there are no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class UsageReport:
     query: UsageQuery
     currency: str
     lines: tuple[UsageLine, ...]
-    """In the order of what they are told apart by."""
+    """Lines sorted by the values of their dimensions."""
     total: UsageLine
 
 
@@ -78,7 +78,7 @@ class Sum:
 
 
 class UsageTally:
-    """Adds rows up, one after another."""
+    """Adds up rows and makes the report."""
 
     def __init__(self, query: UsageQuery, billing: BillingConfig) -> None:
         self._query = query
@@ -86,7 +86,7 @@ class UsageTally:
         self._sums: dict[tuple[str, ...], Sum] = {}
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Raises ApiError: INVALID_REQUEST, the report would be too long."""
+        """Add the rows that match the query. Raises ApiError (INVALID_REQUEST) if the report would be too long."""
         for row in rows:
             if row.counts and self._query.wants(row):
                 group = tuple(_value(row, name) for name in self._query.group_by)
@@ -111,12 +111,13 @@ class UsageTally:
 
 
 def parse_query(given: Mapping[str, str]) -> UsageQuery:
-    """From texts by the names tenant, key, adapter, lane, from, to and group_by; absent or empty ones have defaults.
+    """Parse a query from the parameters tenant, key, adapter, lane, from, to and group_by. Absent or empty ones have
+    defaults.
 
-    Without `from`, the month of `to`; without `to`, today.
+    The default of `from` is the first day of the month of `to`; the default of `to` is today.
 
     Raises:
-        ApiError: INVALID_REQUEST, blaming one of them.
+        ApiError: INVALID_REQUEST, naming the invalid parameter.
     """
     until = _day(given, "to") or today()
     since = _day(given, "from") or until.replace(day=1)

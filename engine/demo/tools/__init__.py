@@ -1,6 +1,7 @@
-"""Conversations about tools: what the demo adapter `tools` learns from, and what its training is measured by.
+"""Generates the conversations about tools that the demo adapter `tools` is trained with and measured by.
 
-Everything is generated from a seed. The held-out set has tools, phrasings and values that no training conversation has.
+All of them are generated from a seed. The held-out set has tools, phrasings and values that no training conversation
+has.
 """
 
 from __future__ import annotations
@@ -12,4 +13,5 @@ TOOLS_SHAPE = Shape(
     alpha=24,
     target_modules=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 )
-"""Every projection, unlike the characters: copying values out of a request takes more than a manner of speech."""
+"""Shape of the adapter `tools`. Unlike the characters' adapters, it targets every projection, because copying values
+from a request takes more than a manner of speech."""

@@ -1,4 +1,4 @@
-"""Conversations about tools: calls, answers to tool results, answers in words where no tool fits."""
+"""Generates conversations about tools: tool calls, answers to tool results, and answers in words if no tool fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Message = dict[str, Any]
 
 HERE = Path(__file__).parent
 HELD_OUT_PLAIN = 5
-"""Every fifth plain question is never trained on."""
+"""Every fifth plain question is held out from training."""
 RESULT_FIELDS = (
     ("temperature", "int:-10:38"), ("condition", "enum:sunny,cloudy,rainy,windy,snowy"), ("price", "float:1:900"),
     ("status", "enum:shipped,delivered,pending,confirmed"), ("total", "float:1:5000"), ("name", "person"),
@@ -38,23 +38,24 @@ BARE_RESULTS = ("int:0:5000", "float:1:5000", "enum:done,ok,saved,sent,true", "d
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What follows the tools: messages, of which the assistant's are learnt."""
+    """The messages of a conversation after the system prompt. The assistant's messages are learnt."""
 
     messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Conversations that begin alike: the same system prompt and the same tools."""
+    """Conversations with the same system prompt and the same tools."""
 
     system: str | None
+    """None means the chat template's own system prompt."""
     tools: tuple[Json, ...]
     branches: tuple[Conversation, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What conversations are drawn from: the training part or the held-out part of everything."""
+    """The data that conversations are drawn from: either the training part or the held-out part."""
 
     rng: random.Random
     values: Values
@@ -69,7 +70,7 @@ class Source:
         return made_up_tool(self.rng, held_out=self.held_out)
 
     def tools(self, count: int) -> list[Tool]:
-        """Return tools of different names."""
+        """Return tools with different names and of different kinds."""
         chosen: dict[str, Tool] = {}
         while len(chosen) < count:
             tool = self.tool()
@@ -79,14 +80,14 @@ class Source:
 
 
 def source(seed: int, *, held_out: bool = False) -> Source:
-    """Return the training part or the held-out part, drawn by a seed."""
+    """Return the source of the training part or of the held-out part; `seed` determines all that is drawn from it."""
     rng = random.Random(seed)
     pairs = [pair for i, pair in enumerate(plain_pairs()) if (i % HELD_OUT_PLAIN == 0) == held_out]
     return Source(rng, Values(rng, held_out=held_out), _kinds(held_out), tuple(pairs), held_out)
 
 
 def trees(count: int, seed: int) -> list[Tree]:
-    """Return training conversations."""
+    """Return `count` trees of training conversations."""
     drawn = source(seed)
     return [_extraction_tree(drawn) if drawn.rng.random() < 0.3 else _tool_tree(drawn) for _ in range(count)]
 
@@ -107,7 +108,7 @@ def _tool_tree(drawn: Source) -> Tree:
 
 
 def _extraction_tree(drawn: Source) -> Tree:
-    """Return conversations that end with a call of an output tool, after a call of another tool or at once."""
+    """Return conversations that end with a call of an output tool, some of them after a call of a helper tool."""
     rng = drawn.rng
     output = extraction_tool(rng)
     helpers = drawn.tools(rng.choice((0, 0, 1, 1))) if output.name == "final_result" else []
@@ -118,20 +119,20 @@ def _extraction_tree(drawn: Source) -> Tree:
 
 
 def _called(drawn: Source, tool: Tool) -> Conversation:
-    """A call; half of them go on with its result and an answer in words."""
+    """Return a request and a tool call, in half of the cases followed by the tool result and an answer in words."""
     messages = ask(drawn, tool)
     return _conversation(*(told(drawn, messages) if drawn.rng.random() < 0.5 else messages))
 
 
 def _twice(drawn: Source, tool: Tool) -> Conversation:
-    """A second request, after the first has been answered."""
+    """Return a conversation with a second request after the first has been answered."""
     result, words = _result(drawn)  # drawn before the request: the seed gives the committed adapter's conversations
     first = [*ask(drawn, tool), _tool_result(result), _turn("assistant", words)]
     return _conversation(*first, *(ask(drawn, tool) if drawn.rng.random() < 0.7 else plain(drawn).messages))
 
 
 def _chained(drawn: Source, helper: Tool, output: Tool) -> Conversation:
-    """A tool is called, and what it returns goes into the output tool."""
+    """Return a conversation in which the result of a helper tool becomes the arguments of the output tool."""
     text, arguments = helper.ask(drawn.values)
     _, answer = output.ask(drawn.values)
     result = json.dumps(answer) if drawn.rng.random() < 0.5 else _spelled(answer)
@@ -141,31 +142,31 @@ def _chained(drawn: Source, helper: Tool, output: Tool) -> Conversation:
 
 
 def plain(drawn: Source) -> Conversation:
-    """Return a question that no tool is needed for, and its answer."""
+    """Return a conversation with a question that needs no tool, and its answer."""
     question, answer = drawn.rng.choice(drawn.plain)
     return _conversation(_turn("user", question), _turn("assistant", answer))
 
 
 def ask(drawn: Source, tool: Tool) -> list[Message]:
-    """Return a request for a tool, and the call that answers it."""
+    """Return a request for a tool and the tool call that fulfils it."""
     text, arguments = tool.ask(drawn.values)
     return [_turn("user", text), _call(tool.name, arguments)]
 
 
 def told(drawn: Source, messages: list[Message]) -> list[Message]:
-    """Return a conversation that goes on with the result of its call and an answer in words."""
+    """Return messages extended by the result of their tool call and an answer in words."""
     result, words = _result(drawn)
     return [*messages, _tool_result(result), _turn("assistant", words)]
 
 
 def call_of(message: Message) -> tuple[str, Json]:
-    """Return name and arguments of the one call that a message makes."""
+    """Return the name and arguments of a message's only tool call."""
     function = message["tool_calls"][0]["function"]
     return function["name"], function["arguments"]
 
 
 def _result(drawn: Source) -> tuple[str, str]:
-    """Return what a tool returns, and the answer that tells it in words."""
+    """Draw the result of a tool, and return it with the answer that states it in words."""
     rng, values = drawn.rng, drawn.values
     draw = rng.random()
     if draw < 0.4:

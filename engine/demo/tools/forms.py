@@ -1,6 +1,7 @@
-"""Made-up tools with parameters drawn from a list: records to create, and facts to extract from a text.
+"""Makes up tools with parameters drawn from a list: tools that create records, and tools that extract facts from a
+text.
 
-They teach that any name can be a tool and any word a parameter, which a list of real tools is too short for.
+These tools teach that any name can be a tool and any word a parameter, for which a list of real tools is too short.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ FACTS = {
     "country": ("comes from {0}", "the country is {0}"),
     "rating": ("gets {0} of 10 points", "rated {0}"),
 }
-"""Ways to say one field, with the slot 0; a field that is absent here is said by its name."""
+"""Field -> phrases that state it, with the value in slot 0. A field that is missing here is stated by its name."""
 
 PEOPLE = (
     "{0} is {1} years old[ and lives in {2}][, works as a {3}].",
@@ -98,7 +99,7 @@ def made_up_tool(rng: random.Random, *, held_out: bool = False) -> Tool:
 
 
 def extraction_tool(rng: random.Random, *, held_out: bool = False) -> Tool:
-    """Return a tool that only gives facts of a text a structure, as clients offer one for structured output."""
+    """Return a tool that only structures facts of a text, as clients define for structured output."""
     person = not held_out and rng.random() < 0.35
     noun, fields = ("person", ()) if person else _chosen(rng, held_out)
     kind = _person_kind(rng) if person else ToolKind((), (), _parameters(fields), _facts(rng, noun, fields))

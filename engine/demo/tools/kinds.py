@@ -1,4 +1,4 @@
-"""Kinds of tools as the two lists describe them, and concrete tools made of them: names and schemas vary."""
+"""Reads kinds of tools from the two lists, and makes concrete tools with varying names and schemas from them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Parameter:
 
     names: tuple[str, ...]
     kind: str
-    """Kind of its values, as `Values.draw` reads it."""
+    """Kind of the parameter's values, as `Values.draw` takes it."""
     about: tuple[str, ...]
     optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ToolKind:
-    """A kind of tool: every list holds alternatives."""
+    """A kind of tool. Names, descriptions and requests are alternatives to choose from."""
 
     names: tuple[str, ...]
     about: tuple[str, ...]
@@ -45,12 +45,13 @@ class Tool:
     name: str
     parameter_names: tuple[str, ...]
     all_required: bool
-    """Every parameter is required, as OpenAI's strict schemas demand it; then every request names all of them."""
+    """Whether every parameter is required, as in OpenAI's strict schemas. Requests then name all parameters where one
+    of the kind's requests can."""
     schema: Json
-    """As a request to the API has it in `tools`."""
+    """The tool as an API request lists it in `tools`."""
 
     def ask(self, values: Values) -> tuple[str, Json]:
-        """Draw a request for this tool and the arguments that a call has to have."""
+        """Draw a request for this tool, and return its text and the arguments of the right tool call."""
         parameters = self.kind.parameters
         drawn = _drawn(parameters, values)
         wanted = [not p.optional or self.all_required or values.rng.random() < 0.4 for p in parameters]
@@ -70,7 +71,7 @@ def read_kinds(path: Path) -> list[ToolKind]:
 
 
 def make_tool(kind: ToolKind, rng: random.Random) -> Tool:
-    """Choose names, descriptions and the style of the schema."""
+    """Make a tool of a kind with random names, descriptions and style of the schema."""
     title = rng.random() < 0.3
     all_required = rng.random() < 0.25
     names = tuple(rng.choice(parameter.names) for parameter in kind.parameters)
@@ -97,7 +98,7 @@ def _object(properties: Json, required: list[str], rng: random.Random) -> Json:
 
 def _property(parameter: Parameter, name: str, rng: random.Random, *, titled: bool, about: bool) -> Json:
     schema: Json = json_type(parameter.kind)
-    if parameter.optional and titled:  # as Pydantic spells a parameter with a default of None
+    if parameter.optional and titled:  # as Pydantic writes a parameter with a default of None
         schema = {"anyOf": [schema, {"type": "null"}], "default": None}
     if about and parameter.about:
         schema["description"] = rng.choice(parameter.about)
@@ -124,12 +125,12 @@ def _slots(text: str) -> set[int]:
 
 
 def _says(request: str, wanted: list[bool]) -> bool:
-    """Tell if a request can name every parameter that is wanted."""
+    """Return whether a request has slots for all wanted parameters."""
     return {i for i, want in enumerate(wanted) if want} <= _slots(request)
 
 
 def _drawn(parameters: tuple[Parameter, ...], values: Values) -> list[Value]:
-    """Draw a value for each parameter; two of one kind differ."""
+    """Draw a value for each parameter. All values are different."""
     drawn: list[Value] = []
     for parameter in parameters:
         value = values.draw(parameter.kind)

@@ -1,4 +1,4 @@
-"""Measure how well a model uses tools that it was never trained with."""
+"""Measures how well a model uses tools that it was never trained with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALL = "<tool_call>"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation up to an answer of the assistant, and the test of that answer."""
+    """A conversation up to an answer of the assistant, and a test of whether that answer is right."""
 
     tree: Tree
     messages: tuple[Message, ...]
@@ -31,7 +31,7 @@ class Question:
 
 
 def questions(calls: int, abstentions: int, answers: int) -> dict[str, list[Question]]:
-    """Return held-out questions by what they ask for: a call, words where no tool fits, words about a tool's result."""
+    """Return held-out questions by right reaction: a tool call, words if no tool fits, words about a tool result."""
     drawn = source(SEED, held_out=True)
     return {
         "calls": [_call_question(drawn, _tools(drawn, number)) for number in range(calls)],
@@ -41,7 +41,7 @@ def questions(calls: int, abstentions: int, answers: int) -> dict[str, list[Ques
 
 
 def score(model: Any, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Question]) -> float:
-    """Return the share of questions that a model of transformers answers rightly, greedily."""
+    """Return the fraction of questions that a transformers model answers correctly with greedy decoding."""
     right = [question.is_right(text) for question, text in answered(model, tokenizer, asked)]
     return sum(right) / len(right)
 
@@ -49,7 +49,7 @@ def score(model: Any, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Questi
 def answered(
     model: Any, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Question]
 ) -> Iterator[tuple[Question, str]]:
-    """Yield every question with the model's answer, the shortest prompts first."""
+    """Yield each question with the model's answer, the shortest prompts first."""
     tokenizer.padding_side = "left"
     prompts = [(question, render(tokenizer, question.messages, question.tree, generation=True)) for question in asked]
     prompts.sort(key=lambda pair: len(pair[1]))
@@ -63,7 +63,7 @@ def answered(
 
 
 def is_call(text: str, name: str, arguments: Json) -> bool:
-    """Tell if an answer is one call, of this tool with exactly these arguments."""
+    """Return whether an answer consists of a single call of this tool with exactly these arguments."""
     before, _, rest = text.strip().partition(CALL)
     try:
         return not before and json.loads(rest.removesuffix("</tool_call>")) == {"name": name, "arguments": arguments}
@@ -72,7 +72,8 @@ def is_call(text: str, name: str, arguments: Json) -> bool:
 
 
 def _tools(drawn: Source, number: int) -> list[Tool]:
-    """Return one to three tools; the first, about which is asked, is real in two of three cases."""
+    """Return one to three tools. The question is about the first, which comes from the held-out list in two of three
+    cases and is made up otherwise."""
     if number % 3 < 2:
         first = make_tool(drawn.kinds[number % len(drawn.kinds)], drawn.rng)
     else:
@@ -100,6 +101,6 @@ def _result_question(drawn: Source, tools: list[Tool]) -> Question:
 
 
 def _tree(drawn: Source, tools: list[Tool]) -> Tree:
-    """Return the tools in any order, with the chat template's own system prompt."""
+    """Return a tree with the tools in random order and the chat template's own system prompt."""
     drawn.rng.shuffle(tools)
     return Tree(None, tuple(tool.schema for tool in tools), (Conversation(()),))

@@ -1,4 +1,4 @@
-"""Argument values as people write them in a request, and as a tool call spells them in JSON."""
+"""Draws argument values, both as people write them in a request and as a tool call writes them in JSON."""
 
 from __future__ import annotations
 
@@ -60,29 +60,29 @@ ENDS = (
 )
 """Syllables that invented words begin and end with."""
 INVENTED = frozenset(("city", "person", "company", "title", "word", "street"))
-"""Pools that are extended by invented words, so that the model learns to copy rather than to remember."""
+"""Pools to which invented words are added, so that the model learns to copy values instead of remembering them."""
 
 CLOSED = frozenset(("day", "time", "currency", "airport"))
 """Pools whose values are used by the training set and by the held-out set."""
 
 HELD_OUT = 6
-"""Every sixth value of the other pools is never trained on."""
+"""Every sixth value of the pools that are not in `CLOSED` is held out from training."""
 
 OPERATORS = ("+", "-", "*", "/")
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One argument."""
+    """One argument value."""
 
     text: str
-    """How a request writes it."""
+    """The value as a request writes it."""
     json: Any
-    """How a call writes it."""
+    """The value as a tool call writes it."""
 
 
 class Values:
-    """Draws values. The training set and the held-out set draw from disjoint parts of every pool."""
+    """Draws values. The training and held-out sets draw from disjoint parts of every pool that is not in `CLOSED`."""
 
     def __init__(self, rng: random.Random, *, held_out: bool = False) -> None:
         self.rng = rng
@@ -92,7 +92,7 @@ class Values:
         }  # fmt: skip
 
     def draw(self, kind: str) -> Value:
-        """`kind` is the name of a pool, `int:LOW:HIGH`, `float:LOW:HIGH`, `enum:A,B,C`, or a special kind."""
+        """Draw a value of a kind: a pool's name, `int:LOW:HIGH`, `float:LOW:HIGH`, `enum:A,B,C`, or a special kind."""
         name, _, options = kind.partition(":")
         if name == "int":
             number = self.rng.randint(*map(int, options.split(":")))
@@ -165,7 +165,7 @@ def json_type(kind: str) -> dict[str, Any]:
 
 @cache
 def _pools() -> dict[str, list[str]]:
-    """Read values.txt: the sorted values of every pool."""
+    """Read the sorted values of every pool from values.txt."""
     lines = Path(__file__).with_name("values.txt").read_text().splitlines()
     entries = [line.partition(" = ") for line in lines if not line.startswith("#")]
     return {name: sorted(values.split("|")) for name, _, values in entries}

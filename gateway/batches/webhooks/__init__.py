@@ -1,1 +1,1 @@
-"""Telling a tenant's own server that a batch has ended: events, the outbox they wait in, and their delivery."""
+"""Webhooks that notify a tenant's own server of the end of a batch: events, their outbox, and their delivery."""

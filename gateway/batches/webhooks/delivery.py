@@ -1,7 +1,8 @@
-"""Delivers events, at least once each: of several gateways, one at a time has an event, and says so when it is done.
+"""Delivers webhook events, each at least once. One gateway at a time claims an event and removes it from the outbox
+when it is done.
 
-A gateway that dies between the answer of a receiver and saying so leaves the event to another, which delivers it again
-under the same id.
+If a gateway dies after the receiver has answered and before the event is removed, another gateway delivers the event
+again under the same id.
 """
 
 from __future__ import annotations
@@ -25,33 +26,33 @@ from gateway.core.safe_url import UnsafeUrl
 from gateway.limiter.calls import RedisCalls, StoreError
 
 AT_ONCE = 4
-"""Deliveries to one endpoint."""
+"""Maximum number of concurrent deliveries to one endpoint."""
 CALL_SECONDS = 2.0
-"""Of one call to Redis."""
+"""Timeout of one call to Redis, in seconds."""
 GONE = 410
 GONE_REASON = f"http {GONE}"
 
 Count = Callable[[str], None]
-"""Told of every try: delivered, failed (to be tried again) or given_up."""
+"""Callback that receives the result of every attempt: delivered, failed (will be tried again) or given_up."""
 
 log = structlog.get_logger("webhooks")
 
 
 class Courier:
-    """Delivers one tenant's events until it is closed. One that waits for a slow receiver keeps nobody waiting."""
+    """Delivers one tenant's events until it is closed. A slow receiver does not delay other tenants."""
 
     def __init__(
         self, tenant: str, endpoint: WebhookConfig, outbox: Outbox, count: Count, tls: ssl.SSLContext, pace: Pace
     ) -> None:
         self.pending = 0
-        """Events not delivered yet, when last looked."""
+        """Number of the tenant's events that were not yet delivered at the last claim."""
         self._tenant, self._endpoint, self._outbox = tenant, endpoint, outbox
         self._count, self._tls, self._pace = count, tls, pace
         self._closing = False
         self._task = asyncio.create_task(self._run(), name=f"webhooks-{tenant}")
 
     async def close(self) -> None:
-        """What was on its way is left to others."""
+        """Stop delivering. Events whose delivery was under way are left to other gateways."""
         self._closing = True  # redis-py may swallow a cancellation that meets it between two reads
         self._task.cancel()
         await asyncio.wait([self._task])
@@ -67,13 +68,13 @@ class Courier:
                 if not away:
                     log.warning("webhook_outbox_away", tenant=self._tenant, reason=str(error))
                 away = True
-            except Exception:  # a bug: without another try, this tenant would never be told of anything again
+            except Exception:  # a bug: without another try, this tenant's events would never be delivered
                 log.exception("webhooks_not_delivered", tenant=self._tenant)
             if not worked:
                 await asyncio.sleep(self._pace.poll)
 
     async def _turn(self) -> bool:
-        """Whether anything was due."""
+        """Claim and deliver the events that are due. Return whether there were any."""
         claim = await self._outbox.claim(self._pace.lease, AT_ONCE)
         self.pending = claim.pending
         results = await asyncio.gather(*(self._deliver(event, claim) for event in claim.events), return_exceptions=True)
@@ -83,7 +84,7 @@ class Courier:
         return bool(claim.events)
 
     async def _deliver(self, event: Event, claim: Claim) -> None:
-        """Raises StoreError: what became of it is not noted, so it will be tried again."""
+        """Deliver one event. Raises StoreError if the outcome could not be stored; it is then delivered again."""
         if event.type not in self._endpoint.events:
             await self._outbox.remove(event)
             return
@@ -107,7 +108,8 @@ class Courier:
         self.pending = max(0, self.pending - 1)
 
     async def _try(self, event: Event, claim: Claim) -> str | None:
-        """None if it was received, else why not, without what may be secret in a URL."""
+        """Send an event once. Return None if the receiver accepted it, else the reason of the failure, without the
+        parts of the URL that may be secret."""
         body, endpoint = event.body(), self._endpoint
         headers = signed_headers(event, body, endpoint.key, int(claim.now()))
         try:
@@ -130,11 +132,12 @@ async def delivering(
     tls: ssl.SSLContext | None = None,
     pace: Pace | None = None,
 ) -> AsyncIterator[list[Courier]]:
-    """Delivers tenants' events to their endpoints until this is left.
+    """Deliver the tenants' events to their endpoints until the context is left.
 
     Args:
-        prefix: what keys begin with.
-        tls: whom to trust; None: the authorities everybody does, or SSL_CERT_FILE's.
+        prefix: prefix of all Redis keys.
+        tls: context with the trusted certificate authorities. None means the default authorities, or those of
+            SSL_CERT_FILE.
     """
     calls = RedisCalls.patient(client, prefix, CALL_SECONDS)
     trusted, timing = tls or httpx.create_ssl_context(), pace or Pace()

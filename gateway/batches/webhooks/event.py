@@ -1,4 +1,4 @@
-"""What is told: an event in OpenAI's shape, signed by the Standard Webhooks specification."""
+"""Webhook events in OpenAI's format, signed according to the Standard Webhooks specification."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ USER_AGENT = f"loralane/{version('loralane')}"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The end of a batch, which has only one: its id is the event's, whoever tells of it and how often."""
+    """The end of a batch. A batch ends only once, so the event's id is derived from the batch id and is the same for
+    every gateway and every attempt."""
 
     status: str
-    """completed, failed, expired or cancelled."""
+    """Final status of the batch: completed, failed, expired or cancelled."""
     batch_id: str
     ended_at: int
-    """Unix seconds, on Redis's clock."""
+    """Unix time in seconds on Redis's clock."""
 
     @classmethod
     def parse(cls, word: str) -> Event:
-        """As the outbox has it. Raises ValueError."""
+        """Parse an event as the outbox stores it (see `word`). Raises ValueError."""
         status, batch_id, ended_at = word.split(" ")
         return cls(status, batch_id, int(ended_at))
 
@@ -53,7 +54,8 @@ class Event:
 
 
 def signed_headers(event: Event, body: bytes, key: bytes, now: int) -> dict[str, str]:
-    """`now`: Unix seconds; receivers refuse what is more than five minutes old, so each try has its own."""
+    """Return the HTTP headers of a delivery. `now` is the Unix time in seconds. Receivers reject signatures that are
+    more than five minutes old, so each attempt is signed anew."""
     signed = f"{event.id}.{now}.".encode() + body
     signature = b64encode(hmac.digest(key, signed, "sha256")).decode()
     return {

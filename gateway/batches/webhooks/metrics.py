@@ -1,4 +1,4 @@
-"""Events that wait for their receivers, as a metric."""
+"""Exports the number of undelivered webhook events as a metric."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Holding(Protocol):
 
 
 class WebhookMetrics(Collector):
-    """Every gateway sees the whole outbox, so of several one is asked, and none are added up."""
+    """Exports the size of the outbox. All gateways share the outbox, so read one gateway's metric, not their sum."""
 
     def __init__(self, couriers: Collection[Holding]) -> None:
         self._couriers = couriers

@@ -1,7 +1,8 @@
-"""Connections that go where they may: a name is resolved here, and connected to is the very address that was checked.
+"""Connections to checked addresses only: the host name is resolved here, and the connection goes to the address that
+was checked.
 
-TLS is held to the name all the same. Nothing else ever resolves the name, so that it cannot become another address
-between the check and the connection (DNS rebinding).
+TLS still verifies the host name. No other code resolves the name, so it cannot change to another address between the
+check and the connection (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from gateway.core.safe_url import Address, SafeUrl, check_addresses
 
 
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Raises UnsafeUrl where a request may not go."""
+    """Network backend of httpcore. Raises UnsafeUrl if a request must not go to a host's addresses."""
 
     def __init__(self, *, inner: bool) -> None:
-        """`inner`: this machine and private networks will do."""
+        """`inner` also allows addresses of this machine and of private networks."""
         self._inner = inner
         self._network = httpcore.AnyIOBackend()
 
@@ -61,11 +62,15 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
 
 
 async def post(url: SafeUrl, headers: Mapping[str, str], body: bytes, tls: ssl.SSLContext, *, inner: bool) -> int:
-    """The status of the answer, of which nothing else is read; a redirection is an answer, too.
+    """Send a POST request and return the status code of the response. Nothing else of it is read, and redirects are not
+    followed.
+
+    Args:
+        inner: whether addresses of this machine and of private networks are allowed.
 
     Raises:
-        httpcore exceptions: there was none.
-        UnsafeUrl: a request may not go there. `inner`: this machine and private networks will do.
+        httpcore exceptions: there was no response.
+        UnsafeUrl: a request must not go to this address.
     """
     place = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
     sent = {"host": url.authority, "content-length": str(len(body)), "connection": "close", **headers}

@@ -1,4 +1,4 @@
-"""What the section `batches.webhooks` asks for, opened."""
+"""Starts what the configuration section `batches.webhooks` asks for."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gateway.observe.metrics import Metrics
 async def open_webhooks(
     client: Redis, prefix: str, endpoints: Mapping[str, WebhookConfig], metrics: Metrics
 ) -> AsyncIterator[None]:
-    """Delivers until this is left. `prefix`: what keys begin with.
+    """Deliver webhook events until the context is left. `prefix` is the prefix of all Redis keys.
 
     Raises:
-        ConfigError: endpoints are configured, and the extra `webhooks` is not installed.
+        ConfigError: endpoints are configured, but the extra `webhooks` is not installed.
     """
     if not endpoints:
         metrics.register(WebhookMetrics(()))

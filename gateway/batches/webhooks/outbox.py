@@ -1,7 +1,8 @@
-"""Events that are yet to be told, in Redis: one sorted set a tenant, by the Unix time at which each is due.
+"""Webhook events that are not yet delivered, in Redis: one sorted set per tenant, scored by the Unix time at which each
+event is due.
 
-The step that ends a job puts its event there in the same script, so that neither is without the other; the set has the
-hash tag of everything else that is the tenant's.
+The script that ends a job also adds its event to the set, so that neither happens without the other. The set has the
+same hash tag as the tenant's other keys.
 """
 
 from __future__ import annotations
@@ -15,36 +16,36 @@ from gateway.limiter.calls import RedisCalls, Script
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Events that are this gateway's to deliver, until others may have them."""
+    """Events that this gateway has claimed for delivery. When the claim expires, other gateways may claim them."""
 
     events: tuple[Event, ...]
     pending: int
-    """Events of the tenant that are not delivered yet, these among them."""
+    """Number of the tenant's undelivered events, including the claimed ones."""
     asked_at: float
-    """Unix time on Redis's clock."""
+    """Unix time in seconds of the claim, on Redis's clock."""
     _here: float
-    """The same on this process's monotonic clock."""
+    """Time in seconds of the claim, on this process's monotonic clock."""
 
     def now(self) -> float:
-        """Unix time on Redis's clock."""
+        """Return the current Unix time in seconds on Redis's clock."""
         return self.asked_at + time.monotonic() - self._here
 
 
 class Outbox:
-    """One tenant's, to which the script that ends a job adds `Event.word`. Every method raises StoreError."""
+    """Outbox of one tenant, to which the script that ends a job adds `Event.word`. Every method raises StoreError."""
 
     def __init__(self, calls: RedisCalls, tenant: str) -> None:
         self._calls, self._key = calls, calls.key("webhooks", tenant)
         self._claim = Script.load("claim.lua", package="gateway.batches.webhooks")
 
     async def claim(self, seconds: float, limit: int) -> Claim:
-        """At most `limit` events that are due; if nobody says what became of them, others get them in `seconds`."""
+        """Claim at most `limit` due events. Those that are not removed or put off are due again in `seconds`."""
         here = time.monotonic()
         now, pending, due = await self._calls.run(self._claim, [self._key], [repr(seconds), limit])
         return Claim(tuple(Event.parse(word.decode()) for word in due), int(pending), float(now), here)
 
     async def put_off(self, event: Event, until: float) -> None:
-        """`until`: Unix time. Does nothing if it was delivered meanwhile."""
+        """Make an event due at `until` (Unix time in seconds). Does nothing if the event was delivered meanwhile."""
         async with self._calls.guard() as client:
             await client.zadd(self._key, {event.word: until}, xx=True)
 

@@ -1,1 +1,1 @@
-"""/openapi.json: the HTTP API's document, from what bodies are validated against and from the error table."""
+"""/openapi.json: the OpenAPI document, generated from the structs that validate requests and from the error table."""

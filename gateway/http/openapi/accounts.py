@@ -1,4 +1,4 @@
-"""The operations on tenants, keys, limits and usage: only administrators reach them."""
+"""The operations on tenants, keys, limits and usage. Only administrators can call them."""
 
 from __future__ import annotations
 

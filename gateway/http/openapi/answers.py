@@ -1,4 +1,4 @@
-"""OpenAI's response bodies as the API's document describes them. What is sent is made in gateway/openai/render.py."""
+"""Response bodies as described in /openapi.json. Those of generations are rendered in gateway/openai/render.py."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class ErrorDetail(Struct):
     message: str
     type: str
     param: str | None
-    """The field of the request that is to blame."""
+    """The request field that caused the error."""
     code: str | None
 
 
 class Error(Struct):
-    """Every error has this shape; after the first byte of a stream it is the data of the last event."""
+    """Body of every error. After the first byte of a stream, it is the data of the last event before [DONE]."""
 
     error: ErrorDetail
 
@@ -30,7 +30,7 @@ class CachedTokens(Struct):
 
 
 class Usage(Struct):
-    """In tokens. A prompt counts once, however many answers it gets."""
+    """Usage in tokens. A prompt counts once, however many answers it gets."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -80,7 +80,7 @@ class ChatChoice(Struct):
 
 
 class Head(Struct, kw_only=True):
-    """What all bodies of a response have in common."""
+    """Fields that all bodies of a response share."""
 
     id: str
     created: int
@@ -117,7 +117,7 @@ class ChunkChoice(Struct):
 
 
 class ChatCompletionChunk(Head, kw_only=True):
-    """Data of one event of a stream. The last event is [DONE]."""
+    """Data of one event of a stream. The last event of a stream is [DONE]."""
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChunkChoice]
@@ -140,7 +140,7 @@ class CompletionChoice(Struct):
 
 
 class Completion(Head, kw_only=True):
-    """Also the data of one event of a stream, where a finish_reason of null says that more comes."""
+    """A completion, or the data of one event of a stream, where a finish_reason of null means that more follows."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
@@ -180,9 +180,9 @@ class Health(Struct):
 class Readiness(Struct):
     status: Literal["ready", "not_ready"]
     reason: str | None
-    """Why requests cannot be served now; null while they can."""
+    """Reason why requests cannot be served now; null while they can."""
     engine: bool
-    """The engine is connected and moves."""
+    """True if the engine is connected and makes progress."""
     redis: bool
     limiter: str
     limiter_modes: list[str]

@@ -20,7 +20,7 @@ class BatchLineError(Struct):
     message: str
     param: str | None
     line: int | None
-    """From 1."""
+    """Number of the line, from 1."""
 
 
 class BatchErrors(Struct):
@@ -51,7 +51,7 @@ class BatchUsage(Struct):
 
 
 class Batch(Struct):
-    """Times are in seconds since 1970."""
+    """A batch. Times are in seconds since 1970."""
 
     id: str
     object: Literal["batch"]
@@ -76,7 +76,7 @@ class Batch(Struct):
     usage: BatchUsage
     metadata: dict[str, str] | None
     eta_seconds: float | None
-    """Until its last line has ended; null: nobody can say."""
+    """Estimated seconds until the batch's last line has ended; null if no estimate is possible."""
 
 
 class AdminBatch(Batch):

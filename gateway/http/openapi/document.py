@@ -1,4 +1,4 @@
-"""The HTTP API's OpenAPI 3.1 document, generated from what requests are validated against and from the error table."""
+"""Generates the OpenAPI 3.1 document from the structs that validate requests and from the error table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Json = dict[str, Any]
 PLACEHOLDER = re.compile(r"\{(\w+)(?::\w+)?\}")
 EVENTS = "text/event-stream"
 EVENT_DATA = "x-event-data"
-"""Of each event but the last, which is [DONE]. OpenAPI has a word of its own for this only from 3.2 on."""
+"""Extension field that holds the schema of each event's data, except for the last event, which is [DONE]. OpenAPI has a
+standard field for this only from 3.2 on."""
 RATE_HEADERS = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
 HEADERS = {
     "x-request-id": "The caller's own, if it sent a sane one.",
@@ -36,7 +37,7 @@ HEADERS = {
 
 
 def document(operations: Sequence[Operation] = OPERATIONS) -> Json:
-    """The whole document, as JSON."""
+    """Return the whole document, as a JSON object."""
     paths: dict[str, Json] = defaultdict(dict)
     for operation in operations:
         paths[PLACEHOLDER.sub(r"{\1}", operation.path)][operation.method.lower()] = _operation(operation)
@@ -66,7 +67,7 @@ def _operation(operation: Operation) -> Json:
 
 
 def _named(placeholder: str, operation: Operation) -> str:
-    """What a path's variable part stands for."""
+    """Return the word for a variable part of a path that is used in the operation's id."""
     if placeholder.endswith("_id"):
         return placeholder.removesuffix("_id")
     return "adapter" if operation.who == "admin" else "model"

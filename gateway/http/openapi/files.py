@@ -16,13 +16,13 @@ Purpose = Literal["batch", "batch_output"]
 
 
 class FileUpload(Struct):
-    """A form."""
+    """Form that uploads a file."""
 
     file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
     purpose: Literal["batch"]
     anchor: Literal["created_at"] | UnsetType = field(default=UNSET, name=ANCHOR)
     seconds: Annotated[int, Meta(ge=MIN_EXPIRY, le=MAX_EXPIRY)] | UnsetType = field(default=UNSET, name=SECONDS)
-    """From when the upload began to the file's end."""
+    """Lifetime of the file in seconds, counted from the start of the upload."""
 
 
 class File(Struct):
@@ -30,7 +30,7 @@ class File(Struct):
     object: Literal["file"]
     bytes: int
     created_at: int
-    """Unix seconds."""
+    """Unix time in seconds."""
     expires_at: int | None
     filename: str
     purpose: Purpose

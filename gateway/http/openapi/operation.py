@@ -1,4 +1,4 @@
-"""What the API's document says of one operation."""
+"""Description of one operation in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -14,38 +14,41 @@ BODY = frozenset({Fault.INVALID_JSON, Fault.INVALID_REQUEST, Fault.REQUEST_TOO_L
 KEYED = frozenset({Fault.INVALID_API_KEY, Fault.FORBIDDEN})
 
 TEXT = "text/plain"
-"""Of an answer that is no JSON."""
+"""Media type of responses that are plain text instead of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Every one may also answer 500 `internal_error`."""
+    """One operation of the HTTP API: a method on a path. Every operation may also return 500 `internal_error`."""
 
     method: str
     path: str
-    """As its route spells it."""
+    """The path as in its route."""
     summary: str
     who: Literal["anyone", "tenant", "admin"]
+    """The callers that may use the operation."""
     answer: type[Struct] | str
-    """A body, or the media type of a text."""
+    """Struct of the response's JSON body, or the media type of a text response."""
     body: type[Struct] | None = None
+    """Struct of the request's body. None means that the operation takes no body."""
     faults: frozenset[Fault] = frozenset()
-    """Beside those that everyone has who authenticates or sends a body."""
+    """Errors of this operation, besides those of every operation that authenticates or takes a body."""
     events: type[Struct] | None = None
-    """Data of the events of a stream, where a request can ask for one."""
+    """Struct of the event data of a stream. None means that the response cannot be streamed."""
     other: Mapping[int, type[Struct]] = field(default_factory=dict)
-    """Answers with another status that are no errors."""
+    """Bodies of responses that have another status but are not errors, by status."""
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Parameters and their schemas."""
+    """Schemas of the query parameters, by name."""
     status: int = 200
-    """Of the answer."""
+    """Status of the successful response."""
     body_type: str = "application/json"
-    """Media type of the body."""
+    """Media type of the request's body."""
     text: str = ""
-    """Media type of the same as text, where a request can ask for it."""
+    """Media type of an alternative text form of the response; empty if there is none."""
 
     @property
     def all_faults(self) -> frozenset[Fault]:
+        """All errors that the operation may return."""
         known = frozenset[Fault]() if self.who == "anyone" else KEYED
         return self.faults | known | (BODY if self.body else frozenset()) | {Fault.INTERNAL}
 

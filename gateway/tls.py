@@ -98,7 +98,7 @@ def read_identity(config: TlsConfig, where: str) -> Identity:
     chain = _pem(config.cert, f"{where}.cert", CERTIFICATE, "certificate")
     key = _pem(config.key, f"{where}.key", PRIVATE_KEY, "private key")
     if ENCRYPTED in key:
-        raise ConfigError(f"{where}.key: {config.key} is encrypted; nobody is there to type its password")
+        raise ConfigError(f"{where}.key: {config.key} is encrypted, and the gateway cannot ask for its password")
     client_ca = None
     if config.client_ca is not None:
         client_ca = _pem(config.client_ca, f"{where}.client_ca", CERTIFICATE, "certificate")

@@ -34,10 +34,13 @@ def select_backend(
         data_dir: directory with the tunings measured on this machine. None means that there is none.
 
     Raises:
+        ValueError: the device is a GPU and triton is not installed.
         TuningError: A tuning file in `data_dir`, or a shipped one, cannot be used; the message names the file.
     """
     # Imported late: a machine without CUDA may have no triton, and a few platforms have no numba.
     if device.type == "cuda":
+        if not find_spec("triton"):
+            raise ValueError("a GPU needs triton: pip install 'loralane[gpu]'")
         from lora_kernels.triton_tuned import load_backend
 
         return load_backend(device, dtype, head_dim, data_dir)

@@ -19,11 +19,15 @@ class BatchMetrics(Collector):
         self._gate = gate
 
     def collect(self) -> Iterable[Metric]:
-        leases = GaugeMetricFamily("loralane_batch_leases", "Tasks of batches that this process does.", labels=["task"])
+        leases = GaugeMetricFamily("loralane_batch_leases", "Batch tasks leased by this process.", labels=["task"])
         for task in get_args(TaskKind):
             leases.add_metric([task], self._dispatcher.leases.get(task, 0))
         backlog, running = self._dispatcher.backlog, self._gate.in_flight
         yield leases
-        yield GaugeMetricFamily("loralane_batches_open", "That have not ended, of everybody.", self._dispatcher.open)
-        yield GaugeMetricFamily("loralane_batch_backlog", "Lines that wait here for the engine.", backlog)
-        yield GaugeMetricFamily("loralane_batch_lines_running", "Lines that the engine has.", running)
+        yield GaugeMetricFamily(
+            "loralane_batches_open", "Batches of all tenants that have not ended.", self._dispatcher.open
+        )
+        yield GaugeMetricFamily(
+            "loralane_batch_backlog", "Batch lines that wait in this process for the engine.", backlog
+        )
+        yield GaugeMetricFamily("loralane_batch_lines_running", "Batch lines that the engine is working on.", running)

@@ -21,7 +21,7 @@ app = typer.Typer(
 
 HELP = """Send a server streamed completions, and report throughput and latency lane by lane.
 
-Every server does the same work: seeded prompts of token ids, exact lengths, and arrivals that wait for nobody.
+Every server does the same work: seeded prompts of token ids, exact lengths, and arrivals that do not wait for answers.
 
 A lane is `interactive`, `batch` or `default` (which leaves the lane to the server), with any of
 

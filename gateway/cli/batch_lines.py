@@ -84,4 +84,4 @@ def _conflict(line: Line, seen: dict[str, int], endpoint: str) -> str:
         return f"custom_id {line.custom_id!r} is that of line {seen[line.custom_id]}, too"
     if line.url != endpoint:
         return f"url is {line.url!r}, and {endpoint!r} before it: a file is for one endpoint"
-    return "body.stream: a batch has nobody to stream to" if line.body.stream else ""
+    return "body.stream: a batch line cannot be streamed" if line.body.stream else ""

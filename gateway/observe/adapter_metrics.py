@@ -23,13 +23,13 @@ class AdapterTraffic:
         self._seen: set[str] = set()
         self._requests = Counter(
             "loralane_adapter_requests",
-            "Requests of an adapter by how they ended.",
+            "Requests of an adapter that have ended, by finish reason.",
             ["adapter", "finish"],
             registry=registry,
         )
         self._tokens = Counter(
             "loralane_adapter_tokens",
-            "Tokens of an adapter that were charged.",
+            "Tokens charged for requests of an adapter.",
             ["adapter", "direction"],
             registry=registry,
         )
@@ -59,8 +59,12 @@ def adapter_gauges(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) ->
         names: adapter version -> every name it goes by; a version is told under each of them.
     """
     tier = GaugeMetricFamily("loralane_adapter_tier", "1 for the tier an adapter is in.", labels=["adapter", "tier"])
-    copies = GaugeMetricFamily("loralane_adapter_device_copies", "Copies to the device so far.", labels=["adapter"])
-    reads = GaugeMetricFamily("loralane_adapter_disk_reads", "Reads from disk so far.", labels=["adapter"])
+    copies = GaugeMetricFamily(
+        "loralane_adapter_device_copies", "Times the adapter was copied to the device.", labels=["adapter"]
+    )
+    reads = GaugeMetricFamily(
+        "loralane_adapter_disk_reads", "Times the adapter was read from disk.", labels=["adapter"]
+    )
     used = sorted(stats.adapters, key=lambda one: (-one.hits - one.loads, one.adapter))
     for one in used[:MAX_ADAPTERS]:
         for name in names.get(one.adapter, ()):

@@ -25,21 +25,21 @@ GOAL = ("lane", "goal")
 MODES = ("redis", "degraded", "closed", "open")
 
 PAGES = {
-    "total_pages": "Pages of the pool.",
-    "free_pages": "Pages of the pool that nothing is in.",
-    "kv_pages": "Pages of the pool with KV of running requests.",
-    "cached_pages": "Pages of the pool with prefixes that nobody uses now.",
-    "adapter_pages": "Pages of the pool with adapters.",
-    "host_total_pages": "Pages of host memory for preempted KV.",
-    "host_used_pages": "Pages of host memory that hold KV.",
+    "total_pages": "Pages in the pool.",
+    "free_pages": "Free pages in the pool.",
+    "kv_pages": "Pages in the pool that hold KV cache of running requests.",
+    "cached_pages": "Pages in the pool that hold cached prefixes which no request uses.",
+    "adapter_pages": "Pages in the pool that hold adapters.",
+    "host_total_pages": "Pages of host memory for KV cache of preempted requests.",
+    "host_used_pages": "Pages of host memory that hold KV cache.",
 }
 COUNTERS = {
     "steps": "Engine steps.",
     "step_seconds": "Time spent in engine steps.",
-    "step_predicted_seconds_total": "What the step-time model expected of the steps it knew.",
-    "step_actual_seconds_total": "What the same steps took.",
-    "recomputed_tokens": "Computed again after a preemption.",
-    "prompt_tokens": "Tokens of prompts that were taken in.",
+    "step_predicted_seconds_total": "Time the step-time model predicted for the steps it could predict.",
+    "step_actual_seconds_total": "Time that the predicted steps took.",
+    "recomputed_tokens": "Tokens computed again after a preemption.",
+    "prompt_tokens": "Prompt tokens of admitted requests.",
     "cached_tokens": "Prompt tokens found in the prefix cache.",
     "generated_tokens": "Tokens sampled.",
     "adapter_loads": "Adapters copied to the device.",
@@ -47,33 +47,39 @@ COUNTERS = {
     "adapter_fetches": "Adapters read from disk into host memory.",
     "adapter_fetch_failures": "Reads from disk that ended without an adapter.",
     "adapter_host_evictions": "Adapters dropped from host memory.",
-    "pages_saved": "Pages of KV copied to the host.",
-    "pages_restored": "Pages of KV copied back from the host.",
+    "pages_saved": "Pages of KV cache copied to host memory.",
+    "pages_restored": "Pages of KV cache copied back from host memory.",
 }
 GAUGES = {
-    "adapter_host_total_bytes": "What packed adapters may take in host memory.",
-    "adapter_host_used_bytes": "What they take.",
-    "step_error_median": "Of recent steps: |actual / predicted - 1|.",
-    "step_margin": "Predictions are multiplied by this before they are relied on.",
-    "batch_urgency": "Need of batch deadlines over what batch work has been getting; from 1 on they are in danger.",
-    "batch_share": "Share of recent device time that batch work had while there was any; 1 without.",
+    "adapter_host_total_bytes": "Host memory reserved for packed adapters, in bytes.",
+    "adapter_host_used_bytes": "Host memory used by packed adapters, in bytes.",
+    "step_error_median": "Median of |actual / predicted - 1| over recent steps.",
+    "step_margin": "Safety factor by which predicted step times are multiplied.",
+    "batch_urgency": "Device time that batch deadlines need over what batch work gets; from 1 on they are at risk.",
+    "batch_share": "Share of recent device time spent on batch work while there was any; 1 without batch work.",
 }
 TIERS = ("disk", "fetching", "host", "resident")
 MOVES = {"host": "adapter_fetch_seconds", "device": "adapter_load_seconds"}
 """Tier an adapter is brought to, and how long that has taken over all."""
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 LANE_GAUGES = {
-    "requests_running": ("Running in the engine.", "running"),
-    "requests_waiting": ("Waiting in the engine.", "waiting"),
-    "oldest_wait_seconds": ("Age of the oldest request that waits.", "oldest_wait_seconds"),
-    "vtc_gap_seconds": ("Between the most and the least served tenant that wait.", "vtc_gap_seconds"),
-    "vtc_bound_seconds": ("What fair scheduling proves that gap to stay below.", "vtc_bound_seconds"),
+    "requests_running": ("Requests running in the engine.", "running"),
+    "requests_waiting": ("Requests waiting in the engine.", "waiting"),
+    "oldest_wait_seconds": ("Time the oldest waiting request has waited.", "oldest_wait_seconds"),
+    "vtc_gap_seconds": (
+        "Difference in service between the most and the least served waiting tenants (VTC).",
+        "vtc_gap_seconds",
+    ),
+    "vtc_bound_seconds": ("Upper bound that the fair scheduler guarantees for vtc_gap_seconds.", "vtc_bound_seconds"),
 }
 ATTAINMENT = {"ttft": "slo_ttft_attainment", "itl": "slo_itl_attainment"}
 TENANT_GAUGES = {
-    "tenant_requests_running": ("Running in the engine.", "running"),
-    "tenant_requests_waiting": ("Waiting in the engine.", "waiting"),
-    "tenant_device_seconds": ("Device time so far. A gauge: who has a label of its own may change.", "device_seconds"),
+    "tenant_requests_running": ("Requests running in the engine.", "running"),
+    "tenant_requests_waiting": ("Requests waiting in the engine.", "waiting"),
+    "tenant_device_seconds": (
+        "Device time used so far. A gauge, because the tenants with a label of their own may change.",
+        "device_seconds",
+    ),
 }
 
 
@@ -124,7 +130,9 @@ def _lane_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
             gauge.add_metric([_lane(lane)], getattr(lane, field))
         yield gauge
     in_time = GaugeMetricFamily(
-        "loralane_slo_attainment", "Share of recent tokens in time, first and later ones; 1 without any.", labels=GOAL
+        "loralane_slo_attainment",
+        "Share of recent tokens within the lane's goal, first and later tokens apart; 1 without tokens.",
+        labels=GOAL,
     )
     for lane, (goal, field) in product(stats.lanes, ATTAINMENT.items()):
         in_time.add_metric([_lane(lane), goal], getattr(lane, field))
@@ -133,7 +141,7 @@ def _lane_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
     for lane, known in product(stats.lanes, LaneMode):
         mode.add_metric([_lane(lane), known.value], float(lane_mode_from_pb(lane.mode) is known))
     yield mode
-    busy = CounterMetricFamily("loralane_lane_device_seconds", "Time of steps spent on a lane.", labels=["lane"])
+    busy = CounterMetricFamily("loralane_lane_device_seconds", "Device time of steps spent on a lane.", labels=["lane"])
     for lane in stats.lanes:
         busy.add_metric([_lane(lane)], lane.device_seconds)
     yield busy
@@ -150,7 +158,9 @@ def _tenant_metrics(tenants: Sequence[pb.TenantStats]) -> Iterator[Metric]:
             gauge.add_metric(labels, value)
         yield gauge
     served = GaugeMetricFamily(
-        "loralane_tenant_served_seconds", "Service by weight, which fairness compares.", labels=["lane", "tenant"]
+        "loralane_tenant_served_seconds",
+        "Service received divided by weight, which the fair scheduler compares.",
+        labels=["lane", "tenant"],
     )
     for tenant in tenants:
         if label(tenant.tenant) == tenant.tenant:  # virtual times of several tenants have no meaningful sum
@@ -175,7 +185,7 @@ def _plain_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
 
 def _preemptions(stats: pb.EngineStats) -> Metric:
     family = CounterMetricFamily(
-        "loralane_preemptions", "Running requests put back to wait, by what room was needed for.", labels=["cause"]
+        "loralane_preemptions", "Requests preempted, by what their pages or slots were needed for.", labels=["cause"]
     )
     for cause, count in sorted(stats.preemptions_by_cause.items()):
         family.add_metric([cause], count)
@@ -183,13 +193,17 @@ def _preemptions(stats: pb.EngineStats) -> Metric:
 
 
 def _adapter_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
-    known = GaugeMetricFamily("loralane_adapters", "Versions the engine knows, by where they are.", labels=["tier"])
+    known = GaugeMetricFamily(
+        "loralane_adapters", "Adapter versions that the engine knows, by the tier that holds them.", labels=["tier"]
+    )
     counts = Counter(adapter.state for adapter in stats.adapters)
     for tier in TIERS:
         known.add_metric([tier], counts[tier])
     yield known
     seconds = CounterMetricFamily(
-        "loralane_adapter_load_seconds", "Spent bringing adapters to a tier: from disk, from the host.", labels=["tier"]
+        "loralane_adapter_load_seconds",
+        "Time spent loading adapters into a tier: host memory from disk, the device from host memory.",
+        labels=["tier"],
     )
     for tier, field in MOVES.items():
         seconds.add_metric([tier], getattr(stats, field))
@@ -202,15 +216,15 @@ def _vllm_metrics(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
     gauges = {
         "num_requests_running": ("Running requests.", sum(lane.running for lane in stats.lanes)),
         "num_requests_waiting": ("Waiting requests.", sum(lane.waiting for lane in stats.lanes)),
-        "kv_cache_usage_perc": ("Share of the pool that holds KV in use, 0 to 1.", usage),
+        "kv_cache_usage_perc": ("Share of the pool that holds KV cache in use, from 0 to 1.", usage),
     }
     counters = {
-        "prompt_tokens": ("Tokens of prompts that were taken in.", stats.prompt_tokens),
+        "prompt_tokens": ("Prompt tokens of admitted requests.", stats.prompt_tokens),
         "prompt_tokens_cached": ("Prompt tokens found in the prefix cache.", stats.cached_tokens),
         "generation_tokens": ("Tokens sampled.", stats.generated_tokens),
-        "prefix_cache_queries": ("Prompt tokens looked for in the prefix cache.", stats.prompt_tokens),
-        "prefix_cache_hits": ("Prompt tokens found there.", stats.cached_tokens),
-        "num_preemptions": ("Running requests put back to wait.", sum(stats.preemptions_by_cause.values())),
+        "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", stats.prompt_tokens),
+        "prefix_cache_hits": ("Prompt tokens found in the prefix cache.", stats.cached_tokens),
+        "num_preemptions": ("Requests preempted.", sum(stats.preemptions_by_cause.values())),
     }
     kinds: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], dict[str, tuple[str, float]]], ...]
     kinds = ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters))
@@ -232,7 +246,7 @@ def _sleep_state(model: str) -> Metric:
 def _iteration_tokens(stats: pb.EngineStats, model: str) -> Metric:
     """vLLM's board reads the count, the number of steps. The engine tells the sum of their tokens, not each step's."""
     computed = stats.prompt_tokens - stats.cached_tokens + stats.generated_tokens
-    family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of an engine step.", labels=LABELS)
+    family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens per engine step.", labels=LABELS)
     family.add_metric([model, ENGINE], [("+Inf", stats.steps)], computed)
     return family
 
@@ -245,7 +259,9 @@ def _lora_info(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Met
     running = _names((adapter.adapter for adapter in stats.adapters if adapter.running), names)
     waiting = _names((adapter.adapter for adapter in stats.adapters if adapter.waiting), names)
     labels = {"max_lora": str(len(stats.adapters)), "running_lora_adapters": running, "waiting_lora_adapters": waiting}
-    info = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use and waited for.", labels=list(labels))
+    info = GaugeMetricFamily(
+        "vllm:lora_requests_info", "Adapters of running and of waiting requests.", labels=list(labels)
+    )
     info.add_metric(list(labels.values()), time.time())
     return info
 

@@ -19,9 +19,7 @@ class GrammarMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         counts = self._pool.counts
-        refused = CounterMetricFamily(
-            "loralane_grammars_refused", "Grammars that were refused, by reason.", labels=["reason"]
-        )
+        refused = CounterMetricFamily("loralane_grammars_refused", "Grammars refused, by reason.", labels=["reason"])
         for reason in Reason:
             refused.add_metric([reason.value], counts.refused[reason])
         yield refused

@@ -17,4 +17,4 @@ class LoopMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         tasks = len(asyncio.all_tasks(self._loop))
-        yield GaugeMetricFamily("loralane_asyncio_tasks", "Tasks of the event loop.", tasks)
+        yield GaugeMetricFamily("loralane_asyncio_tasks", "asyncio tasks in the event loop.", tasks)

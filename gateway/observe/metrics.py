@@ -65,20 +65,32 @@ class Metrics:
         self._extra = CollectorRegistry()
         self._shared = shared
         self._tenants: set[str] = set()
-        self._ttft = self._by_lane("time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
-        self._itl = self._by_lane("inter_token_latency_seconds", "Between two tokens of an answer.", TOKEN)
-        self._tpot = self._by_lane("time_per_output_token_seconds", "Mean per request, after the first.", TOKEN)
-        self._queue = self._by_lane("queue_time_seconds", "Submitted to first worked on.", QUEUE)
-        self._duration = self._by_lane("request_duration_seconds", "Arrival to end.", DURATION)
-        self._moves = self._by_lane(
-            "request_move_seconds", "Without an engine process, of each request that goes on in another.", DURATION
+        self._ttft = self._by_lane(
+            "time_to_first_token_seconds", "Time from the arrival of a request to its first token.", FIRST_TOKEN
         )
-        self._requests = self._counter("requests", "Requests by how they ended.", ["lane", "finish", "code"])
-        self._tokens = self._counter("tokens", "Tokens that were charged.", ["tenant", "lane", "direction"])
-        self._batch_lines = self._counter("batch_lines", "Lines of batches that were answered.", ["outcome"])
+        self._itl = self._by_lane("inter_token_latency_seconds", "Time between two tokens of an answer.", TOKEN)
+        self._tpot = self._by_lane(
+            "time_per_output_token_seconds", "Mean time per output token after the first, one value per request.", TOKEN
+        )
+        self._queue = self._by_lane(
+            "queue_time_seconds", "Time a request waits in the engine before its first step.", QUEUE
+        )
+        self._duration = self._by_lane(
+            "request_duration_seconds", "Time from the arrival of a request to its end.", DURATION
+        )
+        self._moves = self._by_lane(
+            "request_move_seconds",
+            "Time without an engine process of each request that is moved to the next one.",
+            DURATION,
+        )
+        self._requests = self._counter(
+            "requests", "Requests that have ended, by finish reason and error code.", ["lane", "finish", "code"]
+        )
+        self._tokens = self._counter("tokens", "Tokens charged to tenants.", ["tenant", "lane", "direction"])
+        self._batch_lines = self._counter("batch_lines", "Batch lines answered, by outcome.", ["outcome"])
         for outcome in BATCH_OUTCOMES:
             self._batch_lines.labels(outcome)
-        self._webhooks = self._counter("webhook_tries", "Tries to tell a tenant that a batch has ended.", ["outcome"])
+        self._webhooks = self._counter("webhook_tries", "Webhook deliveries tried, by outcome.", ["outcome"])
         for outcome in WEBHOOK_OUTCOMES:
             self._webhooks.labels(outcome)
         self._count_limits()
@@ -164,18 +176,22 @@ class Metrics:
         return Counter(f"loralane_{name}", help, labels, registry=self._registry)
 
     def _count_limits(self) -> None:
-        self._decisions = self._counter("limiter_decisions", "Reservations asked for.", ["decision"])
+        self._decisions = self._counter(
+            "limiter_decisions", "Reservations requested of the limiter, by decision.", ["decision"]
+        )
         for decision in DECISIONS:
             self._decisions.labels(decision)
         self._refusals = self._counter(
-            "limiter_refusals", "Refused by a limit, of the scope that had least room.", ["tenant", "scope", "limit"]
+            "limiter_refusals",
+            "Requests refused by a limit, counted at the scope with the least headroom.",
+            ["tenant", "scope", "limit"],
         )
         self._shadowed = self._counter(
-            "limiter_shadow_refusals", "Admitted, though a limit in shadow said no.", ["scope", "limit"]
+            "limiter_shadow_refusals", "Requests admitted that a shadow limit would have refused.", ["scope", "limit"]
         )
         self._reserve = Histogram(
             "loralane_limiter_reserve_seconds",
-            "What the limiter took to decide.",
+            "Time the limiter takes to decide.",
             buckets=LIMITER_CALL,
             registry=self._registry,
         )
@@ -228,8 +244,10 @@ class Promises(Collector):
             "loralane_build_info", "1; the version and the base model are labels.", labels=["version", "model_name"]
         )
         build.add_metric(self._labels, 1)
-        share = GaugeMetricFamily("loralane_slo_target", "Share of tokens to be in time, as promised.", labels=["lane"])
-        seconds = GaugeMetricFamily("loralane_slo_goal_seconds", "The time that a lane promises.", labels=GOAL)
+        share = GaugeMetricFamily(
+            "loralane_slo_target", "Share of tokens that should meet the lane's goal.", labels=["lane"]
+        )
+        seconds = GaugeMetricFamily("loralane_slo_goal_seconds", "Latency goal of a lane.", labels=GOAL)
         for lane, promised in self.goals.items():
             name = lane_name(lane)
             share.add_metric([name], promised.attainment)

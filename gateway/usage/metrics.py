@@ -26,6 +26,8 @@ class UsageMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         waiting, lost = self._uncounted.undelivered_tokens, self._uncounted.lost_tokens
         yield GaugeMetricFamily(
-            "loralane_usage_undelivered_tokens", "Used while Redis was away, to be counted.", waiting
+            "loralane_usage_undelivered_tokens",
+            "Tokens used while Redis was unreachable that are still to be recorded.",
+            waiting,
         )
-        yield CounterMetricFamily("loralane_usage_lost_tokens", "Used, and never to be counted.", lost)
+        yield CounterMetricFamily("loralane_usage_lost_tokens", "Tokens used whose record was lost.", lost)

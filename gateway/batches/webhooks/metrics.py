@@ -23,5 +23,5 @@ class WebhookMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         pending = sum(courier.pending for courier in self._couriers)
         yield GaugeMetricFamily(
-            "loralane_webhooks_pending", "Ends of batches that a tenant is yet to be told.", pending
+            "loralane_webhooks_pending", "Webhook events that have not been delivered yet.", pending
         )

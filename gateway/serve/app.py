@@ -189,10 +189,10 @@ async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | 
     waiting += [asyncio.create_task(supervisor.wait_first_exit())] if supervisor else []
     deadline = time.monotonic() + ENGINE_START_SECONDS
     try:
-        while time.monotonic() < deadline:
-            done, _ = await asyncio.wait(waiting, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if done:
-                break
+        while not any(wait.done() for wait in waiting):
+            if time.monotonic() > deadline:
+                raise StartError(f"the engine was not ready within {ENGINE_START_SECONDS:g} s")
+            await asyncio.wait(waiting, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if supervisor is not None and (loading := supervisor.loading) is not None:
                 what = f"{loading.what}: {loading.done} of {loading.total}"
                 bar.report(Stage.LOADING, what, loading.done / max(loading.total, 1))

@@ -74,7 +74,7 @@ class Member:
         try:
             while True:
                 backoff.started()
-                code = await self._live()
+                code = await self._try_to_live()
                 if not self._has_served:
                     raise StartError("a gateway did not start; its last words are above")
                 pause = backoff.died()
@@ -127,6 +127,14 @@ class Member:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
+    async def _try_to_live(self) -> int | None:
+        """Run one process to its end. Returns its exit code; None means that the machine could not start it."""
+        try:
+            return await self._live()
+        except OSError:  # out of processes, memory or descriptors
+            log.exception("gateway_not_started", gateway=self._orders.number)
+            return None
+
     async def _live(self) -> int:
         """One life; returns its exit code."""
         ours, theirs = socket.socketpair()
@@ -161,7 +169,11 @@ class Member:
             self.serving.set()
 
     def _bury(self, process: asyncio.subprocess.Process) -> None:
-        if process.returncode is not None and self._orders.ground.metrics is not None:
+        if process.returncode is None:
+            return
+        if self._writer is not None:
+            self._writer.close()
+        if self._orders.ground.metrics is not None:
             mark_process_dead(process.pid, str(self._orders.ground.metrics))
 
     async def _stop(self) -> None:

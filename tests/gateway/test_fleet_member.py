@@ -1,0 +1,54 @@
+"""One gateway process of several, as the process that keeps it alive sees it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.config.whole import Config
+from gateway.serve.fleet import Member
+from gateway.serve.launch import Ground, Launch, StartError
+from gateway.serve.orders import Orders
+from gateway.serve.stopping import Stop
+
+
+@pytest.fixture
+def member(monkeypatch):
+    monkeypatch.setattr("gateway.serve.supervisor.FIRST_BACKOFF_SECONDS", 0.001)
+    launch = Launch(Config(), Path("model"), Path("data"))
+    return Member(Orders(0, launch, Ground("unix:///redis", "unix:/engine")), Stop())
+
+
+def refuse(*_, **options):
+    raise BlockingIOError("Resource temporarily unavailable")
+
+
+async def test_a_gateway_that_cannot_be_started_is_tried_again(member, monkeypatch):
+    starts, third = [], asyncio.Event()
+
+    async def live():
+        starts.append(len(starts))
+        if len(starts) == 1:
+            member._has_served = True
+            return 1
+        if len(starts) == 2:
+            return await real()
+        third.set()
+        return await asyncio.Event().wait()
+
+    real = member._live
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    monkeypatch.setattr(member, "_live", live)
+    running = asyncio.create_task(member.run())
+    try:
+        await asyncio.wait_for(third.wait(), 30)
+        assert member.restarts == 2
+    finally:
+        running.cancel()
+        await asyncio.wait((running,))
+
+
+async def test_a_first_gateway_that_cannot_be_started_ends_the_start(member, monkeypatch):
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    with pytest.raises(StartError, match="did not start"):
+        await member.run()

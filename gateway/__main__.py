@@ -1,4 +1,4 @@
-"""The command `loralane`, also as `python -m gateway`."""
+"""Entry point of the command `loralane`, which `python -m gateway` also runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import signal
 def main() -> None:
     """Run the command.
 
-    Ctrl-C ends the process without a word while its modules are imported, which takes a second, and while Python exits.
+    Ctrl-C ends the process without a traceback while the command's modules are imported, which takes a second, and
+    while Python exits.
     """
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     from gateway.cli.main import main as command

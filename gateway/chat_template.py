@@ -1,4 +1,4 @@
-"""A model's chat template: from messages to the text that the model reads."""
+"""Renders chat messages to the text that the model reads, with the model's chat template."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gateway.core.depth import check_depth
 from gateway.core.errors import ApiError, invalid_request
 
 Message = dict[str, Any]
-"""A chat message as templates read it: role and content, and what it says of calls of tools."""
+"""A chat message as templates read it: role, content, and fields for tool calls."""
 
 ToolSchema = Mapping[str, Any]
-"""A tool as templates read it, which is how OpenAI writes it."""
+"""A tool as templates read it, in the format of the OpenAI API."""
 
 VARIABLES = "chat_template_kwargs"
-"""The field in which a caller sets variables of the template."""
+"""Request field in which a caller sets variables of the template."""
 MOST_BYTES = 16_384
-"""Length of a request's template variables, in JSON."""
+"""Maximum size of a request's template variables, in bytes of JSON."""
 VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 RESERVED = frozenset(
     (
@@ -46,32 +46,34 @@ RESERVED = frozenset(
         "truncation",
     )
 )
-"""Names that a template's variables must not have: arguments of transformers' `apply_chat_template`, and what a request
-says in fields of their own. Names that end in `_token` or `_tokens` are the tokenizer's."""
+"""Names that a caller must not use for template variables: arguments of transformers' `apply_chat_template`, and values
+that have request fields of their own. Names that end in `_token` or `_tokens` are reserved for the tokenizer."""
 
 REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""What a template raises that cannot make anything of what it is given."""
+"""Exceptions that a template raises if it cannot render its input."""
 
 
 class TemplateOptions(Struct, frozen=True):
-    """How a request wants its chat rendered."""
+    """Options of a request for rendering its chat."""
 
     add_generation_prompt: bool = True
-    """The text ends with the beginning of an assistant's message."""
+    """Whether the text ends with the beginning of an assistant's message."""
     continue_final_message: bool = False
-    """The text ends with the last message, left open: the answer goes on from there."""
+    """Whether the text ends with the last message, left open, so that the answer continues that message."""
     variables: Mapping[str, Any] = MappingProxyType({})
-    """The template's variables of the caller, such as `enable_thinking`."""
+    """Template variables that the caller sets, such as `enable_thinking`."""
 
 
 DEFAULT_OPTIONS = TemplateOptions()
 
 
 def template_options(add: bool | None, resume: bool | None, variables: Mapping[str, Any] | None) -> TemplateOptions:
-    """Return what a request says in `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`.
+    """Build the options from the fields `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`.
+
+    By default, a generation prompt is added unless the last message is continued.
 
     Raises:
-        ApiError: INVALID_REQUEST.
+        ApiError: INVALID_REQUEST, both booleans are set or a variable is not allowed.
     """
     if add and resume:
         message = "add_generation_prompt and continue_final_message exclude each other"
@@ -82,7 +84,7 @@ def template_options(add: bool | None, resume: bool | None, variables: Mapping[s
 
 
 def read_template(path: Path) -> str:
-    """Read a chat template from a file. Raises OSError, and ValueError if the file is no text."""
+    """Read a chat template from a file. Raises OSError, and ValueError if the file is not UTF-8 text."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -90,7 +92,7 @@ def read_template(path: Path) -> str:
 
 
 def check_template(tokenizer: Any, path: Path) -> None:
-    """Compile the chat template of a tokenizer of transformers, by rendering one message with it.
+    """Check the chat template of a transformers tokenizer by rendering one message with it.
 
     Raises ValueError if the template, which was read from `path`, is not valid Jinja.
     """
@@ -99,7 +101,7 @@ def check_template(tokenizer: Any, path: Path) -> None:
     except TemplateSyntaxError as error:
         raise ValueError(f"{path}, line {error.lineno}: {error.message}") from error
     except REFUSALS:
-        pass  # The template is valid; it refuses this message, as some do that want a system prompt.
+        pass  # The template is valid but refuses this message; for example, some require a system prompt.
 
 
 def render(
@@ -108,13 +110,13 @@ def render(
     tools: Sequence[ToolSchema] = (),
     options: TemplateOptions = DEFAULT_OPTIONS,
 ) -> str:
-    """Render messages with the template of a tokenizer of transformers, which does so in Jinja's sandbox.
+    """Render messages with the template of a transformers tokenizer, which runs the template in Jinja's sandbox.
 
-    Arguments of calls that are no JSON object come as a text; a template that can only read objects gets an object
-    around it.
+    Tool-call arguments that are no JSON object are passed to the template as a string. If the template fails, it is
+    run again with each such string wrapped in an object, because some templates can only read objects.
 
     Raises:
-        ApiError: INVALID_REQUEST, the template refuses these messages or there is none.
+        ApiError: INVALID_REQUEST, the template refuses these messages or the model has no template.
     """
     try:
         return _rendered(tokenizer, messages, tools, options)
@@ -143,7 +145,7 @@ def _rendered(
 
 
 def _with_objects(message: Message) -> Message:
-    """Return the message with every call's arguments as an object."""
+    """Return the message with string arguments of its tool calls wrapped in an object."""
     if "tool_calls" not in message:
         return message
     return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}

@@ -1,4 +1,4 @@
-"""The grammars that answers must follow: the request's own, that of the tool calls it has to make, or one for both."""
+"""Determines the grammar that answers must follow: the request's own, one for its tool calls, or one for both."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from gateway.tools.dialects import Dialect, Frame
 from gateway.tools.grammar import TokenOf, arguments_schema, tool_grammar
 
 RETRY_SECONDS = 1.0
-"""What a caller is told to wait whose grammar could not be checked."""
+"""Seconds after which a caller whose grammar could not be checked is told to retry."""
 
 
 class Constraints:
-    """Checks a request's grammars before anything is reserved for it."""
+    """Checks the grammars of a request before the gateway reserves tokens for the request."""
 
     def __init__(self, token_of: TokenOf, pool: GrammarPool) -> None:
-        """`pool`: compiles what callers sent, in child processes. The composition root closes it."""
+        """`pool` compiles callers' grammars in child processes. The composition root closes the pool."""
         self._token_of = token_of
         self._pool = pool
 
     async def settle(self, tenant: str, request: GenerateRequest, dialect: Dialect | None) -> GenerateRequest:
         """Return the request with the grammar that its answers follow.
 
-        The engine checks again with the model's tokens, and refuses in the same words what only they can tell.
+        The engine checks the grammar again with the model's vocabulary. Faults that only the vocabulary reveals are
+        refused there, with the same message.
 
         Raises:
             ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, RATE_LIMIT_EXCEEDED (the tenant has too many grammars
@@ -49,7 +50,7 @@ class Constraints:
         return request
 
     async def _with_calls(self, tenant: str, request: GenerateRequest, chat: Chat, frame: Frame) -> GenerateRequest:
-        """Add the grammar of tool calls where calls are required, tools are strict or the text has a grammar."""
+        """Add the grammar of tool calls if calls are required, tools are strict or the request has its own grammar."""
         rule, grammar = chat.rule, request.sampling.grammar
         answer = None if rule.must_call or grammar is None else _answer_schema(request, frame)
         if not (rule.must_call or rule.strict or answer):
@@ -74,7 +75,11 @@ class Constraints:
 
 
 def _answer_schema(request: GenerateRequest, frame: Frame) -> dict[str, Any]:
-    """The schema of an answer that makes no tool call. Raises ApiError: UNSUPPORTED_PARAMETER."""
+    """Return the schema of an answer that makes no tool call.
+
+    Raises:
+        ApiError: UNSUPPORTED_PARAMETER, the grammar is no JSON schema or the dialect has no mark for tool calls.
+    """
     grammar, field = request.sampling.grammar, request.grammar_field or ""
     if grammar is None or grammar.kind is not GrammarKind.JSON_SCHEMA or not frame.mark:
         raise unsupported_parameter(field, "is not supported together with tools that may be called")

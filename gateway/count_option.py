@@ -1,4 +1,4 @@
-"""How options that are whole numbers are read: written as everywhere else, `100k` included."""
+"""Parses command options that are whole numbers, in the notation of `engine.core.counts`, such as `100k`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from engine.core.counts import parse_count
 
 
 def count(least: int | None = None, most: int | None = None) -> Callable[[str | int], int]:
-    """Return the parser of an option, with its bounds. Its name is what help shows for the value."""
+    """Return a parser for an option with the given bounds. None means no bound.
+
+    The help text shows the name of the returned function as the type of the value.
+    """
 
     def integer(value: str | int) -> int:
         number = _parsed(value) if isinstance(value, str) else value  # a default is a number already

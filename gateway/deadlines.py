@@ -1,4 +1,4 @@
-"""How long a request may take: until its first token, and in all."""
+"""Time limits of requests: until the first token, and until the whole answer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from gateway.settings import ServiceSettings
 
 
 class Timer:
-    """Cancels the task that entered it: at first for want of a token, then for want of the whole answer.
+    """Context manager that cancels its task if no token, or later no whole answer, comes in time.
 
-    Left, it raises ApiError if it was what cancelled: DEADLINE_EXCEEDED, or what `stop` was given.
+    If the timer has cancelled the task, leaving it raises ApiError: DEADLINE_EXCEEDED, or the error given to `stop`.
     """
 
     def __init__(self, whole: float | None, first_token: float | None, running: set[Timer]) -> None:
-        """
+        """Initialize the timer.
+
         Args:
-            whole, first_token: in seconds from now. None means never.
-            running: has the timer in it while it is entered.
+            whole, first_token: time limits in seconds from now. None means no limit.
+            running: a set that contains the timer while the timer is entered.
         """
         now = asyncio.get_running_loop().time()
         self._whole = None if whole is None else now + whole
@@ -49,7 +50,7 @@ class Timer:
             self._timeout.reschedule(self._whole)
 
     def answered(self) -> None:
-        """What follows has all the time it needs."""
+        """Note that the whole answer has come: from now on there is no time limit."""
         if not self._is_over:
             self._timeout.reschedule(None)
 
@@ -61,7 +62,7 @@ class Timer:
 
     @property
     def _is_over(self) -> bool:
-        """Tells whether the task has been cancelled, or is about to be."""
+        """Return whether the task has been cancelled or is about to be cancelled."""
         return self._stopped is not None or self._timeout.expired()
 
     def _verdict(self) -> ApiError:
@@ -72,7 +73,7 @@ class Timer:
 
 
 class Deadlines:
-    """The timers of all requests that run, so that a process that stops can end them."""
+    """Keeps the timers of all running requests, so that the gateway can end the requests when it stops."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self._settings = settings
@@ -80,14 +81,14 @@ class Deadlines:
         self._is_stopping = False
 
     def start(self, lane: Lane, asked: float | None, *, patient: bool = False) -> Timer:
-        """Returns the timer of a request.
+        """Return the timer of a request.
 
         Args:
-            asked: seconds that the caller will wait. None means that the caller does not say.
-            patient: the gateway's own time limits do not apply.
+            asked: seconds that the caller will wait. None means that the caller sets no deadline.
+            patient: whether `request_timeout` of the settings does not apply.
 
         Raises:
-            ApiError: DEADLINE_EXCEEDED, where the caller's time is over already; ENGINE_UNAVAILABLE after `stop_all`.
+            ApiError: DEADLINE_EXCEEDED, the caller's deadline has passed already; ENGINE_UNAVAILABLE after `stop_all`.
         """
         if self._is_stopping:
             raise _stopping()
@@ -98,7 +99,7 @@ class Deadlines:
         return Timer(whole, _earliest(whole, first_token), self._running)
 
     def stop_all(self) -> None:
-        """End every request that runs, and those that come from now on, with ENGINE_UNAVAILABLE."""
+        """End every running request, and every later one when it starts, with ENGINE_UNAVAILABLE."""
         self._is_stopping = True
         for timer in self._running:
             timer.stop(_stopping())

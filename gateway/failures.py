@@ -1,4 +1,4 @@
-"""What went wrong on a request's way: in an engine's words, in the error table's, and in the request's record."""
+"""Translates failures of a request: from engine events to API errors, and from errors to the request's record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.request_record import RequestRecord
 
 
 def note(record: RequestRecord, error: BaseException) -> None:
-    """Writes down how a request failed. An OSError comes from the caller's connection: gone, like a cancelled task."""
+    """Record how a request failed. An OSError means that the caller's connection is gone: it counts as cancellation."""
     if isinstance(error, ApiError):
         record.end("error", error.http_status, error.code or error.fault.name.lower())
         record.error_metadata = error.metadata
@@ -26,7 +26,11 @@ def note(record: RequestRecord, error: BaseException) -> None:
 
 @contextmanager
 def engine_failures(record: RequestRecord) -> Iterator[None]:
-    """An engine that is lost costs the caller nothing. Raises ApiError: ENGINE_UNAVAILABLE, ENGINE_CRASHED."""
+    """Convert the loss of the engine inside the block to an ApiError, and mark the record for a refund.
+
+    Raises:
+        ApiError: ENGINE_UNAVAILABLE, ENGINE_CRASHED.
+    """
     try:
         yield
     except CrashesEngines as error:
@@ -38,11 +42,14 @@ def engine_failures(record: RequestRecord) -> Iterator[None]:
 
 
 def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateRequest) -> None:
-    """Raises what the engine has to say against a request, with the wait that it knows to be long enough, if any is."""
+    """Raise an ApiError if the event says that the engine refused or aborted the request.
+
+    The error carries the engine's retry delay, if the engine knows one that is long enough.
+    """
     if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
         return
     cancelled = event.refusal is not None and event.refusal.code is ErrorCode.CANCELLED
-    record.refund = not cancelled  # what an administrator cancels was used all the same, as when a caller leaves
+    record.refund = not cancelled  # what an administrator cancels is charged, as when a caller disconnects
     if event.finish_reason is FinishReason.ABORT:
         raise unavailable(Fault.PREEMPTED, "the engine gave the request up, as when its adapter is unloaded")
     if event.refusal is None:

@@ -1,4 +1,4 @@
-"""What a generation is, in words no protocol owns: HTTP and gRPC translate to and from these."""
+"""Requests, chunks and results of a generation, independent of the protocol. HTTP and gRPC convert to and from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Chat(Struct, frozen=True):
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...] = ()
-    """That the model may call."""
+    """Tools that the model may call."""
     rule: ToolRule = FREE
     options: TemplateOptions = DEFAULT_OPTIONS
 
@@ -33,68 +33,70 @@ Finish = Literal["stop", "length"]
 
 
 class GenerateRequest(Struct, frozen=True):
-    """One call of a caller: every prompt is answered `n` times."""
+    """A request of a caller, which may have several prompts. Every prompt is answered `n` times."""
 
     model: ModelQuery
     inputs: tuple[PromptInput, ...]
     request_id: str
-    """The caller's or the protocol's; need not be unique."""
+    """Id that the caller or the protocol chose; it need not be unique."""
     sampling: SamplingParams = SamplingParams()
-    """Its max_tokens and seed are set by the gateway from the two fields below."""
+    """Sampling parameters. The gateway sets their max_tokens and seed from the fields `max_tokens` and `seed` below."""
     grammar_field: str | None = None
-    """What the caller calls the grammar in `sampling`, if there is one."""
+    """Name of the request field that the grammar in `sampling` came from, for error messages."""
     max_tokens: int | None = None
-    """More than the context has room for is cut to that; 0 generates nothing. None means `default_max_tokens`."""
+    """Maximum output tokens of an answer, cut to the room left in the context. 0 generates nothing. None means
+    `default_max_tokens`."""
     seed: int | None = None
-    """None: a different draw every time. Answer i of a prompt draws from seed + i."""
+    """Seed of the random draws; answer i of a prompt uses seed + i. None means a random seed."""
     default_max_tokens: int | None = None
-    """None means the rest of the context."""
+    """Maximum output tokens if `max_tokens` is None. None means the rest of the context."""
     reserve_tokens: int = 0
-    """Output tokens to reserve for each answer, where a caller names more than max_tokens."""
+    """Minimum output tokens to reserve for each answer, for callers that name a larger limit besides max_tokens."""
     stop: tuple[str, ...] = ()
     keep_stop: bool = False
-    """The answer's text ends with the stop string or the stop token that ended it."""
+    """Whether the answer's text includes the stop string or the stop token that ended the answer."""
     whole: bool = False
-    """Nobody waits for single tokens: a chunk may have all that have come."""
+    """The caller does not wait for single tokens: a chunk may hold all tokens that have come."""
     n: int = 1
     lane: Lane | None = None
-    """None: the tenant's default."""
+    """Lane that the caller asks for. None means the tenant's default."""
     priority: int = 0
-    """Lower is sooner, inside the lane."""
+    """Priority within the lane; a lower value is served sooner."""
     deadline: float | None = None
-    """Seconds this caller will wait for the whole answer, if less than what the gateway allows."""
+    """Seconds that the caller will wait for the whole answer. The gateway's own limit applies if it is shorter, unless
+    `patient` is set."""
     patient: bool = False
-    """The deadline is all that bounds it, even if that is more than the gateway allows others."""
+    """Whether only `deadline` limits the whole answer, even if it is longer than the gateway's own limit."""
     ttft: float | None = None
-    """Seconds to the first token it asks for; None: the lane's goal."""
+    """TTFT that the request asks for, in seconds. None means the lane's goal."""
     itl: float | None = None
-    """Seconds between tokens it asks for; None: the lane's goal."""
+    """ITL that the request asks for, in seconds. None means the lane's goal."""
     ingress: Ingress = UNKNOWN
 
     @property
     def asked_tokens(self) -> int | None:
-        """The most output that is asked for, by the caller or by the protocol; None means the rest of the context."""
+        """Maximum output tokens of an answer, from the caller or the protocol. None means the rest of the context."""
         return self.default_max_tokens if self.max_tokens is None else self.max_tokens
 
     @property
     def offering(self) -> Chat | None:
-        """The chat that offers tools; None: none are offered."""
+        """First chat of the request that offers tools. None means that no tools are offered."""
         return next((prompt for prompt in self.inputs if isinstance(prompt, Chat) and prompt.tools), None)
 
 
 class Usage(Struct, frozen=True):
-    """In tokens. A prompt counts once, however many answers it gets."""
+    """Usage of a request: numbers of tokens, and device time. A prompt counts once, however many answers it gets."""
 
     prompt: int
     completion: int
     cached: int
-    """Of the prompt, found in the prefix cache."""
+    """Prompt tokens that were found in the prefix cache."""
     device_us: int = 0
-    """Microseconds of the device's time that the answers have taken."""
+    """Device time of the answers, in microseconds."""
 
 
 class Admitted(Struct, frozen=True):
-    """Known before the first token: what goes into response headers and initial metadata."""
+    """Data about a request that is known before its first token, for HTTP response headers and initial metadata."""
 
     id: str
     """Unique to this generation."""
@@ -102,12 +104,12 @@ class Admitted(Struct, frozen=True):
     created: int
     """Unix time in seconds."""
     model: str
-    """As the caller named it."""
+    """Model name as the caller wrote it."""
     lane: Lane
-    """The effective one."""
+    """Lane that serves the request; it may differ from the lane that the caller asked for."""
     fingerprint: str
     prompts: tuple[tuple[int, ...], ...]
-    """Token ids."""
+    """Token ids of each prompt."""
     rate_headers: Mapping[str, str]
 
     def headers(self) -> dict[str, str]:
@@ -115,31 +117,31 @@ class Admitted(Struct, frozen=True):
 
 
 class GenerationChunk(NamedTuple):
-    """News of one answer: what one engine event brought."""
+    """A part of one answer: the text and tokens of one engine event."""
 
     answer: int
-    """Its number: prompt number * n + number among the prompt's answers."""
+    """Number of the answer in its request: prompt number * n + number among the prompt's answers."""
     text: str = ""
     """May be empty while a character or a possible stop string is incomplete."""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token id, if asked for."""
+    """Log probabilities, one item for each token id; empty if the caller did not ask for them."""
     silent: bool = False
-    """The last token is a stop token: it counts, and has no text."""
+    """Whether the last token is a stop token, which counts as a token but has no text."""
     finish_reason: Finish | None = None
     """Set on the last chunk of every answer."""
     usage: Usage | None = None
-    """Of the whole request; set on its very last chunk."""
+    """Usage of the whole request; set on the very last chunk of the request."""
     more: bool = False
-    """Another chunk of this answer is here already: what is written may be written with it."""
+    """Whether another chunk of this answer is here already, so that both may be written to the caller together."""
 
 
 class Generation(Struct):
-    """An admitted request: `async for chunk in generation`, once."""
+    """An admitted request and its stream of chunks: `async for chunk in generation` works once."""
 
     admitted: Admitted
     opening: GenerationChunk | None
-    """The first chunk, until it is taken."""
+    """First chunk of the stream; None after it has been taken."""
     rest: AsyncIterator[GenerationChunk]
 
     def __aiter__(self) -> AsyncIterator[GenerationChunk]:
@@ -164,9 +166,9 @@ class Answer:
         self._num_tokens = 0
 
     def absorb(self, event: TokenEvent, more: bool = False) -> GenerationChunk:
-        """The chunk's finish_reason is set when a stop string or the event ends the answer.
+        """Convert an event to a chunk, whose finish_reason is set if a stop string or the event ends the answer.
 
-        `more`: events that come after this one are here already.
+        `more` says that later events of this answer are here already.
         """
         # An engine's STOP means that the last token is an EOS or a stop token: it counts, but usually has no text.
         silent = event.finish_reason is FinishReason.STOP and not self._keep_stop
@@ -183,7 +185,7 @@ class Answer:
         return self._chunk(event, text + tail, len(event.tokens), finish, silent)
 
     def _push(self, token_ids: Sequence[int]) -> tuple[str, int, bool]:
-        """Text to show, how many of the tokens led to it, and whether a stop string ended it."""
+        """Return the text to show, how many of the tokens it took, and whether a stop string ended it."""
         if self._matcher is None:
             return self._detokenizer.push(token_ids), len(token_ids), False
         shown: list[str] = []

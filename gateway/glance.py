@@ -1,4 +1,4 @@
-"""One look at something costly, shared by all who want one at about the same time."""
+"""A short-lived cache for the result of a costly query, shared by all callers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GLANCE_SECONDS = 1.0
 
 
 class Glance(Generic[T]):
-    """Calls `look` at most once in `seconds`, however many ask: a hundred open consoles cost what one does."""
+    """Calls `look` at most once in `seconds` for all callers together: a hundred open consoles cost as much as one."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Glance(Generic[T]):
         self._seen: asyncio.Future[T] | None = None
 
     async def get(self) -> T:
-        """What was seen, at most `seconds` ago. Raises whatever `look` does; a failure is not kept."""
+        """Return the result of a `look` that began at most `seconds` ago. Exceptions are passed on and not cached."""
         if self._seen is None or self._clock() >= self._until:
             self._seen = asyncio.ensure_future(self._look())
             self._until = self._clock() + self._seconds
@@ -40,7 +40,7 @@ class Glance(Generic[T]):
             raise
 
     def forget(self) -> None:
-        """What it looks at has been changed: the next who asks sees that."""
+        """Drop the cached result, because the underlying data has changed: the next `get` calls `look` again."""
         self._seen = None
 
     def _forget(self, failed: asyncio.Future[T]) -> None:

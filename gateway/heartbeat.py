@@ -1,7 +1,8 @@
-"""Notices an engine that is connected and does nothing: stopped, deadlocked, or stuck in a step.
+"""Detects an engine that is connected but does nothing: stopped, deadlocked, or stuck in a step.
 
-The gateway asks for the engine's counters every few seconds. An engine that gives no answer, or that has running
-requests and ends no step, for `HANG_SECONDS` counts as hung until it moves again. `/ready` and grpc.health then say so.
+The gateway polls the engine's counters every few seconds. An engine that does not answer for `HANG_SECONDS`, or that
+has running requests and ends no step for that long, counts as hung until it makes progress again. Meanwhile `/ready`
+and grpc.health report the gateway as not ready.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from engine.pb import engine_pb2 as pb
 log = structlog.get_logger("gateway")
 
 ASK_SECONDS = 2.0
-"""Between two questions."""
+"""Seconds between an answer of the engine and the next poll."""
 HANG_SECONDS = 15.0
-"""The longest step of a healthy engine takes a quarter of a second; compiling a kernel in one takes some seconds."""
+"""Seconds without progress after which the engine counts as hung. The longest step of a healthy engine takes a quarter
+of a second; a step in which a kernel is compiled takes some seconds."""
 MAX_OWN_STALL_SECONDS = 5.0
-"""A longer pause between two looks at the clock is this process's own stall, which says nothing about the engine."""
+"""Seconds. A longer pause between two readings of the clock is a stall of the gateway process, not of the engine."""
 
 
 class Heartbeat:
-    """What the gateway knows of whether its engine moves."""
+    """Tracks whether the engine makes progress."""
 
     def __init__(self, engine: EngineApi, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns seconds."""
@@ -40,13 +42,14 @@ class Heartbeat:
 
     @property
     def trouble(self) -> str:
-        """Why requests cannot be served now, in words for an operator; empty means that the engine is well."""
+        """Message for operators: why requests cannot be served now. Empty means that the engine is healthy."""
         if not self._engine.ready:
             return "the engine is not connected"
         return "the engine is connected but has stopped working" if self._silence() > HANG_SECONDS else ""
 
     def heard(self, stats: pb.EngineStats | None) -> None:
-        """Take up an answer of the engine, or None where none came in time or the engine is not connected."""
+        """Process the counters that the engine sent. None means that no answer came in time or that the engine is not
+        connected."""
         self._forgive_own_stall()
         if not self._engine.ready or (stats is not None and self._moves(stats)):
             self._moved = self._clock()
@@ -55,7 +58,7 @@ class Heartbeat:
         self._tell()
 
     def tick(self) -> None:
-        """Look at the clock, and log what has changed."""
+        """Read the clock, and log if the engine has begun or ceased to count as hung."""
         self._tell()
 
     def _moves(self, stats: pb.EngineStats) -> bool:
@@ -66,14 +69,14 @@ class Heartbeat:
         return self._clock() - self._moved
 
     def _forgive_own_stall(self) -> None:
-        """Time in which this process did not run is not time in which the engine was silent."""
+        """Do not count time in which the gateway's own process did not run as silence of the engine."""
         now = self._clock()
         if now - self._looked > MAX_OWN_STALL_SECONDS:
             self._moved += now - self._looked
         self._looked = now
 
     def _tell(self) -> None:
-        """Log when the engine begins to count as hung, and when it moves again."""
+        """Log when the engine begins to count as hung, and when it makes progress again."""
         hung = bool(self._engine.ready and self.trouble)
         if hung != self._told:
             self._told = hung
@@ -85,7 +88,7 @@ class Heartbeat:
 
 @asynccontextmanager
 async def beating(heartbeat: Heartbeat, engine: EngineApi) -> AsyncIterator[None]:
-    """Ask the engine until the block ends."""
+    """Poll the engine in background tasks until the block ends."""
     tasks = [asyncio.create_task(_ask_forever(heartbeat, engine)), asyncio.create_task(_tick_forever(heartbeat))]
     try:
         yield
@@ -108,7 +111,7 @@ async def _ask_forever(heartbeat: Heartbeat, engine: EngineApi) -> None:
 
 
 async def _tick_forever(heartbeat: Heartbeat) -> None:
-    """Look at the clock while an answer is awaited, so that a stall of this process shows."""
+    """Read the clock every second, also while an answer is awaited, so that a stall of this process is noticed."""
     while True:
         await asyncio.sleep(1.0)
         heartbeat.tick()

@@ -1,4 +1,4 @@
-"""Understanding a request before anything is spent on it: names, prompts, bounds."""
+"""Resolves, checks and tokenizes a request before tokens are reserved for it: model names, prompts, limits."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ SEED_BITS = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """One model a caller may name."""
+    """A model that a caller may name."""
 
     name: str
     adapter: AdapterRecord | None = None
-    """None: the base. An alias has another name than its adapter."""
+    """Adapter behind the name; None means the base model. For an alias, `name` differs from the adapter's name."""
 
 
 class Job(Struct, frozen=True):
-    """A request that has been understood: all it lacks is the leave to run."""
+    """A checked and tokenized request, which only needs a reservation to run."""
 
     request: GenerateRequest
     tenant: Tenant
@@ -48,13 +48,13 @@ class Job(Struct, frozen=True):
     lane: Lane
     prompts: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
-    """One for each prompt, with the seed of its first answer."""
+    """Sampling parameters of each prompt, with the seed of its first answer."""
     usual: int = 1
-    """Tokens that an answer to such a request takes on average."""
+    """Average number of output tokens of an answer for the same tenant and adapter."""
 
     @property
     def version(self) -> AdapterId | None:
-        """Of the adapter; None: the base."""
+        """Version of the adapter. None means the base model."""
         return self.adapter.version if self.adapter else None
 
     @property
@@ -67,19 +67,19 @@ class Job(Struct, frozen=True):
 
     @property
     def says_output(self) -> bool:
-        """Whether its caller has said how much output it wants at most."""
+        """Whether the caller has set a limit on the output."""
         return self.request.max_tokens is not None or self.request.reserve_tokens > 0
 
     @property
     def ends_by_itself(self) -> bool:
-        """Whether the model decides how long the answers are: their maximum is the rest of the context."""
+        """Whether the model decides how long the answers are: EOS ends them, and only the context limits them."""
         return not self.request.sampling.ignore_eos and all(map(self._has_ceiling, self.params))
 
     def reserve_tokens(self) -> int:
-        """Return the tokens to reserve: every prompt once, and the output of every answer.
+        """Return the number of tokens to reserve: every prompt once, and the output of every answer.
 
-        Where the caller named no maximum, that is the output of a usual answer: the rest of a long context would be
-        more than most limits allow. What an answer then really took is charged at its end.
+        Where the caller set no limit, the reservation assumes `usual` output tokens for each answer, because the rest
+        of a long context would be more than most limits allow. The tokens really used are charged at the end.
         """
         if self.says_output:
             outputs = sum(max(params.max_tokens, self.request.reserve_tokens) for params in self.params)
@@ -88,16 +88,17 @@ class Job(Struct, frozen=True):
         return self.prompt_tokens + outputs * self.request.n
 
     def continues(self, prompt_index: int) -> tuple[int, ...]:
-        """Return the ids that an answer's text goes on from; empty means that it begins by itself, as in a chat."""
+        """Return the prompt ids that an answer's text continues. Empty means that it starts anew, as in a chat."""
         prompt = self.request.inputs[prompt_index]
         begins = isinstance(prompt, Chat) and not prompt.options.continue_final_message
         return () if begins else self.prompts[prompt_index]
 
     def engine_request(self, record: RequestRecord, index: int, now: float) -> Request:
-        """For answer `index`; its id is unique, its clock begins when it is submitted, `now` on the record's clock.
+        """Build the engine's request for answer `index`, with a unique id.
 
-        What has passed since the caller asked is gone from its deadline. In the interactive lane goals say all there is
-        to say; a deadline orders batch work.
+        `now` is the time of submission, in seconds on the record's clock. The time that has passed since the request
+        arrived is subtracted from the deadline. Only batch requests carry a deadline, which orders batch work; in the
+        interactive lane the TTFT and ITL goals suffice.
         """
         prompt_index, number = divmod(index, self.request.n)
         params = self.params[prompt_index]
@@ -116,11 +117,11 @@ class Job(Struct, frozen=True):
             itl=self.request.itl,
             origin=self._origin(record),
             expected_tokens=self._expected_tokens(params),
-            whole=self.request.whole and not self.request.stop,  # a stop string is to end it when it comes
+            whole=self.request.whole and not self.request.stop,  # a stop string must end the answer at once
         )
 
     def _has_ceiling(self, params: SamplingParams) -> bool:
-        """Whether max_tokens is only the rest of the context, because the caller named no maximum or a larger one."""
+        """Whether max_tokens is the rest of the context, because the caller set no limit or a larger one."""
         asked = self.request.asked_tokens
         return asked is None or asked > params.max_tokens
 
@@ -135,7 +136,7 @@ class Job(Struct, frozen=True):
 
 
 class Intake:
-    """Reads requests with the eyes of one model: its names, its tokenizer, its context."""
+    """Checks and tokenizes requests for one model, with its names, its tokenizer and its context length."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class Intake:
         settings: ServiceSettings,
         grammars: GrammarPool,
     ) -> None:
-        """`base_names`: what the base model is called, the canonical name first."""
+        """`base_names` are the names of the base model, the canonical one first."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._adapters = adapters
@@ -156,11 +157,11 @@ class Intake:
 
     @property
     def dialect(self) -> Dialect | None:
-        """In which the model writes calls of tools; None: in none that is read here."""
+        """Dialect in which the model writes tool calls. None means that the gateway parses none."""
         return choose_dialect(self._settings.tool_parser, self._tokenizer.tool_template)
 
     def models(self, tenant: Tenant) -> list[ModelCard]:
-        """What a tenant may name, the base first, aliases after all adapters."""
+        """Return the models that a tenant may name: the base model first, then adapters, then aliases."""
         catalog, records = self._catalog(), self._adapters.records
         names = [*sorted(records), *sorted(catalog.aliases)]
         targets = [(name, catalog.aliases.get(name, name)) for name in names]
@@ -168,17 +169,26 @@ class Intake:
         return [ModelCard(self._base_names[0]), *cards]
 
     def resolve(self, tenant: Tenant, query: ModelQuery) -> AdapterRecord | None:
-        """The adapter that a request names; None: the base. Raises ApiError: MODEL_NOT_FOUND, INVALID_REQUEST."""
+        """Return the adapter that a request names. None means the base model.
+
+        Raises:
+            ApiError: MODEL_NOT_FOUND, INVALID_REQUEST.
+        """
         name = resolve(query, self._catalog(), tenant)
         return None if name is None else self._adapters.records[name]
 
     def fingerprint(self, adapter: AdapterRecord | None) -> str:
-        """Changes whenever the same request may be answered otherwise: with the base, its numerics, the adapter."""
+        """Return a fingerprint of what may change the answer to a given request: the base model, its numerics and the
+        adapter's version."""
         info = self._engine.info
         return _base_print(info.model_hash, info.dtype, info.backend) + (f"_{adapter.version[:10]}" if adapter else "")
 
     async def encode(self, tenant: Tenant, prompt: PromptInput) -> tuple[int, ...]:
-        """Raises ApiError: INVALID_REQUEST, nothing to begin from, or ids that are no tokens of this model."""
+        """Return a prompt's token ids.
+
+        Raises:
+            ApiError: INVALID_REQUEST, the prompt is empty or has ids that are no tokens of this model.
+        """
         if isinstance(prompt, Chat):
             return await self._tokenizer.encode_chat(tenant.name, prompt.messages, prompt.tools, prompt.options)
         ids = await self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -188,11 +198,11 @@ class Intake:
         return ids
 
     async def understand(self, tenant: Tenant, request: GenerateRequest, lane: Lane) -> Job:
-        """What to do, with the version that its adapter has at the end of this, not at its beginning.
+        """Check and tokenize a request. The job has the adapter's version at the end of this call, not at its start.
 
         Raises:
             ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND,
-                ENGINE_UNAVAILABLE, RATE_LIMIT_EXCEEDED (grammars of the tenant that wait to be compiled).
+                ENGINE_UNAVAILABLE, RATE_LIMIT_EXCEEDED (too many grammars of the tenant wait to be compiled).
         """
         adapter = self.resolve(tenant, request.model)
         self._check(request)
@@ -208,7 +218,7 @@ class Intake:
         return Job(request, tenant, picked, lane, prompts, params)
 
     async def _wait_for_engine(self) -> None:
-        """An engine that has ended is being started again, and a request waits for it. Raises ApiError."""
+        """Wait for an engine that is being restarted. Raises ApiError: ENGINE_UNAVAILABLE after `engine_wait`."""
         try:
             async with asyncio.timeout(self._settings.engine_wait):
                 await self._engine.wait_ready()
@@ -216,13 +226,13 @@ class Intake:
             raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready") from error
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
-        """Raises ApiError: INVALID_REQUEST."""
+        """Check that token ids are within the vocabulary. Raises ApiError: INVALID_REQUEST."""
         vocab_size = self._engine.info.vocab_size
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             raise invalid_request(f"token ids in {param} must be from 0 to {vocab_size - 1}", param)
 
     def catalog_for(self, tenant: Tenant) -> Catalog:
-        """The names that mean something to one tenant, whoever resolves them."""
+        """Return a catalog of only those names that one tenant may use."""
         catalog = self._catalog()
         adapters = frozenset(name for name in catalog.adapters if catalog.permits(tenant, name))
         aliases = {alias: name for alias, name in catalog.aliases.items() if name in adapters}
@@ -252,7 +262,7 @@ class Intake:
             self.check_ids(ids, param)
 
     def _fit(self, request: GenerateRequest, prompt: PromptInput, prompt_tokens: int, seed: int) -> SamplingParams:
-        """Return the sampling for one prompt. Its output is cut to what the context has room for, as vLLM does."""
+        """Return the sampling parameters of one prompt. As in vLLM, max_tokens is cut to the room in the context."""
         room = self._engine.info.max_model_len - prompt_tokens
         asked = request.asked_tokens
         if room < (asked != 0):

@@ -1,4 +1,4 @@
-"""The answers of one request put together: their streams as one, and their chunks as whole answers."""
+"""Joins the answers of one request: merges their streams into one, and their chunks into whole answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ T = TypeVar("T")
 
 
 def join_answers(chunks: Sequence[GenerationChunk]) -> list[GenerationChunk]:
-    """One for each answer, by its number. `chunks`: all of all answers, each answer's in order."""
+    """Join chunks to one for each answer, ordered by the answer's number.
+
+    `chunks` holds all chunks of all answers; those of one answer must be in order.
+    """
     answers: dict[int, list[GenerationChunk]] = {}
     for chunk in chunks:
         answers.setdefault(chunk.answer, []).append(chunk)
@@ -21,7 +24,7 @@ def join_answers(chunks: Sequence[GenerationChunk]) -> list[GenerationChunk]:
 
 
 def join(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
-    """All chunks of one answer as one."""
+    """Join all chunks of one answer to one chunk."""
     return GenerationChunk(
         answer=chunks[0].answer,
         text="".join(chunk.text for chunk in chunks),
@@ -33,7 +36,8 @@ def join(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
 
 
 async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Items of all streams as they come. Closing it closes every stream; the first error of any ends it."""
+    """Yield the items of all streams as they come. The first error of any stream ends the merged stream, and closing it
+    closes every stream."""
     queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
     pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
     try:

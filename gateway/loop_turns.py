@@ -2,8 +2,8 @@
 
 An event loop runs everything that is ready before it looks for new input. A thousand requests of one tenant that arrive
 together would all be read, refused or submitted in one iteration, and a request of another tenant needs several
-iterations (to be read, to hear from Redis, from the engine). Beside a burst of 1,500 requests its first token came
-0.9 s late on two cores.
+iterations (to be read, and to get answers from Redis and from the engine). During a burst of 1,500 requests, the first
+token of such a request came 0.9 s late on two cores.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from engine.core.recent import RecentTenants
 
 AT_ONCE = 4
-"""Requests of one tenant that begin in one iteration of the event loop. Each costs some 0.5 ms of it."""
+"""Maximum number of requests of one tenant that begin in one iteration of the loop. Each takes some 0.5 ms."""
 REFUSED_PAUSE_S = 0.005
-"""Seconds between two requests of a tenant that is refused because it takes more than its share. Refusing 1,500
-requests at once kept a core from the engine for two seconds."""
+"""Seconds between the starts of two requests of a tenant that was refused because it takes more than its share.
+Refusing 1,500 requests at once kept a core from the engine for two seconds."""
 REFUSED_FOR_S = 1.0
-"""Seconds after a refusal for which the tenant's requests keep that distance."""
+"""Seconds after a refusal during which the tenant's requests stay `REFUSED_PAUSE_S` apart."""
 
 
 @dataclass(slots=True)
 class Slowed:
-    """A tenant that was refused lately. Times are in seconds on the loop's clock."""
+    """State of a tenant that was refused recently. Times are in seconds on the loop's clock."""
 
     until: float
     next_turn: float
@@ -36,7 +36,7 @@ class LoopTurns:
 
     def __init__(self) -> None:
         self._begun: Counter[str] = Counter()
-        """Requests of each tenant that have begun in this iteration."""
+        """Number of requests of each tenant that have begun in this iteration."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._slowed: dict[str, Slowed] = {}
         self._recent = RecentTenants()
@@ -44,7 +44,7 @@ class LoopTurns:
         self._ticks_soon = False
 
     async def take(self, tenant: str) -> None:
-        """Return when a request of this tenant may begin, which is at once if few of them arrive together."""
+        """Wait until a request of this tenant may begin, which is at once if few of its requests arrive together."""
         self._recent.note(tenant, asyncio.get_running_loop().time())
         waits = tenant in self._waiting or tenant in self._slowed or self._begun[tenant] >= AT_ONCE
         self._tick_in(REFUSED_PAUSE_S if tenant in self._slowed else 0.0)
@@ -56,15 +56,17 @@ class LoopTurns:
         await turn
 
     def refused(self, tenant: str) -> None:
-        """Slow a tenant down for the sake of others that are there: a request of it has been refused because the tenant
-        takes more than its share."""
+        """Note that a request was refused because its tenant takes more than its share.
+
+        The tenant's next requests are slowed down if another tenant has sent a request recently.
+        """
         now = asyncio.get_running_loop().time()
         if self._recent.has_other(tenant, now):
             self._slowed[tenant] = Slowed(now + REFUSED_FOR_S, now + REFUSED_PAUSE_S)
             self._tick_in(REFUSED_PAUSE_S)
 
     def _tick_in(self, seconds: float) -> None:
-        """Give the next turns after so many seconds at most; 0 means in the next iteration of the loop."""
+        """Schedule `_tick` in at most so many seconds; 0 means in the next iteration of the loop."""
         if self._tick_handle is not None:
             if self._ticks_soon or seconds:
                 return
@@ -74,7 +76,7 @@ class LoopTurns:
         self._tick_handle = loop.call_later(seconds, self._tick) if seconds else loop.call_soon(self._tick)
 
     def _tick(self) -> None:
-        """Give the turns of the next iteration."""
+        """Start waiting requests, as many as may begin in this iteration of the loop."""
         self._tick_handle = None
         self._begun.clear()
         now = asyncio.get_running_loop().time()

@@ -1,7 +1,7 @@
-"""What operators see and do of lanes and live requests, in words both protocols translate to.
+"""Operators' view and control of lanes and live requests, independent of the protocol.
 
-The engine is asked, not this process: it knows the requests of every gateway process that shares it, and it decides who
-starts. Percentiles alone are of the requests that this gateway's metrics have counted.
+The data comes from the engine, because the engine knows the requests of all gateway processes that share it and decides
+which ones start. Only the percentiles come from the metrics of this gateway process.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ LANE_NAMES: Mapping[Lane, LaneName] = {Lane.INTERACTIVE: "interactive", Lane.BAT
 LANES: Mapping[str, Lane] = {name: lane for lane, name in LANE_NAMES.items()}
 MODES: Mapping[str, LaneMode] = {"pause": LaneMode.PAUSED, "drain": LaneMode.DRAINING, "resume": LaneMode.OPEN}
 UNPROMISED = 0.95
-"""The percentile, as a share, that charts show of a lane that promises no share of its tokens in time."""
+"""Percentile, as a share from 0 to 1, that charts show for a lane without an attainment goal."""
 MOST_LISTED = 200
 ALL = 2**32 - 1
 SHORTEST_ID = 6
-"""Digits of an id that are enough, if no other request's begins with them."""
+"""Minimum length of an id's beginning that is accepted in place of the id, if it is unambiguous."""
 
 
 class LaneStatus(Struct, frozen=True):
@@ -47,35 +47,35 @@ class LaneStatus(Struct, frozen=True):
     waiting: int
     oldest_wait_seconds: float
     slo_ttft_attainment: float
-    """Share of recent first tokens that were in time; 1 where there were none."""
+    """Share of recent first tokens that came within their goal; 1 if there were none."""
     slo_itl_attainment: float
     preemptions: int
-    """Of its requests, since the engine started."""
+    """Number of preemptions in this lane since the engine started."""
     device_seconds: float
     ttft_seconds: Percentiles
     itl_seconds: Percentiles
     window_seconds: float
-    """How far back the percentiles go."""
+    """Length of the time window of the percentiles, in seconds."""
     ttft_goal_seconds: float
     itl_goal_seconds: float
     attainment_goal: float
-    """Share of tokens that the lane promises to have in time."""
+    """Share of tokens (0 to 1) that the lane promises to deliver within its goals."""
 
 
 class LiveRequest(Struct, frozen=True):
     id: str
     request_id: str
-    """The caller's own; need not be unique."""
+    """Request id of the caller; it need not be unique."""
     tenant: str
     key: str
-    """A key's short id."""
+    """Short id of the API key."""
     model: str
     adapter: str
-    """Empty: the base model."""
+    """Name of the adapter; empty means the base model."""
     lane: LaneName
     state: Literal["queued", "running"]
     answers: int
-    """Still on their way, of as many as were asked for."""
+    """Number of answers that are still live; the request may have asked for more."""
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
@@ -83,27 +83,27 @@ class LiveRequest(Struct, frozen=True):
     preemptions: int
     age_seconds: float
     started: float
-    """When the engine got it, in Unix seconds."""
+    """When the engine received the request, in Unix seconds."""
 
 
 class LiveRequests(Struct, frozen=True):
-    """Of every gateway process that shares the engine."""
+    """Live requests of all gateway processes that share the engine."""
 
     requests: list[LiveRequest]
     total: int
-    """Live answers, listed or not: a request may have several."""
+    """Number of live answers, listed or not. A request may have several answers."""
 
 
 class EngineStatus(Struct, frozen=True):
-    """Pages are of the pool; counts are since the engine started."""
+    """State of the engine. Pages are pages of its pool; steps and tokens are totals since the engine started."""
 
     served_name: str
-    """The name by which callers ask for the base model."""
+    """Name by which callers ask for the base model."""
     model: str
-    """The folder or file that the engine has loaded."""
+    """Folder or file that the engine has loaded."""
     device: str
     tokens_per_second: float | None
-    """Generated tokens a second between the last two samples, five seconds apart; null while there are none."""
+    """Generated tokens per second between the last two samples, five seconds apart; None if there are none."""
     steps: int
     generated_tokens: int
     prompt_tokens: int
@@ -116,10 +116,13 @@ class EngineStatus(Struct, frozen=True):
 
 
 class Operations:
-    """Every method raises ApiError: ENGINE_UNAVAILABLE. Looks are shared by all who look within a second."""
+    """Shows and controls lanes and live requests. Methods that ask the engine raise ApiError: ENGINE_UNAVAILABLE.
+
+    Answers of the engine are cached for one second and shared by all callers.
+    """
 
     def __init__(self, engine: EngineApi, latency: LatencyWindow, promises: Promises, served_name: str) -> None:
-        """`promises` holds the goals of the lanes, which follow the configuration. `served_name` names the base."""
+        """`promises` holds the lanes' goals, which follow the configuration. `served_name` is the base model's name."""
         self._engine = engine
         self._latency = latency
         self._promises = promises
@@ -134,10 +137,10 @@ class Operations:
         return await self._lanes.get()
 
     async def set_mode(self, name: str, action: str) -> LaneStatus:
-        """For every gateway, from the engine's next step on. `action`: pause, drain or resume.
+        """Set the mode of a lane for all gateways, from the engine's next step on. `action` is pause, drain or resume.
 
         Raises:
-            ApiError: INVALID_REQUEST, no such lane, or an engine whose policy has none.
+            ApiError: INVALID_REQUEST, there is no such lane or the engine's scheduling policy has no lanes.
         """
         if name not in LANES:
             raise invalid_request(f"lane must be one of {', '.join(LANES)}", "lane")
@@ -150,18 +153,18 @@ class Operations:
         return next(status for status in await self.lanes() if status.lane == name)
 
     async def requests(self) -> LiveRequests:
-        """Those that run, then those that wait; at most MOST_LISTED."""
+        """Return the running requests, then the waiting ones, from at most MOST_LISTED answers."""
         with _engine_answers():
             live = await self._requests.get()
         return LiveRequests(_grouped(live.requests), live.total)
 
     async def cancel(self, request_id: str) -> LiveRequest:
-        """Ends a request of any gateway process, by its id or the beginning of it; returns what it was.
+        """Cancel a request of any gateway process, given its id or the beginning of its id; return its last state.
 
-        Its caller is told 503 `preempted` and not to retry, and pays for what was generated.
+        The request's caller gets 503 `preempted`, marked as not retryable, and is charged for the generated tokens.
 
         Raises:
-            ApiError: REQUEST_NOT_FOUND, it has ended or never was; INVALID_REQUEST, several begin like this.
+            ApiError: REQUEST_NOT_FOUND, no live request has this id; INVALID_REQUEST, several ids begin like this.
         """
         with _engine_answers():
             live = await self._engine.live_requests(ALL)
@@ -173,12 +176,12 @@ class Operations:
         return _live_request(answers)
 
     def forget(self) -> None:
-        """The next who looks sees what is there now."""
+        """Drop cached answers of the engine, so that the next query shows the current state."""
         for glance in (self._stats, self._lanes, self._requests):
             glance.forget()
 
     async def reserved(self) -> Mapping[str, int]:
-        """Tokens that live requests have reserved and may yet use, by tenant."""
+        """Return the tokens that live requests have reserved and may still use, by tenant."""
         with _engine_answers():
             return (await self._requests.get()).reserved_tokens
 
@@ -191,7 +194,7 @@ class Operations:
         return EngineStatus(self._served_name, info.model, info.device, rate, **figures)
 
     async def tenants(self) -> Mapping[str, tuple[int, int]]:
-        """Running and waiting requests by tenant."""
+        """Return the numbers of running and waiting requests, by tenant."""
         with _engine_answers():
             stats = await self._stats.get()
         found: dict[str, tuple[int, int]] = {}
@@ -201,8 +204,11 @@ class Operations:
         return found
 
     def latencies_at_goal(self) -> Mapping[str, float | None]:
-        """Return TTFT and ITL of each lane in seconds, by figure, at the percentile that the lane promises to have in
-        time; at `UNPROMISED` for a lane that promises none. None means that nothing was observed."""
+        """Return TTFT and ITL of each lane in seconds, by figure, such as `interactive.ttft_at_goal`.
+
+        The percentile is the lane's attainment goal, or `UNPROMISED` for a lane without one. None means that nothing
+        was observed.
+        """
         latency, goals = self._latency.read(), self._promises.goals
         return {
             f"{name}.{kind}_at_goal": latency.at(histogram, lane, goals[lane].attainment or UNPROMISED)
@@ -252,7 +258,7 @@ def _lane_status(stats: pb.LaneStats, latency: Latency, goals: LaneGoals) -> Lan
 
 
 def _grouped(answers: Sequence[pb.LiveRequest]) -> list[LiveRequest]:
-    """The answers of one request as one, the oldest first of those that run, then of those that wait."""
+    """Combine the answers of each request; return running requests first, then waiting ones, each oldest first."""
     by_id = sorted(answers, key=attrgetter("origin.id"))
     requests = [_live_request(list(group)) for _, group in groupby(by_id, key=attrgetter("origin.id"))]
     return sorted(requests, key=lambda request: (request.state == "queued", -request.age_seconds))

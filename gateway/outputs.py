@@ -1,4 +1,4 @@
-"""What commands put out: files, looked at before the work that fills them begins, tables, and why they failed."""
+"""Output of commands: files, which are checked before the work that fills them begins, tables, and error messages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rich.markup import escape
 from rich.table import Table
 
 LOCAL_URL = "http://127.0.0.1:8000"
-"""Where commands look for a gateway unless they are told otherwise."""
+"""Default address of the gateway that commands connect to."""
 WIDEST = 10_000
-"""Columns: more than any table needs."""
+"""Width in columns that is more than any table needs."""
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Whether a file could be written there now. Raises ValueError: the message names the option."""
+    """Check that a file could be written at `path` now. Raises ValueError, with a message that names the option."""
     if not path.parent.is_dir():
         raise ValueError(f"{option} {path}: there is no folder {path.parent}")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -30,7 +30,10 @@ def check_writable(path: Path, option: str) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that is at `path`, whole and durable, when the block has ended well; else what was there before stays."""
+    """Write a file atomically: it appears at `path`, complete and synced to disk, when the block ends without an error.
+
+    Otherwise the file that was at `path` before stays.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
@@ -43,14 +46,14 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def print_wide(table: Table) -> None:
-    """Prints a table at the width it needs: a terminal wraps long lines, and cells squeezed to it cannot be read."""
+    """Print a table at the width it needs: the terminal wraps long lines, and narrower cells would be unreadable."""
     console = Console()
     needed = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
     Console(width=max(console.width, needed)).print(table)
 
 
 def message_json(message: Message) -> dict[str, Any]:
-    """Every field by its name; None where an optional one is absent."""
+    """Return the fields of a message by name, as JSON values. An absent optional field is None."""
     return {field.name: _plain(message, field) for field in message.DESCRIPTOR.fields}
 
 
@@ -64,18 +67,21 @@ def _plain(message: Message, field: Any) -> Any:
 
 
 def no_gateway(url: str, reason: str = "") -> str:
-    """The message of every command that finds no gateway; `reason` is what the library says, where that helps."""
+    """Return the error message of a command that cannot reach a gateway.
+
+    `reason` is the message of the HTTP or gRPC library, which is left out if the connection was refused.
+    """
     found = f"No gateway answers at {url}"
     found += f" ({reason})" if reason and "refused" not in reason.lower() else ""
     return f"{found}. Start one with `loralane serve`, or name another with --url or LORALANE_URL."
 
 
 def complain(message: str) -> None:
-    """Says on standard error what went wrong."""
+    """Print an error message to standard error."""
     Console(stderr=True).print(f"[red]error:[/red] {escape(message)}", highlight=False)
 
 
 def fail(message: str) -> NoReturn:
-    """Ends the command with status 1."""
+    """Print an error message and end the command with status 1."""
     complain(message)
     raise typer.Exit(1)

@@ -1,9 +1,10 @@
-"""What earlier turns of a conversation were encoded to, so that only what is new in a turn has to be.
+"""Cache of the token ids of earlier turns of a conversation, so that only the new part of a turn has to be encoded.
 
-A conversation comes whole with every turn. To encode it again each time is work that grows with the square of its
-turns, 1 us a token measured, and up to some length the event loop does nothing else meanwhile. Special tokens cut a
-text into pieces that no tokenizer looks across: the library takes them out first, and encodes what lies between them
-apart. So the ids of a text are those of its pieces, one after the other.
+Every turn sends the whole conversation. Encoding all of it each time takes work that grows with the square of the
+number of turns (1 us per token measured), and texts up to some length are encoded on the event loop, which does nothing
+else meanwhile. Special tokens cut a text into pieces that can be encoded separately: the library splits a text at
+special tokens first, and encodes the parts between them independently. So the token ids of a text are the concatenated
+ids of its pieces.
 """
 
 from __future__ import annotations
@@ -17,23 +18,32 @@ from itertools import chain, islice, pairwise
 from typing import Any
 
 MAX_BYTES = 64 * 2**20
+"""Default maximum size of the cache in bytes."""
 LARGEST = 1 / 8
-"""Share of it that one piece may take: a book does not push out everybody's conversations."""
+"""Maximum share of the cache that one piece may take, so that one long text does not evict all conversations."""
 ENTRY_BYTES = 400
-"""Of a piece that is remembered, beside its text and its ids."""
+"""Estimated overhead in bytes of one cached piece, in addition to its text and its ids."""
 MAX_PIECES = 2000
-"""Of one text: to look up more, at 1 us each, would hold up others. Then it is one piece."""
+"""Maximum number of cuts in one text. A lookup takes 1 us, so more would delay other requests; a text with so many is
+not cut at all."""
 
 
 class Pieces:
-    """Those used last. Each realm has its own: how long a prompt takes must not tell one tenant what another says.
+    """LRU cache of the token ids of pieces of text, for use from one thread.
 
-    For one thread.
+    Each realm (a tenant) has its own entries, because otherwise the time that a prompt takes would tell one tenant what
+    another tenant has sent.
     """
 
     def __init__(self, backend: Any, marks: Iterable[str], max_bytes: int = MAX_BYTES) -> None:
-        """`backend`: a tokenizer of the `tokenizers` library. `marks`: of its special tokens, those to cut before, but
-        for any that might be read otherwise then."""
+        """Initialize the cache.
+
+        Args:
+            backend: a tokenizer of the `tokenizers` library.
+            marks: special tokens before which texts are cut. Tokens before which a cut could change the ids are
+                ignored.
+            max_bytes: maximum size of the cache, for all realms together.
+        """
         added = backend.get_added_tokens_decoder().values()
         self._marks = [token.content for token in added if token.content in set(marks) and _cuts(token, added)]
         self._max_bytes = max_bytes
@@ -41,7 +51,7 @@ class Pieces:
         self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
 
     def cut(self, text: str) -> list[str]:
-        """Pieces that make up the text; each but the first begins with a special token."""
+        """Cut a text into pieces. Each piece but the first begins with a special token."""
         found = chain.from_iterable(_places(text, mark) for mark in self._marks)
         starts = sorted(islice(found, MAX_PIECES))
         if len(starts) == MAX_PIECES:
@@ -49,13 +59,14 @@ class Pieces:
         return [text[start:end] for start, end in pairwise((0, *starts, len(text))) if start < end]
 
     def ids(self, realm: str, piece: str) -> array[int] | None:
-        """None: it is not remembered."""
+        """Return the cached ids of a piece. None means that the piece is not cached."""
         found = self._ids.get((realm, piece))
         if found is not None:
             self._ids.move_to_end((realm, piece))
         return found
 
     def remember(self, realm: str, piece: str, ids: Sequence[int]) -> array[int]:
+        """Cache the ids of a piece, unless the piece is too large, and return them as an array."""
         known = array("I", ids)
         size = _bytes(piece, known)
         if (realm, piece) in self._ids or size > LARGEST * self._max_bytes:  # two requests may have encoded it at once
@@ -76,15 +87,17 @@ def _places(text: str, mark: str) -> Iterator[int]:
 
 
 def _cuts(token: Any, added: Iterable[Any]) -> bool:
-    """Whether a text may be cut before it, wherever it stands: neither is it read otherwise when apart, nor what is to
-    its left. Some tokens take the space beside them, and some are none beside a letter."""
+    """Return whether a text may be cut before every occurrence of a token without changing the ids on either side.
+
+    This excludes tokens that absorb adjacent white space and tokens that are not recognized next to a letter.
+    """
     stays = token.special and not (token.lstrip or token.single_word or token.normalized)
     firm = re.fullmatch(r"[^\w\s](.*\S)?", token.content, re.DOTALL)
     return bool(stays and firm and not any(_overlap(token.content, other.content) for other in added))
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether a text may have both where they share characters."""
+    """Return whether both strings may occur in a text at overlapping positions."""
     if one != other and (one in other or other in one):
         return True
     ends = range(1, min(len(one), len(other)))

@@ -1,4 +1,4 @@
-"""What is written down of one request while it lives: for the books, for metrics, traces and the log."""
+"""Record of one request, for usage accounting, metrics, traces and the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.generation import Usage
 
 
 class RequestRecord(Struct):
-    """The story of one request, written while it lives; times in seconds on the gateway's monotonic clock."""
+    """Facts about one request, updated while it runs. Times are in seconds on the gateway's monotonic clock."""
 
     id: str
     request_id: str
@@ -21,49 +21,52 @@ class RequestRecord(Struct):
     key_id: str
     model: str
     lane_asked: Lane | None
-    lane: Lane | None  # None: turned away before anybody knew
+    lane: Lane | None  # None means that the request was refused before its lane was known.
     started: float
     ingress: Ingress = UNKNOWN
     trace_id: str = ""
-    """The caller's, or of the trace that begins here."""
+    """Trace id that the caller sent, or that of the trace that begins at this gateway."""
     adapter: str | None = None
     adapter_version: str = ""
     prompt_tokens: int = 0
     reserved_tokens: int = 0
     completion_tokens: int = 0
     n: int = 1
-    """Answers that each prompt asks for."""
+    """Number of answers for each prompt."""
     max_tokens: int = 0
-    """Tokens that an answer may have at most."""
+    """Maximum output tokens of an answer."""
     lengths: dict[int, int] = field(default_factory=dict)
-    """Tokens of each answer so far."""
+    """Output tokens of each answer so far, by the answer's number."""
     cached: dict[int, int] = field(default_factory=dict)
-    """Tokens of each prompt that were found in the prefix cache."""
+    """Tokens of each prompt that were found in the prefix cache, by the prompt's number."""
     device: dict[int, float] = field(default_factory=dict)
-    """Seconds of device time that each answer has taken."""
+    """Device time of each answer in seconds, by the answer's number."""
     reserving: float | None = None
-    reserved: float | None = None  # the limiter was asked, and has answered
+    """When the limiter was asked for the reservation."""
+    reserved: float | None = None
+    """When the limiter answered."""
     submitted: float | None = None
-    """Handed to the engine."""
+    """When the request was submitted to the engine."""
     adapter_wait: float = 0.0
-    """Seconds after submitted until the adapter had been read into host memory."""
+    """Seconds from `submitted` until the adapter was in host memory."""
     admitted: float | None = None
-    """The engine began to work on it: long before its first event, which comes when a step has ended."""
+    """When the engine began to work on the request, which is long before the first event: that comes at the end of a
+    step."""
     first_token: float | None = None
     last_token: float | None = None
     ended: float | None = None
     finish: str = ""
-    """stop, length, cancelled, or error."""
+    """How the request ended: stop, length, cancelled or error; empty while the request runs."""
     status: int = 200
-    """As HTTP would answer; 499 when the caller left."""
+    """HTTP status of the response, for gRPC too; 499 means that the caller disconnected."""
     error_code: str = ""
     error_metadata: Mapping[str, str] = field(default_factory=dict)
     shadowed: tuple[tuple[str, str], ...] = ()
-    """Limits in shadow that would have refused it: kind of scope, and name."""
+    """Limits in shadow mode that would have refused the request, as pairs of scope kind and name."""
     moves: list[float] = field(default_factory=list)
-    """Seconds without an engine process, each time that an answer went on in another one."""
+    """Seconds that an answer was without an engine process, for each move of an answer to another engine process."""
     refund: bool = False
-    """The engine failed or refused it: the caller pays nothing."""
+    """Whether the caller is not charged, because the engine failed or refused the request."""
 
     @property
     def usage(self) -> Usage:
@@ -72,7 +75,7 @@ class RequestRecord(Struct):
 
     @property
     def used_tokens(self) -> int:
-        """What to charge: nothing before the engine has it, then the prompt and all that was generated."""
+        """Tokens to charge: 0 before the request is submitted, then the prompt and all generated tokens."""
         return 0 if self.submitted is None else self.prompt_tokens + self.completion_tokens
 
     @property
@@ -84,7 +87,7 @@ class RequestRecord(Struct):
         return sum(self.device.values())
 
     def counts(self) -> Counts:
-        """What to count of it, so far: the same tokens as are charged, and the same of nothing."""
+        """Return the usage to count so far: the tokens that are charged, or `NOTHING` if the caller is not charged."""
         if self.submitted is None or self.refund:
             return NOTHING
         used = self.usage
@@ -92,7 +95,7 @@ class RequestRecord(Struct):
 
     @property
     def queue_seconds(self) -> float | None:
-        """From the engine having it to the engine working on it."""
+        """Seconds from submission until the engine began to work on the request."""
         return _span(self.submitted, self.admitted)
 
     @property
@@ -101,22 +104,22 @@ class RequestRecord(Struct):
 
     @property
     def prefill_seconds(self) -> float | None:
-        """From the engine working on it to its first token."""
+        """Seconds from when the engine began to work on the request to the first token."""
         return _span(self.admitted, self.first_token)
 
     @property
     def decode_seconds(self) -> float | None:
-        """From its first token to its last."""
+        """Seconds from the first token to the last."""
         return _span(self.first_token, self.last_token)
 
     @property
     def inference_seconds(self) -> float | None:
-        """From the engine working on it to its last token."""
+        """Seconds from when the engine began to work on the request to the last token."""
         return _span(self.admitted, self.last_token)
 
     @property
     def tpot_seconds(self) -> float | None:
-        """Mean time of a token after the first; None for fewer than two."""
+        """Mean seconds per output token after the first (TPOT). None means that there are fewer than two tokens."""
         span = _span(self.first_token, self.last_token)
         return None if span is None or self.completion_tokens < 2 else span / (self.completion_tokens - 1)
 
@@ -125,26 +128,30 @@ class RequestRecord(Struct):
         return _span(self.started, self.ended)
 
     def note_tokens(self, index: int, count: int) -> None:
-        """Count tokens of one answer."""
+        """Add generated tokens to the count of one answer."""
         self.completion_tokens += count
         self.lengths[index] = self.lengths.get(index, 0) + count
 
     def note_admission(self, event: TokenEvent, now: float) -> None:
-        """What the engine's first event tells of the time before it."""
+        """Record from the engine's first event when the request was admitted and how long it waited for its adapter."""
         if self.admitted is None:
             self.admitted = now if self.submitted is None else min(now, self.submitted + event.wait)
             self.adapter_wait = event.adapter_wait
 
     def note_cached(self, prompt: int, tokens: int) -> None:
-        """What an answer to a prompt found cached. The first answer to run finds least, and leaves it to the others."""
+        """Record how many tokens of a prompt one answer found cached.
+
+        The least count is kept: it is that of the first answer to run, whose pages the other answers then reuse.
+        """
         self.cached[prompt] = min(tokens, self.cached.get(prompt, tokens))
 
     def note_device(self, index: int, seconds: float) -> None:
-        """What an answer has taken of the device so far; an event that ends one early does not say."""
+        """Record an answer's device time so far. The largest value is kept, because an event that ends an answer early
+        does not report the time."""
         self.device[index] = max(seconds, self.device.get(index, 0.0))
 
     def note_move(self, seconds: float) -> None:
-        """An answer has gone on in another engine process, after so many seconds without one."""
+        """Record that an answer moved to another engine process, after so many seconds without one."""
         self.moves.append(seconds)
 
     def end(self, finish: str, status: int, error_code: str = "") -> None:

@@ -1,12 +1,12 @@
-"""A request that outlives its engine process: submitted again to the next one, where its answer goes on.
+"""Resubmits requests after the engine process has ended: the next engine process continues their answers.
 
-The gateway has the prompt's ids and every token that it has been told. What chooses a token is a function of the seed
-and the position, and grammars and penalties follow from the tokens, so the next process goes on as the last one would
-have. The caller sees a pause.
+The gateway has the prompt's ids and every token that the engine has sent. The random draw for a token is a function of
+the seed and the position, and the states of grammars and penalties follow from the tokens, so the next process
+continues as the previous one would have. The caller sees a pause.
 
-A request may itself be what made the process crash. An engine process that comes up says which requests were in the
-last step of the process before it. Those go on as suspects: the engine computes their next tokens in steps of their own
-(`engine.core.trial`), and one that was alone in the step of a second crash is not tried again.
+A request may itself have made the process crash. A new engine process reports which requests were in the last step of
+the process before it. They are resubmitted as suspects: the engine computes their next tokens in separate steps
+(`engine.core.trial`), and a suspect that was alone in the last step before another crash is not resubmitted.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from engine.client import EngineApi
 from engine.core.types import Request, TokenEvent
 
 MOST_MOVES = 3
-"""A request goes on in so many engine processes after its first. An engine that dies more often is of no use to it."""
+"""Maximum number of engine processes in which a request continues after the first one. If more of them end, the request
+is given up."""
 LEAST_DEADLINE_SECONDS = 0.001
 
 
 class ResumingStream:
-    """The events of one request, from one engine process after another. An `EventStream`."""
+    """An `EventStream` of one request that continues across engine processes."""
 
     def __init__(
         self, engine: EngineApi, request: Request, wait_seconds: float, on_move: Callable[[float], None]
     ) -> None:
-        """Submits the request at once if the engine is ready, else when it is and somebody reads.
+        """Submit the request at once if the engine is ready; otherwise the first read waits for the engine and submits.
 
         Args:
-            wait_seconds: how long the request may be without an engine process, each time.
-            on_move: called with the seconds without one when the request goes on in another.
+            wait_seconds: how long, in seconds, the request may be without an engine process each time.
+            on_move: called when the request continues in another engine process, with the seconds without one.
         """
         self._engine = engine
         self._request = request
@@ -44,21 +45,21 @@ class ResumingStream:
         self._now = asyncio.get_running_loop().time
         self._began = self._now()
         self._lost = self._began
-        """When the request was last without an engine process."""
+        """When the request last became without an engine process, in seconds on the loop's clock."""
         self._stream: EventStream | None = None
         self._life = ""
-        """The engine process that has the request, or had it last."""
+        """Id of the engine process that has the request, or had it last."""
         self._id = request.id
-        """The id by which that process knows the request."""
+        """Id under which the request was submitted to that process."""
         self._moves = 0
         self._suspect = False
         self._produced: list[int] = []
         self._first: TokenEvent | None = None
-        """What was told first, by the process that began the request."""
+        """First event of the request, from the engine process that began it."""
         self._device = 0.0
-        """Seconds of device time that it has taken in all processes."""
+        """Device time of the request in all engine processes, in seconds."""
         self._device_before = 0.0
-        """The same in processes that have ended."""
+        """Device time of the request in engine processes that have ended, in seconds."""
         if engine.ready:
             with suppress(EngineUnavailable):
                 self._submit()
@@ -67,7 +68,11 @@ class ResumingStream:
         return self
 
     async def __anext__(self) -> list[TokenEvent]:
-        """Raises GivenUp: no engine came back in time, too many were lost, or the request makes them crash."""
+        """Wait for events and return them.
+
+        Raises:
+            GivenUp: no engine process came back in time, too many ended, or the request makes them crash.
+        """
         while True:
             try:
                 if self._stream is None:
@@ -85,14 +90,14 @@ class ResumingStream:
             await self._stream.aclose()
 
     def _submit(self) -> None:
-        """Give the request to the engine. Raises EngineUnavailable if it has gone again in this moment."""
+        """Submit the request to the engine. Raises EngineUnavailable if the engine has just gone again."""
         self._life = self._engine.info.life
         self._stream = self._engine.generate(self._current())
         if self._moves:
             self._on_move(self._now() - self._lost)
 
     def _current(self) -> Request:
-        """Return the request as the next engine process is to take it up."""
+        """Return the request to submit next: the original, or after a move one that continues the produced tokens."""
         if not self._moves:
             return self._request
         self._id = f"{self._request.id}+{self._moves}"
@@ -108,7 +113,7 @@ class ResumingStream:
         )
 
     def _lose(self) -> None:
-        """Note that the engine process is gone. Raises GivenUp if it was the last one that is tried."""
+        """Note that the engine process is gone. Raises GivenUp if the request has used up its `MOST_MOVES`."""
         self._stream, self._lost = None, self._now()
         self._device_before = self._device
         self._moves += 1
@@ -135,7 +140,11 @@ class ResumingStream:
             self._suspect = True
 
     def _noted(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Remember what was told, and say what holds for all processes together where more than one had the request."""
+        """Record the produced tokens and the device time, and return the events to pass on.
+
+        After a move, the waits and the cached tokens are those of the first process, and the device time is the total
+        of all processes.
+        """
         for event in events:
             self._produced += event.tokens
         self._device = max(self._device, self._device_before + events[-1].device_seconds)
@@ -151,5 +160,5 @@ class ResumingStream:
                 device_seconds=self._device_before + event.device_seconds,
             )
             for event in events
-            if event.tokens or event.finish_reason is not None  # it was admitted before
+            if event.tokens or event.finish_reason is not None  # the admission was reported before
         ]

@@ -1,4 +1,4 @@
-"""Gateway.generate: the one path of a request, whatever protocol it came by."""
+"""The gateway's core: `Gateway.generate` is the path of every request, for all protocols."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ log = structlog.get_logger("gateway")
 
 
 class Gateway:
-    """Every request's way through: understand, reserve, generate, detokenise, settle.
+    """Runs each request through its stages: check and tokenize, reserve, generate, detokenize, settle.
 
-    Whatever happens to the client, the engine or the limiter, a request leaves the live table, its engine streams are
-    closed and its reservation is settled or refunded, once.
+    Even if the client, the engine or the limiter fails, every request is removed from the live table, its engine
+    streams are closed, and its reservation is settled or refunded exactly once.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Gateway:
         observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`base_names`: what the base model is called, the canonical name first. `grammars`: stays open."""
+        """`base_names` are the base model's names, the canonical one first. The gateway does not close `grammars`."""
         self._settings = settings or ServiceSettings()
         self.lane_capacity = self._settings.lane_capacity
-        """Answers of a lane that may be on their way at once; a lane not named has no bound."""
+        """Maximum number of answers in progress, by lane. A lane that is missing has no limit."""
         self.engine = engine
         self.tokenizer = tokenizer
         self.adapters = adapters
@@ -84,27 +84,29 @@ class Gateway:
 
     @property
     def live(self) -> Mapping[str, RequestRecord]:
-        """Requests on their way, by their unique ids."""
+        """Records of the requests in progress, by their unique ids."""
         return MappingProxyType(self._live)
 
     @property
     def active(self) -> int:
-        """Requests on their way and settlements not done yet: 0 when nothing runs."""
+        """Number of requests in progress plus settlements not done yet; 0 means that the gateway is idle."""
         return len(self._live) + len(self._background)
 
     def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[Arrival]:
-        """Around all that comes before `generate`: observers are told of a request that does not get that far."""
+        """Return a context manager for everything before `generate`, which reports a request that fails there to the
+        observers."""
         return arriving(request_id, ingress, self._observers, self._clock)
 
     @asynccontextmanager
     async def generate(self, principal: Principal, request: GenerateRequest) -> AsyncIterator[Generation]:
-        """Entered once the engine has begun to work on the request; leaving early, in whatever way, aborts it.
+        """Run a request. The context is entered with the first chunk, once the engine has begun to work on the request;
+        leaving the context early aborts the request.
 
-        Enter, iterate and leave in one task: a deadline cancels that task and becomes DEADLINE_EXCEEDED on the way out.
-        When this has been left, the reservation is settled.
+        Enter, iterate and leave in the same task: when a deadline passes, the gateway cancels that task, and the
+        cancellation becomes DEADLINE_EXCEEDED on exit. The reservation is settled by the time the context has exited.
 
         Raises:
-            ApiError: on entry everything that can go wrong with a generation; later ENGINE_UNAVAILABLE, PREEMPTED,
+            ApiError: on entry, every error that a generation can have; later ENGINE_UNAVAILABLE, PREEMPTED,
                 DEADLINE_EXCEEDED, INTERNAL.
         """
         lane = principal.tenant.effective_lane(request.lane)
@@ -123,17 +125,21 @@ class Gateway:
                         yield Generation(self._admitted(job, grant, record), await anext(chunks), chunks)
 
     def end_requests(self) -> None:
-        """End all requests with an error: this process stops. Callers pay for what was generated until then."""
+        """End all requests with an error, as the gateway is stopping. Callers are charged for what was generated."""
         self._deadlines.stop_all()
 
     async def close(self) -> None:
-        """Waits for settlements under way."""
+        """Wait for settlements in progress."""
         while self._background:
             await asyncio.wait(self._background)
 
     @contextmanager
     def _tracked(self, principal: Principal, request: GenerateRequest, lane: Lane) -> Iterator[RequestRecord]:
-        """In the live table while it runs; to the observers when it has ended, however it did."""
+        """Keep the request's record in the live table during the block, and report it to the observers at the end.
+
+        Raises:
+            ApiError: LANE_QUEUE_FULL.
+        """
         record = RequestRecord(
             id=new_id(),
             request_id=request.request_id,
@@ -153,7 +159,7 @@ class Gateway:
         shares.add(tenant.name, tenant.weight, answers)
         try:
             if full:
-                if not request.patient:  # lines of a batch are tried again by this gateway itself
+                if not request.patient:  # The gateway itself retries lines of a batch.
                     self.turns.refused(tenant.name)
                 raise unavailable(Fault.LANE_QUEUE_FULL, f"the {lane_name(lane)} lane is full: {full}")
             yield record
@@ -169,7 +175,7 @@ class Gateway:
             tell(self._observers, record)
 
     def _refusal(self, lane: Lane, tenant: Tenant, answers: int) -> str:
-        """Return why the lane has no room for a request; empty means that it has."""
+        """Return why the lane has no room for a request. Empty means that the lane has room."""
         capacity, shares = self.lane_capacity.get(lane), self._in_lane[lane]
         if capacity is None or shares.admits(tenant.name, tenant.weight, answers, capacity):
             return ""
@@ -190,10 +196,10 @@ class Gateway:
     async def _reserved(
         self, wanted: ReserveRequest, record: RequestRecord, submission: Submission
     ) -> AsyncIterator[Grant]:
-        """Holds a reservation and settles it once, under cancellation too.
+        """Hold a reservation during the block and settle it exactly once, even if the task is cancelled.
 
-        Where it is as good as granted, a person does not wait for Redis and then for the engine: 0.90 of the time of a
-        request that is alone.
+        If the limiter is almost sure to grant the reservation, an interactive request is submitted to the engine
+        before Redis has answered. This reduces the time of a request that runs alone to 0.90 of what it would be.
         """
         record.reserved_tokens = wanted.tokens
         try:
@@ -202,7 +208,7 @@ class Gateway:
             record.reserving = self._clock()
             grant = await self.limiter.reserve(wanted)
         except BaseException:
-            record.submitted = None  # whatever was begun is for nothing, and nobody's to pay
+            record.submitted = None  # work that the engine has begun is discarded and not charged
             raise
         finally:
             record.reserved = self._clock()
@@ -224,7 +230,7 @@ class Gateway:
                 await self.limiter.refund(grant)
             else:
                 await self.limiter.settle(grant, record.used_tokens)
-        except Exception:  # the answer is out; an operator has to know that the books are off
+        except Exception:  # the answer has been sent; operators must learn that the accounts are wrong
             log.exception("settle_failed", request_id=record.request_id, tenant=record.tenant)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -248,7 +254,7 @@ class Gateway:
     async def _run(
         self, job: Job, record: RequestRecord, submission: Submission, timer: Timer
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Chunks of all answers as they come; the very last one carries the usage."""
+        """Yield the chunks of all answers as they come. The very last chunk carries the usage."""
         streams = submission.begin()
         answers = [self._answer(job, index, record, stream) for index, stream in enumerate(streams)]
         unfinished = len(answers)
@@ -272,7 +278,10 @@ class Gateway:
     async def _answer(
         self, job: Job, index: int, record: RequestRecord, stream: EventStream
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """One engine stream turned to text, until the engine or a stop string ends it. Closing it early aborts."""
+        """Convert one engine stream to chunks of text, until the engine or a stop string ends the answer.
+
+        Closing the generator early aborts the answer.
+        """
         prompt_index = index // job.request.n
         detokenizer = self.tokenizer.detokenizer(job.continues(prompt_index))
         answer = Answer(index, detokenizer, job.request)
@@ -295,7 +304,7 @@ class Gateway:
     def _clocked(
         self, lane: Lane, record: RequestRecord, chunk: GenerationChunk, last_token: float | None
     ) -> float | None:
-        """Notes when a chunk came; returns when this answer last had a token."""
+        """Record the arrival of a chunk; return when this answer last had a token, or None before its first token."""
         now = self._clock()
         if not chunk.token_ids:
             return last_token
@@ -309,6 +318,9 @@ class Gateway:
 
 
 def _counted_down(events: Sequence[TokenEvent], whole: bool) -> Iterator[tuple[int, TokenEvent]]:
-    """Together, or one for each token; with how many are left. What came before a refusal counts, so it stays apart."""
+    """Merge the events if `whole`, otherwise split them into one for each token; number each by how many are left.
+
+    A refusal is not merged with the tokens before it, because those tokens count.
+    """
     told = joined(events) if whole else [piece for event in events for piece in apart(event)]
     return zip(range(len(told) - 1, -1, -1), told, strict=True)

@@ -1,4 +1,4 @@
-"""Bounds on what one request may take."""
+"""Limits for requests, and the settings that the gateway service needs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from gateway.tools.dialects import ToolParserName
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """Times in seconds; None: for ever."""
+    """Settings of the gateway service. Times are in seconds; None means no limit."""
 
     max_choices: int = 128
-    """Answers of one request: prompts x n."""
+    """Maximum number of answers of one request: prompts x n."""
     max_stop_characters: int = 16_384
-    """Of all stop strings of a request together."""
+    """Maximum total length of a request's stop strings, in characters."""
     max_listed_ids: int = 1024
-    """Token ids in stop_token_ids, and in logit_bias: every answer carries them to the engine."""
+    """Maximum number of token ids in stop_token_ids and in logit_bias each. Every answer sends them to the engine."""
     request_timeout: float | None = 600.0
     first_token_timeout: float | None = 120.0
-    """In the interactive lane. Batch work may wait as long as the whole request may take."""
+    """Maximum time to the first token in the interactive lane. In the batch lane, only the limit of the
+    whole request applies."""
     engine_wait: float = 60.0
-    """A request may be without an engine process for so long, each time that one ends."""
+    """Maximum time that a request waits for a new engine process, each time that one ends."""
     lane_capacity: Mapping[Lane, int] = field(default_factory=dict)
-    """Requests of a lane that may be on their way at once; a lane not named has no bound."""
+    """Maximum number of answers in progress, by lane. A lane that is missing has no limit."""
     tool_parser: ToolParserName = "auto"
-    """How the model writes calls of tools; auto: as its chat template does."""
+    """Dialect in which the model writes tool calls; `auto` detects it from the chat template."""

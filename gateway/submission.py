@@ -1,4 +1,4 @@
-"""What one request has the engine do: begun once, before or after its reservation is granted, and ended for sure."""
+"""Submits a request to the engine once, before or after its reservation is granted, and aborts unfinished answers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ log = structlog.get_logger("gateway")
 
 
 class Submission:
-    """To be closed (`contextlib.aclosing`): that aborts what has not come to its end."""
+    """The engine streams of one request. Close it (`contextlib.aclosing`) to abort answers that have not ended."""
 
     def __init__(
         self, engine: EngineApi, job: Job, record: RequestRecord, clock: Callable[[], float], engine_wait: float
     ) -> None:
-        """`clock` is the record's; `engine_wait`: seconds that the request may be without an engine process."""
+        """`clock` is the record's clock; `engine_wait` is how many seconds the request may be without an engine."""
         self._engine = engine
         self._job = job
         self._record = record
@@ -32,9 +32,12 @@ class Submission:
         self._streams: list[EventStream] = []
 
     def begin(self) -> Sequence[EventStream]:
-        """One stream for each answer, the same however often it is called. Raises ApiError: ENGINE_UNAVAILABLE.
+        """Submit the request and return one stream for each answer. Further calls return the same streams.
 
-        An answer without any token is over before the engine hears of it.
+        An answer with max_tokens 0 ends at once and is not sent to the engine.
+
+        Raises:
+            ApiError: ENGINE_UNAVAILABLE.
         """
         if not self._streams:
             now = self._record.submitted = self._clock()
@@ -58,7 +61,7 @@ class Submission:
 
 
 def _nothing(request_id: str) -> EventStream:
-    """Return the stream of an answer that has reached its maximum of no tokens."""
+    """Return the stream of an answer whose max_tokens is 0: a single event that ends it."""
     arrivals = Arrivals(lambda: None)
     arrivals.put(TokenEvent(request_id, finish_reason=FinishReason.LENGTH))
     return arrivals

@@ -1,4 +1,4 @@
-"""TLS of our own ports: certificates from files, checked before anybody relies on them, and read again once renewed."""
+"""TLS for the gateway's ports: certificates are read from files, checked before use, and reread when they change."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ MISMATCH = "the first certificate of a file is the server's own, and the key has
 HTTP_ALPN = ("http/1.1",)
 
 Stamp = tuple[tuple[int, int, int], ...]
-"""Of every file: inode, size and time of the last change in nanoseconds."""
+"""Inode, size and time of the last change (in nanoseconds) of each file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a port shows of itself and whom it lets in: files that belong together."""
+    """A port's certificate chain, its key and the CAs that it trusts: the contents of files that belong together."""
 
     chain: bytes
     key: bytes
     client_ca: bytes | None
-    """With it, who connects must show a certificate that one of these authorities has signed."""
+    """Certificate authorities in PEM. If set, clients must present a certificate that one of them has signed."""
     context: ssl.SSLContext
 
     def for_grpc(self) -> grpc.ServerCertificateConfiguration:
@@ -38,16 +38,20 @@ class Identity:
 
 
 class Certificate:
-    """The identity of one port. Its files are looked at with every handshake, so a renewed one needs no restart; one
-    that cannot be used leaves the port with what it had."""
+    """The identity of one port, updated when its files change.
+
+    The files are checked for changes with every handshake, so that a renewed certificate needs no restart. If the new
+    files cannot be used, the port keeps its old identity.
+    """
 
     def __init__(self, config: TlsConfig, where: str) -> None:
-        """
+        """Read the files.
+
         Args:
-            where: the section's name, for messages.
+            where: name of the configuration section, for error messages.
 
         Raises:
-            ConfigError: a file is missing, cannot be read, is not what it should be, or does not belong to the others.
+            ConfigError: a file is missing, cannot be read, has the wrong content, or does not match the others.
         """
         self._config, self._where = config, where
         self._stamp = _stamp(config)
@@ -61,7 +65,7 @@ class Certificate:
         return self._identity
 
     def for_http(self) -> ssl.SSLContext:
-        """A context that hands every connection on to the newest one."""
+        """Return a TLS context that switches each connection to the current identity's context in the handshake."""
         context = _context(self._config)
 
         def hand_on(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -74,7 +78,7 @@ class Certificate:
         shown = self._identity
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:
-            """None: nothing has changed since gRPC was last told."""
+            """Return the new configuration. None means that nothing has changed since the last one that gRPC got."""
             nonlocal shown
             newest = self.current()
             if newest is shown:
@@ -94,7 +98,7 @@ class Certificate:
 
 
 def read_identity(config: TlsConfig, where: str) -> Identity:
-    """Raises ConfigError."""
+    """Read and check the files of a port. `where` is the configuration section. Raises ConfigError."""
     chain = _pem(config.cert, f"{where}.cert", CERTIFICATE, "certificate")
     key = _pem(config.key, f"{where}.key", PRIVATE_KEY, "private key")
     if ENCRYPTED in key:
@@ -114,7 +118,7 @@ def _checked(config: TlsConfig, where: str) -> ssl.SSLContext:
             raise ConfigError(f"{where}.client_ca: {config.client_ca} has no usable certificate: {error}") from error
     pair = f"{config.cert} and {config.key}"
     try:
-        context.load_cert_chain(config.cert, config.key, password="")  # without one OpenSSL would ask at the terminal
+        context.load_cert_chain(config.cert, config.key, password="")  # else OpenSSL would ask at the terminal
     except (ssl.SSLError, OSError) as error:
         if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
             raise ConfigError(f"{where}.key: {pair} do not belong together; {MISMATCH}") from error
@@ -123,14 +127,14 @@ def _checked(config: TlsConfig, where: str) -> ssl.SSLContext:
 
 
 def _context(config: TlsConfig) -> ssl.SSLContext:
-    """TLS 1.2 at least, with the ciphers that OpenSSL thinks safe."""
+    """Return a server context for TLS 1.2 or later, with OpenSSL's default ciphers and no certificate yet."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     context.set_alpn_protocols(HTTP_ALPN)
     if config.client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
-        context.options |= ssl.OP_NO_TICKET  # or whom an authority no longer vouches for could resume a session
+        context.options |= ssl.OP_NO_TICKET  # A client whose CA was removed must not resume a session.
         context.num_tickets = 0
     return context
 
@@ -146,7 +150,7 @@ def _pem(file: Path, where: str, mark: bytes, what: str) -> bytes:
 
 
 def _stamp(config: TlsConfig) -> Stamp:
-    """Of files that are not there: nothing, which is a change as well."""
+    """Return the stamp of all files. A missing file is left out, so that its removal counts as a change."""
     files = [config.cert, config.key] + ([config.client_ca] if config.client_ca else [])
     return tuple(stamp for file in files if (stamp := _file_stamp(file)))
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back. The engine speaks ids only, so everything about text happens here."""
+"""Converts text to token ids and back. The engine handles only ids, so all text processing happens in the gateway."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from gateway.core.errors import unsupported_parameter
 from gateway.pieces import Pieces
 
 THREAD_CHARACTERS = 20_000
-"""Longer texts are encoded in a thread, so that the event loop goes on streaming."""
+"""Maximum characters encoded on the event loop; longer texts are encoded in a thread so that streams go on."""
 
 PRIME_TOKENS = 8
-"""Prompt tokens a detokeniser looks back at: enough to know whether a word goes on or begins."""
+"""Number of last prompt tokens that a detokenizer reads: enough to know whether a word continues or begins."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -36,7 +36,7 @@ class Tokenizer:
     """The tokenizer and chat template of a prepared model folder. Safe to share between tasks of one event loop."""
 
     def __init__(self, hf_tokenizer: Any) -> None:
-        """`hf_tokenizer`: a fast tokenizer of transformers."""
+        """`hf_tokenizer` is a fast tokenizer of the transformers library."""
         self._template = hf_tokenizer
         self._backend = hf_tokenizer.backend_tokenizer
         self._backend.no_truncation()
@@ -66,13 +66,13 @@ class Tokenizer:
         return cls(tokenizer)
 
     async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """`special`: add what the model expects around a text, such as a BOS token."""
+        """Return the token ids of a text. `special` adds the special tokens that the model expects, such as BOS."""
         [ids] = await self._encode_all((text,), special)
         return ids
 
     @property
     def tool_template(self) -> str:
-        """The chat template for a request with tools; empty: there is none, or it knows nothing of tools."""
+        """Chat template for requests with tools. Empty means that there is none or that it does not support tools."""
         try:
             template = self._template.get_chat_template(tools=[{}])
         except ValueError:
@@ -86,11 +86,11 @@ class Tokenizer:
         tools: Sequence[ToolSchema] = (),
         options: TemplateOptions = DEFAULT_OPTIONS,
     ) -> tuple[int, ...]:
-        """Return the token ids of a chat, up to where the answer begins. `realm`: the tenant, as in `Pieces`.
+        """Return the token ids of a chat, up to where the answer begins. `realm` is the tenant, as in `Pieces`.
 
         Raises:
-            ApiError: INVALID_REQUEST, the template refuses these messages or there is none; UNSUPPORTED_PARAMETER, it
-                knows nothing of tools.
+            ApiError: INVALID_REQUEST, the template refuses these messages or there is none; UNSUPPORTED_PARAMETER, the
+                template does not support tools.
         """
         pieces = self._pieces.cut(self.render_chat(messages, tools, options))
         known = {piece: self._pieces.ids(realm, piece) for piece in pieces}
@@ -105,12 +105,12 @@ class Tokenizer:
         tools: Sequence[ToolSchema] = (),
         options: TemplateOptions = DEFAULT_OPTIONS,
     ) -> str:
-        """Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+        """Return the text of a chat. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
         self._check_tools(messages, tools)
         return render(self._template, messages, tools, options)
 
     def _check_tools(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
-        """A template that knows nothing of tools would leave them out without a word."""
+        """Raise ApiError if the chat uses tools but the template does not support them and would silently drop them."""
         param = "tools" if tools else "messages" if any(map(_is_about_tools, messages)) else ""
         if param and not self.tool_template:
             raise unsupported_parameter(param, "cannot be used: the chat template of this model knows no tools")
@@ -119,11 +119,11 @@ class Tokenizer:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special))
 
     def token_text(self, token_id: int) -> str:
-        """One token by itself, special tokens included; incomplete UTF-8 shows as U+FFFD."""
+        """Return the text of a single token, special tokens included. Incomplete UTF-8 becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes a token stands for; none for an id beyond the vocabulary."""
+        """Return the exact bytes that a token stands for. An id beyond the vocabulary has no bytes."""
         piece = self._backend.id_to_token(token_id)
         if piece is None:
             return b""
@@ -132,16 +132,19 @@ class Tokenizer:
         return _byte_level_bytes(piece) if self._byte_level else _piece_bytes(piece)
 
     def token_id(self, text: str) -> int | None:
-        """Of the one token that a text is in this vocabulary; None: there is none."""
+        """Return the id of the single token that equals a text. None means that the vocabulary has no such token."""
         token_id: int | None = self._backend.token_to_id(text)
         return token_id
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is no part of an answer's text."""
+        """Return whether a token is a special token, which is not part of an answer's text."""
         return token_id in self._special
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
-        """`prompt`: ids the generated text continues; empty where it begins by itself, as a chat answer does."""
+        """Return a detokenizer for one answer.
+
+        `prompt` holds the ids that the generated text continues; it is empty if the text starts anew, as in a chat.
+        """
         return Detokenizer(self._backend, prompt, at_once=self._byte_level and not prompt)
 
     async def _encode_all(self, texts: Sequence[str], special: bool) -> list[tuple[int, ...]]:
@@ -155,11 +158,12 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Token ids of one answer, as they come, to text. Never emits part of a character; skips special tokens."""
+    """Converts the token ids of one answer to text incrementally. It never emits part of a character, and it skips
+    special tokens."""
 
     def __init__(self, backend: Any, prompt: Sequence[int] = (), *, at_once: bool = False) -> None:
-        """`at_once`: tokens that are pushed together may be looked at together, and make the same text: so it is where
-        they stand for bytes, and begin no character that the prompt has left unfinished."""
+        """`at_once` says that tokens that are pushed together may be decoded together with the same result, which holds
+        for byte-level tokens if the prompt has not left a character unfinished."""
         self._backend = backend
         self._at_once = at_once
         self._pending: list[int] = []
@@ -171,7 +175,7 @@ class Detokenizer:
         return "".join(self._step([token_id]) for token_id in token_ids)
 
     def flush(self) -> str:
-        """What is left when no more tokens come: bytes of an unfinished character, as U+FFFD."""
+        """Return the rest of the text after the last token: the bytes of an unfinished character become U+FFFD."""
         pending, self._pending = self._pending, []
         return self._decode(pending)
 
@@ -182,8 +186,8 @@ class Detokenizer:
         except Exception as error:  # the library raises nothing more specific
             if "Invalid prefix" not in str(error):
                 raise
-            # Byte-fallback decoders turn a whole run of bytes into U+FFFD when a later byte spoils it, text already
-            # emitted included. What was sent stays; the stream goes on from here.
+            # If a byte makes a run of bytes invalid, byte-fallback decoders turn the whole run into U+FFFD, including
+            # text that was emitted already. The emitted text stays as it is; a new stream continues after it.
             self._stream = self._open(token_ids)
             return self.flush()
         if text:
@@ -191,11 +195,11 @@ class Detokenizer:
         return text or ""
 
     def _open(self, prime: Sequence[int]) -> DecodeStream:
-        """A stream that knows what went before, and finishes the character that was begun there."""
+        """Return a stream primed with the preceding tokens, which completes a character that they left unfinished."""
         complete = len(prime)
         while complete and self._decode(prime[:complete]).endswith(REPLACEMENT):
             complete -= 1
-        # Primed with an unfinished character, a stream would emit its whole prime along with the first token.
+        # A stream primed with an unfinished character would emit all of its prime along with the first token.
         stream = DecodeStream(ids=list(prime[:complete]), skip_special_tokens=True)
         for token_id in prime[complete:]:
             stream.step(self._backend, token_id)
@@ -206,25 +210,25 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Finds the first of any number of stop strings in a text that comes in pieces (Aho and Corasick, 1975).
+    """Finds the first occurrence of any stop string in a text that comes in pieces (Aho and Corasick, 1975).
 
-    The automaton's depth is the length of the longest suffix that may still become a stop string: exactly what has to
-    be held back. Work is linear in the text, whatever the number of strings.
+    The depth of the automaton's state is the length of the longest suffix that may still become a stop string, which is
+    exactly what must be held back. The work is linear in the length of the text, for any number of stop strings.
     """
 
     def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
         """Initialize the matcher.
 
         Args:
-            stops: not empty strings.
-            keep: the text that is shown ends with the stop string.
+            stops: the stop strings, none of them empty.
+            keep: whether the shown text includes the stop string that ends it.
         """
         self._keep = keep
         self._next: list[dict[str, int]] = [{}]
         self._fail = [0]
         self._depth = [0]
         self._match = [0]
-        """Length of the longest stop string that ends in this state; 0: none does."""
+        """Length of the longest stop string that ends in each state; 0 means that none does."""
         for stop in stops:
             self._insert(stop)
         self._link()
@@ -232,7 +236,7 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Returns the text that is safe to show, and whether a stop string was found: then no more text follows it."""
+        """Return the text that is safe to show, and whether a stop string was found, which ends the text."""
         known = self._held + text
         for position in range(len(self._held), len(known)):
             self._state = self._step(self._state, known[position])
@@ -245,7 +249,7 @@ class StopMatcher:
         return known[:safe], False
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Return the text that was held back, after the last piece."""
         held, self._held, self._state = self._held, "", 0
         return held
 
@@ -262,7 +266,7 @@ class StopMatcher:
         self._match[state] = len(stop)
 
     def _link(self) -> None:
-        """Breadth first: where to go on when a character does not fit."""
+        """Compute, breadth first, the state in which to continue when a character does not match."""
         queue = list(self._next[0].values())
         for state in queue:
             for character, child in self._next[state].items():
@@ -277,11 +281,14 @@ class StopMatcher:
 
 
 def _marks(hf_tokenizer: Any) -> list[str]:
-    """Special tokens that the chat template writes, by themselves or by their names. None where they are but text."""
+    """Return the special tokens that the chat template writes, literally or by their names.
+
+    The list is empty if the tokenizer encodes special tokens as plain text.
+    """
     if hf_tokenizer.backend_tokenizer.encode_special_tokens:
         return []
     named = {hf_tokenizer.bos_token, hf_tokenizer.eos_token}
-    written = str(hf_tokenizer.chat_template)  # several, by their names, where it is not one
+    written = str(hf_tokenizer.chat_template)  # may be a mapping of several templates by name
     return [token for token in hf_tokenizer.all_special_tokens if token in named or token in written]
 
 
@@ -293,7 +300,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins of byte-level BPE (GPT-2): a character for each of the 256 bytes."""
+    """Return the byte of each printable character by which byte-level BPE (GPT-2) represents the 256 bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -307,6 +314,6 @@ def _byte_level_bytes(piece: str) -> bytes:
 
 
 def _piece_bytes(piece: str) -> bytes:
-    """SentencePiece: a byte as <0xAB>, or text in which U+2581 stands for a space."""
+    """Return the bytes of a SentencePiece token: one byte as <0xAB>, or text in which U+2581 stands for a space."""
     match = _BYTE_PIECE.fullmatch(piece)
     return bytes([int(match[1], 16)]) if match else piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()

@@ -1,4 +1,4 @@
-"""Whom the commands of `loralane` believe when they speak TLS, and what they show of themselves."""
+"""TLS settings of the commands of `loralane`: the CAs that they trust, and the certificate that they present."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ TLS_TARGET = "https://"
 
 
 class TrustError(Exception):
-    """A file of certificates cannot be used; the message says which and why. It ends the command."""
+    """A certificate or key file cannot be used. The message says which file and why. This error ends the command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """PEM files."""
+    """PEM files for TLS connections to a gateway."""
 
     ca: Path | None = None
-    """Authorities that servers' certificates are checked against; None: those of this machine."""
+    """Certificate authorities that a server's certificate is checked against. None means those of this machine."""
     cert: Path | None = None
-    """What a server that asks for a certificate is shown."""
+    """Certificate to present to a server that asks for one."""
     key: Path | None = None
-    """Of `cert`; None: it is in the same file."""
+    """Private key of `cert`. None means that it is in the same file."""
 
     def context(self) -> ssl.SSLContext:
-        """Of HTTP clients. Raises TrustError."""
+        """Return the TLS context for HTTP clients. Raises TrustError."""
         try:
             context = ssl.create_default_context(cafile=self.ca)
         except OSError as error:
             raise TrustError(f"--ca {self.ca}: {_reason(error)}") from error
         if self.cert is not None:
             try:
-                context.load_cert_chain(self.cert, self.key, password="")  # or OpenSSL would ask at the terminal
+                context.load_cert_chain(self.cert, self.key, password="")  # else OpenSSL would ask at the terminal
             except OSError as error:
                 raise TrustError(f"--cert {self.cert}, --cert-key {self.key or self.cert}: {_reason(error)}") from error
         return context
 
     def channel(self, target: str, options: list[tuple[str, int]]) -> grpc.Channel:
-        """With TLS where `target` begins with https://. Raises TrustError."""
+        """Open a gRPC channel, with TLS if `target` begins with https://. Raises TrustError."""
         import grpc
 
         if not target.startswith(TLS_TARGET):
             return grpc.insecure_channel(target, options)
-        self.context()  # which says what is wrong with the files; gRPC would not
+        self.context()  # raises TrustError with a reason, which gRPC would not give
         key = self.key or self.cert
         credentials = grpc.ssl_channel_credentials(
             self.ca and self.ca.read_bytes(), key and key.read_bytes(), self.cert and self.cert.read_bytes()
@@ -57,7 +57,7 @@ class Trust:
 
 
 CHOSEN: ContextVar[Trust] = ContextVar("trust")
-"""What the command line says before the command's name; its root sets it."""
+"""TLS settings from the options before the command's name; the root command sets them."""
 
 
 def chosen_trust() -> Trust:

@@ -1,1 +1,1 @@
-"""A gateway's configuration: YAML in, frozen dataclasses out (docs/configuration.md)."""
+"""Reads a gateway's YAML configuration into frozen dataclasses (docs/configuration.md)."""

@@ -1,4 +1,4 @@
-"""What a configuration says otherwise than the one that runs, and what of it can be taken up without a restart."""
+"""Compares a new configuration with the running one, and tells which changes apply without a restart."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gateway.core.lanes import lane_name
 from gateway.core.tenants import key_id
 
 LIVE = ("adapters", "lanes", "limits", "tenants")
-"""Sections that a running gateway takes up."""
+"""Sections whose changes a running gateway applies."""
 
 
 def merged(running: Config, read: Config) -> Config:
-    """`running` with the live sections of `read`. Raises ConfigError: they contradict each other."""
+    """Return `running` with the live sections of `read`. Raises ConfigError if the result contradicts itself."""
     return replace(running, **{name: getattr(read, name) for name in LIVE})
 
 
 def need_restart(running: Config, read: Config) -> list[str]:
-    """Sections that are not live and differ; what they say may be secret."""
+    """Return the names of sections that differ and are not live. Their values are left out: they may be secret."""
     names = [section.name for section in fields(Config) if section.name not in LIVE]
     return [name for name in names if getattr(running, name) != getattr(read, name)]
 
 
 def changes(before: Config, after: Config) -> list[str]:
-    """A line for each value of the live sections that differs. Keys are told by their ids."""
+    """Return a line for each value in the live sections that differs. Keys are shown by their ids."""
     old, new = _values(before), _values(after)
     lines = []
     for name in sorted(old.keys() | new.keys()):
@@ -42,7 +42,8 @@ def changes(before: Config, after: Config) -> list[str]:
 
 
 def leftovers(before: Config, after: Config) -> list[str]:
-    """A line for each adapter and tenant that is named no more: another gateway's file may still have it."""
+    """Return a line for each adapter and tenant that `after` no longer names. They stay in force, because the file of
+    another gateway may still name them."""
     adapters = before.adapters.preload.keys() - after.adapters.preload.keys()
     tenants = before.tenants.keys() - after.tenants.keys()
     lines = [f"! adapters.preload.{name}: is served until it is unloaded" for name in sorted(adapters)]
@@ -63,7 +64,7 @@ def _flat(where: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _items(value: Any) -> Iterable[tuple[str, Any]] | None:
-    """Of what has a name for each of its parts."""
+    """Return the named parts of a dataclass or mapping; None means that the value has no named parts."""
     if isinstance(value, TenantConfig):
         own = [(name, item) for name, item in _fields(value.tenant) if name != "name"]
         return [*own, ("keys", [key_id(key) for key in value.keys])]

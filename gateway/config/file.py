@@ -1,4 +1,4 @@
-"""From YAML to frozen dataclasses, with errors that say where and what to write instead."""
+"""Converts YAML to frozen dataclasses. Errors name the place in the file and say what to write instead."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Problems:
             self._found += str(error).splitlines()
 
     def raise_all(self) -> None:
-        """Raises ConfigError, one problem a line, if there was any."""
+        """Raise ConfigError with one problem per line, if any was noted."""
         if self._found:
             raise ConfigError("\n".join(dict.fromkeys(self._found)))
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML lets a repeated key win in silence; here it is an error."""
+    """A YAML loader for which a repeated key is an error. By default a repetition silently replaces the first value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -60,7 +60,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A file's mapping, before references are resolved. Raises ConfigError."""
+    """Return the mapping in a YAML file, with its ${NAME} references unresolved. Raises ConfigError."""
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
     except OSError as error:
@@ -71,13 +71,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
-    """Without the line itself, which may have a secret in it."""
+    """Describe a YAML error by its line and column, without the text of the line, which may contain a secret."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "it cannot be read"
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else str(problem)
 
 
 def as_mapping(value: Any, where: str) -> dict[str, Any]:
-    """A section; one left empty in the file has all its defaults."""
+    """Return a section as a mapping; one left empty in the file is an empty mapping. Raises ConfigError."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
@@ -87,13 +87,13 @@ def as_mapping(value: Any, where: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """Stands for a text that names a variable which is not set."""
+    """Placeholder for a string that references an environment variable which is not set."""
 
     problem: str
 
 
 def _unresolved(value: Any) -> list[str]:
-    """Returns the problems of what could not be resolved in a value."""
+    """Return the problems of all `Unresolved` placeholders in a value."""
     if isinstance(value, Unresolved):
         return [value.problem]
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -101,10 +101,10 @@ def _unresolved(value: Any) -> list[str]:
 
 
 def resolve(value: Any, env: Mapping[str, str], where: str = "") -> Any:
-    """Replace every ${NAME} and ${NAME:-default} in the texts of `value` from `env`.
+    """Return `value` with every ${NAME} and ${NAME:-default} in its strings replaced from `env`.
 
-    What cannot be replaced inside a mapping or a list becomes `Unresolved`, which `convert` refuses; a text of its own
-    raises ConfigError.
+    If a variable is not set, a string inside a mapping or a list becomes `Unresolved`, which `convert` refuses; if
+    `value` itself is the string, ConfigError is raised.
     """
     if isinstance(value, dict | list):
         return _resolve_items(value, env, where)
@@ -135,7 +135,7 @@ def _resolve_items(value: dict[str, Any] | list[Any], env: Mapping[str, str], wh
 
 
 def check_keys(given: Mapping[str, Any], known: list[str], where: str) -> None:
-    """Raises ConfigError naming each unknown key and the nearest known one."""
+    """Raise ConfigError if there are unknown keys; it names each of them with the nearest known key."""
     problems = Problems()
     for key in given:
         if key not in known:
@@ -147,12 +147,16 @@ def check_keys(given: Mapping[str, Any], known: list[str], where: str) -> None:
 
 
 def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
-    """A dataclass from a mapping of its fields.
+    """Build a dataclass from a mapping of its fields.
 
-    `base`: the folder that relative paths start from. `given`: fields that the file may not set.
+    Args:
+        value: the mapping from the file.
+        where: place of the mapping in the file, for messages.
+        base: the folder that relative paths start from.
+        given: fields that the file may not set, with their values.
 
     Raises:
-        ConfigError: unknown or missing keys, values of another type, values the dataclass refuses.
+        ConfigError: a key is unknown or missing, or a value has a wrong type or is refused by the dataclass.
     """
     section = as_mapping(value, where)
     hints = get_type_hints(cls)
@@ -177,7 +181,7 @@ def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
 
 
 def each(section: Mapping[str, Any], read: Callable[[str, Any], T]) -> dict[str, T]:
-    """Read every entry of a section. Raises ConfigError with what is wrong in any of them."""
+    """Apply `read` to every entry of a section. Raises ConfigError with the problems of all entries."""
     problems, found = Problems(), {}
     for name, item in section.items():
         with problems.noting():
@@ -187,9 +191,10 @@ def each(section: Mapping[str, Any], read: Callable[[str, Any], T]) -> dict[str,
 
 
 def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
-    """`value` as `kind`.
+    """Convert a value from the file to the type `kind`. Raises ConfigError.
 
-    Numbers and booleans may be text, as they are when they come from a reference; whole numbers also as `100k`.
+    Numbers and booleans may be strings, as they are when they come from a reference. Integers may also be written like
+    `100k`. Relative paths start from `base`.
     """
     if isinstance(value, Unresolved):
         raise ConfigError(value.problem)
@@ -214,26 +219,26 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
     if kind is Lane:
         return lane(value, where)
     if isinstance(value, str) and kind in (int, int | None):
-        with suppress(ValueError):  # msgspec then says what is wrong
+        with suppress(ValueError):  # msgspec reports the problem below
             value = parse_count(value)
     try:
         return msgspec.convert(value, kind, strict=False, dec_hook=special)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from error
-        if choices := _choices(kind):  # msgspec would repeat the value, which may be a secret in the wrong place
+        if choices := _choices(kind):  # msgspec would quote the value, which may be a misplaced secret
             raise ConfigError(f"{where}: must be one of {', '.join(choices)}") from None
         raise ConfigError(f"{where}: {error}".replace("`", "")) from error
 
 
 def _section(kind: Any) -> type | None:
-    """The dataclass that is wanted, or that may be left out."""
+    """Return the dataclass that `kind` is, also as `kind | None`; None means that `kind` is another type."""
     kinds = [each for each in get_args(kind) if each is not NoneType] if get_origin(kind) is UnionType else [kind]
     return kinds[0] if len(kinds) == 1 and isinstance(kinds[0], type) and is_dataclass(kinds[0]) else None
 
 
 def _choices(kind: Any) -> list[str]:
-    """Values of a Literal, or of a union that has one; empty for every other kind."""
+    """Return the values of a Literal, or of a union that contains one; empty for every other type."""
     if get_origin(kind) is Literal:
         return [str(choice) for choice in get_args(kind)]
     kinds = get_args(kind) if get_origin(kind) in (UnionType, Union) else ()

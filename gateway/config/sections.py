@@ -1,4 +1,4 @@
-"""Sections of a gateway's configuration: frozen, each validated by itself, section for section as in the YAML."""
+"""Sections of a gateway's configuration, named as in the YAML. They are frozen, and each validates its own values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.tools.dialects import ToolParserName
 
 URL_PREFIX = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://[A-Za-z0-9][A-Za-z0-9_./-]*/")
 USERINFO = re.compile(r"//.*@")
-"""Where a URL has its secrets, which no message may repeat."""
+"""Matches the user part of a URL, which may hold secrets and must not appear in messages."""
 LOCAL_SCHEMES = frozenset(("file", "local"))
 WEB_SCHEMES = frozenset(("http", "https", "ftp", "webdav", "webhdfs"))
 
@@ -58,35 +58,36 @@ class ModelConfig:
     """The base model."""
 
     source: str = "embedded"
-    """A model folder, a GGUF file, a Hugging Face id, or `embedded`: the small one that comes with the package."""
+    """A model folder, a GGUF file, a Hugging Face id, or `embedded`, the small model that comes with the package."""
     name: str = ""
-    """What clients call it; empty: the last part of the source's own name."""
+    """Name of the model for clients. If empty, it is the last part of the source's path or id."""
     chat_template: Path | None = None
     """A Jinja file to render chats with; None means the template that comes with the model."""
     tool_parser: ToolParserName = "auto"
-    """How the model writes tool calls: hermes or llama3; none: calls are not read; auto: as its chat template does."""
+    """Format in which the model writes tool calls: hermes or llama3. With `none` tool calls are not parsed. `auto`
+    means the format that the chat template uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptersConfig:
     roots: tuple[Path, ...] = ()
-    """Folders below which adapters may be loaded while running, beside `adapters` in the data directory."""
+    """Folders below which adapters may be loaded at runtime, in addition to `adapters` in the data directory."""
     preload: Mapping[str, Path] = field(default_factory=dict)
-    """Served name -> PEFT folder, loaded at start."""
+    """Adapters to load at start: PEFT folders by served name."""
     drain_seconds: float = 30.0
-    """How long an unloaded adapter's requests may go on before they are aborted."""
+    """How long running requests of an adapter that is unloaded may go on before they are aborted."""
     load_timeout_s: float = 300.0
     """How long the engine may take to read an adapter."""
     hub: tuple[str, ...] = ()
-    """Patterns of Hugging Face ids, such as `acme/*`, that may be fetched from the hub; none: it is never asked."""
+    """Patterns of Hugging Face ids, such as `acme/*`, that may be fetched. If empty, the hub is never contacted."""
     urls: tuple[str, ...] = ()
-    """Beginnings of fsspec URLs, such as `s3://bucket/adapters/`, below which adapters may be fetched."""
+    """Prefixes of fsspec URLs, such as `s3://bucket/adapters/`, below which adapters may be fetched."""
     cache: Path | None = None
-    """Folder for what is fetched; None: in the data directory."""
+    """Folder for fetched adapters. None means the folder `fetched` in the data directory."""
     fetch_timeout_s: float = 600.0
-    """How long one adapter may take to be fetched."""
+    """How long the fetch of one adapter may take."""
     max_fetch_gb: float = 8.0
-    """Size of one fetched adapter, in GiB: rank 256 on every projection of an 8B model has 2.5 in bf16."""
+    """Maximum size of one fetched adapter, in GiB. Rank 256 on every projection of an 8B model takes 2.5 in bf16."""
 
     def __post_init__(self) -> None:
         _at_least(0, drain_seconds=self.drain_seconds)
@@ -98,11 +99,11 @@ class AdaptersConfig:
 
 @dataclass(frozen=True, slots=True)
 class LaneConfig:
-    """How much of a lane is let in, and what it promises: the goals are the engine's LaneGoals, field for field."""
+    """How many requests of a lane are admitted, and the lane's goals, in the same fields as in LaneGoals."""
 
     max_requests: int
-    """Answers of this lane in the gateway at once, waiting and running: a request with `n: 4` counts four. Tenants
-    share them by weight; a request that does not fit is refused with lane_queue_full."""
+    """Maximum number of answers of this lane in the gateway, waiting and running: a request with `n: 4` counts as four.
+    Tenants share them by weight. A request that does not fit is refused with lane_queue_full."""
     ttft_s: float
     itl_s: float
     attainment: float
@@ -110,7 +111,7 @@ class LaneConfig:
 
     def __post_init__(self) -> None:
         _at_least(1, max_requests=self.max_requests)
-        self.goals()  # which refuses what is out of range
+        self.goals()  # raises ValueError for a goal that is out of range
 
     def goals(self) -> LaneGoals:
         return LaneGoals(self.ttft_s, self.itl_s, self.attainment, self.max_wait_s)
@@ -146,20 +147,22 @@ class LanesConfig:
 @dataclass(frozen=True, slots=True)
 class TenantConfig:
     tenant: Tenant
-    """Every other field of the tenant's section."""
+    """All fields of the tenant's section except its keys."""
     keys: tuple[str, ...] = ()
-    """SHA-256 of each, in hex."""
+    """SHA-256 of each API key, in hex."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
     when_redis_is_away: Policy = "degraded"
-    """degraded: each gateway keeps to its share. closed: requests get 503. open: requests are not limited. A limit that
-    names its own in its `when_redis_is_away` follows that."""
+    """Policy while Redis is not reachable. With `degraded` each gateway grants its share of the limits, with `closed`
+    requests get 503, and with `open` requests are not limited. A limit may override it in its own
+    `when_redis_is_away`."""
     replicas: int = 1
-    """Gateways sharing one Redis; while it is away each grants this fraction of every limit."""
+    """Number of gateways that share one Redis. While it is away, each grants an equal share of every limit."""
     lease_seconds: float = 30.0
-    """After which requests under way in a gateway that died no longer count as such; renewed while they run."""
+    """Length of a request's lease, which is renewed while the request runs. When a gateway dies, its running requests
+    stop counting against the limits after this time."""
 
     def __post_init__(self) -> None:
         _at_least(1, replicas=self.replicas, lease_seconds=self.lease_seconds)
@@ -168,11 +171,12 @@ class LimitsConfig:
 @dataclass(frozen=True, slots=True)
 class RedisConfig:
     url: str = field(default="", repr=False)
-    """redis://, rediss:// or unix://; empty: REDIS_URL if set, else an embedded Valkey in the data directory."""
+    """A redis://, rediss:// or unix:// URL. If empty, the environment variable REDIS_URL is used, or, if that is not
+    set, an embedded Valkey in the data directory."""
     cluster: bool = False
     """The server at `url` is a node of a Redis Cluster."""
     timeout_ms: float = 50.0
-    """Of one limiter call."""
+    """Timeout of one call of the limiter."""
     key_prefix: str = "loralane:"
 
     def __post_init__(self) -> None:
@@ -191,27 +195,29 @@ class RedisConfig:
 
 @dataclass(frozen=True, slots=True)
 class BatchesConfig:
-    """Files, and the jobs made of them."""
+    """Uploaded files, and the batch jobs that use them."""
 
     storage: str = field(default="", repr=False)
-    """Where their bytes are kept: an fsspec URL, as in s3://bucket/loralane; empty: a folder in the data directory."""
+    """Where file contents are stored: an fsspec URL, such as s3://bucket/loralane. Empty means a folder in the data
+    directory."""
     max_file_bytes: int = 200 * 2**20
-    """Of one upload."""
+    """Maximum size of one upload."""
     max_lines: int = 50_000
-    """Of one job."""
+    """Maximum number of lines of one job."""
     tenant_bytes: int = 10 * 2**30
-    """Of all files of one tenant; what jobs have written counts, but is never refused."""
+    """Maximum size of all files of one tenant. Files that jobs write count towards it, but are never refused."""
     tenant_files: int = 10_000
     tenant_jobs: int = 100
-    """Of one tenant, open at once."""
+    """Maximum number of open jobs of one tenant."""
     workers: bool = True
-    """false: this gateway takes jobs in and leaves the work to others."""
+    """Whether this gateway works on jobs. If false, it accepts jobs and leaves the work to other gateways."""
     lease_s: float = 15.0
-    """After which work of a gateway that died is taken over; renewed while it works."""
+    """Length of a lease on a piece of work, which a gateway renews while it works. When a gateway dies, other gateways
+    take over its work after this time."""
     retention_days: float = 30.0
-    """How long a job is remembered after its end."""
+    """How long the record of a job is kept after its end."""
     webhooks: Mapping[str, WebhookConfig] = field(default_factory=dict)
-    """Tenant -> where it is told that a batch has ended. Needs the extra `webhooks`."""
+    """Webhook endpoints by tenant, which are notified when a batch has ended. They need the extra `webhooks`."""
 
     def __post_init__(self) -> None:
         if self.storage and "://" not in self.storage:
@@ -227,17 +233,17 @@ class BatchesConfig:
 class HttpConfig:
     host: str = "127.0.0.1"
     port: int = 8000
-    """0: any free one."""
+    """0 means any free port."""
     tls: TlsConfig | None = None
-    """None: plain HTTP."""
+    """None means plain HTTP."""
     max_body_bytes: int = 8 * 2**20
     request_timeout_s: float = 600.0
-    """From arrival to the last token, unless the client asks for less."""
+    """Maximum time from a request's arrival to its last token. A client may ask for less."""
     first_token_timeout_s: float = 120.0
     engine_wait_s: float = 60.0
-    """A request may be without an engine process for so long, each time that one ends."""
+    """How long a request waits for the next engine process each time that the engine process ends; then it gets 503."""
     cors_origins: tuple[str, ...] = ()
-    """Origins of web pages that may call the API; a port of `*` stands for any. Administration is excluded."""
+    """Origins of web pages that may call the API, except for administration. A port of `*` matches any port."""
 
     def __post_init__(self) -> None:
         _port(self.port)
@@ -251,9 +257,9 @@ class HttpConfig:
 class GrpcConfig:
     host: str = "127.0.0.1"
     port: int = 50051
-    """0: any free one."""
+    """0 means any free port."""
     tls: TlsConfig | None = None
-    """None: plain gRPC."""
+    """None means gRPC without TLS."""
 
     def __post_init__(self) -> None:
         _port(self.port)
@@ -262,20 +268,21 @@ class GrpcConfig:
 @dataclass(frozen=True, slots=True)
 class AdminConfig:
     keys: tuple[str, ...] = ()
-    """SHA-256 of each, in hex; without any, nobody may use the admin API."""
+    """SHA-256 of each admin key, in hex. If there are none, the admin API refuses all callers."""
     metrics_keys: tuple[str, ...] = ()
-    """SHA-256 of keys that may read /metrics and do nothing else."""
+    """SHA-256, in hex, of each key that may read /metrics and do nothing else."""
     open_metrics: bool | Literal["no_tenants"] = False
-    """What /metrics tells a request without a key: all of it, nothing, or all but which tenant uses what."""
+    """How much of /metrics a request without a key may read: all of it (true), nothing (false), or all without the
+    breakdown by tenant (`no_tenants`)."""
     port: int | None = None
-    """Of HTTP for administrators, with the console and /metrics, which `http.port` then has no more; 0: any free one;
-    None: they share `http.port`."""
+    """HTTP port for the admin API, the console and /metrics, which `http.port` then no longer serves. 0 means any free
+    port. None means that `http.port` serves them."""
     grpc_port: int | None = None
-    """The same for the admin services of gRPC."""
+    """gRPC port for the admin services, likewise. None means that `grpc.port` serves them."""
     host: str = "127.0.0.1"
-    """Of both."""
+    """Host of `port` and `grpc_port`."""
     tls: TlsConfig | None = None
-    """Of both; None: plain."""
+    """TLS of `port` and `grpc_port`. None means that they have no TLS."""
 
     def __post_init__(self) -> None:
         if (self.port is None) != (self.grpc_port is None):
@@ -287,9 +294,10 @@ class AdminConfig:
 @dataclass(frozen=True, slots=True)
 class TracesConfig:
     endpoint: str = ""
-    """Base URL of an OTLP/HTTP collector, such as http://127.0.0.1:4318; empty: no traces. Needs the extra `otel`."""
+    """Base URL of an OTLP/HTTP collector, such as http://127.0.0.1:4318, which needs the extra `otel`. Empty means that
+    no traces are sent."""
     ratio: float = 1.0
-    """Share of requests that are traced, of those whose caller has not decided by `traceparent`."""
+    """Share of requests that are traced, from 0 to 1, among those without a decision of the caller in `traceparent`."""
 
     def __post_init__(self) -> None:
         if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
@@ -301,5 +309,5 @@ class TracesConfig:
 @dataclass(frozen=True, slots=True)
 class ObservabilityConfig:
     request_log: bool = True
-    """One JSON line a request on standard output."""
+    """Whether the gateway writes one JSON line per request to standard output."""
     traces: TracesConfig = TracesConfig()

@@ -1,4 +1,4 @@
-"""TLS of one port, as the configuration says it."""
+"""The TLS settings of one port in the configuration."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """PEM files of a port that speaks TLS 1.2 and 1.3."""
+    """Paths of the PEM files of a port that accepts TLS 1.2 and 1.3."""
 
     cert: Path
-    """The server's certificate, and after it those that lead to its authority."""
+    """Certificate chain: the server's certificate, followed by the intermediate certificates up to its authority."""
     key: Path
-    """Its private key, without a password."""
+    """Private key of the certificate, without a password."""
     client_ca: Path | None = None
-    """Certificates of authorities: with it, clients must show a certificate that one of them has signed."""
+    """Certificates of authorities. If set, each client must present a certificate that one of them has signed."""

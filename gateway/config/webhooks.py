@@ -1,4 +1,4 @@
-"""Where a tenant is told that a batch has ended, as the configuration says it."""
+"""The webhook settings in the configuration: where a tenant is notified when a batch has ended."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gateway.core.safe_url import SafeUrl, UnsafeUrl, check_addresses, is_addres
 EVENTS = ("batch.completed", "batch.failed", "batch.expired", "batch.cancelled")
 SECRET_PREFIX = "whsec_"
 SECRET_BYTES = (24, 64)
-"""Least and most, by the Standard Webhooks specification."""
+"""Minimum and maximum length of a key, from the Standard Webhooks specification."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookConfig:
-    """One tenant's endpoint."""
+    """The webhook endpoint of one tenant."""
 
     url: str = field(repr=False)
     secret: str = field(repr=False)
-    """whsec_ and 24 to 64 bytes in base64."""
+    """Signing key: whsec_, followed by 24 to 64 bytes in base64."""
     events: tuple[str, ...] = EVENTS
     allow_http: bool = False
-    """Without TLS, whoever is on the way can read what is sent; it is still signed."""
+    """Allow http:// URLs. Events sent without TLS can be read on the network, but are still signed."""
     allow_private: bool = False
-    """It may be on this machine or in a private network."""
+    """Allow endpoints on this machine or in a private network."""
 
     def __post_init__(self) -> None:
         for event in self.events:
@@ -35,7 +35,7 @@ class WebhookConfig:
         self.key  # noqa: B018 - raises
 
     def _check_place(self) -> None:
-        """What can be known without asking where a name is."""
+        """Check the URL, and the host if it is an address. Host names are not resolved here. Raises ValueError."""
         try:
             host = self.place.host
             if is_address(host):
@@ -49,7 +49,7 @@ class WebhookConfig:
 
     @property
     def key(self) -> bytes:
-        """What signs."""
+        """The decoded signing key. Raises ValueError if `secret` is not valid."""
         least, most = SECRET_BYTES
         try:
             found = b64decode(self.secret.removeprefix(SECRET_PREFIX), validate=True)

@@ -1,4 +1,4 @@
-"""Configuration of a gateway and its engine: its sections put together, read from YAML, and the demo's."""
+"""The complete configuration of a gateway and its engine. It is read from YAML, or is that of the demo."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from gateway.core.origins import LOOPBACK
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
 
 DEMO_KEYS = ("sk-demo-acme", "sk-demo-globex", "sk-demo-admin")
-"""Known to everybody, so good on loopback only."""
+"""API keys of the demo. They are public, so they are accepted on loopback hosts only."""
 DEMO_HASHES = frozenset(hash_key(key) for key in DEMO_KEYS)
 HASHED = re.compile(r"sha256:([0-9a-f]{64})")
 FROM_ENVIRONMENT = re.compile(r"\$\{[^}]+\}")
 MIN_KEY_LENGTH = 12
 MAX_GATEWAYS = 16
-"""Each keeps a thread of the engine's server for its session, and up to four more while adapters are loaded."""
+"""Maximum of `gateways`. Each gateway occupies one thread of the engine's server for its session, and up to four more
+while adapters are loaded."""
 ELSEWHERE: Mapping[str, Any] = {
     "model": "",
     "state_dir": "",
@@ -51,11 +52,11 @@ ELSEWHERE: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Raises ConfigError: sections contradict each other."""
+    """All sections of a configuration. Raises ConfigError if they contradict each other."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=lambda: EngineConfig(model=""))
-    """Without what other sections say about it: `engine_config` has that too."""
+    """The section `engine` alone. `engine_config` adds the values that other sections define."""
     adapters: AdaptersConfig = field(default_factory=AdaptersConfig)
     lanes: LanesConfig = field(default_factory=LanesConfig)
     tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
@@ -88,14 +89,16 @@ class Config:
                     raise ConfigError(f"{section}.host: {host} would offer demo keys to others; use keys of your own")
 
     def _hosts(self) -> list[tuple[str, str]]:
-        """Sections that say where to listen."""
+        """Return the sections that have listening ports, with their hosts."""
         hosts = [("http", self.http.host), ("grpc", self.grpc.host)]
         return hosts if self.admin.port is None else [*hosts, ("admin", self.admin.host)]
 
     def engine_config(self, folder: Path, state_dir: Path | None = None) -> EngineConfig:
-        """What the engine process is started with, once the model is prepared in `folder`.
+        """Return the complete configuration of the engine process.
 
-        `state_dir`: where it may keep what it learns about this machine; None: nowhere.
+        Args:
+            folder: folder of the prepared model.
+            state_dir: where the engine may store what it learns about this machine. None means that it stores nothing.
         """
         return replace(
             self.engine,
@@ -106,17 +109,18 @@ class Config:
         )
 
     def admins(self) -> dict[str, Principal]:
-        """By SHA-256 of their keys."""
+        """Return a principal for each admin key, by the SHA-256 of the key."""
         return {key: Principal(ADMIN_TENANT, key_id(key), is_admin=True) for key in self.admin.keys}
 
 
 def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
-    """The file's configuration, or the demo's without a file. `env` fills ${NAME} references, and redis.url.
+    """Load the configuration from a file, or the demo's if `path` is None.
 
-    Relative paths in the file start from its folder.
+    Values from `env` replace ${NAME} references; its REDIS_URL applies if the file has no redis.url. Relative paths in
+    the file start from its folder.
 
     Raises:
-        ConfigError: the message names the place and what is known there.
+        ConfigError: the message names the place of each problem, and the values that are known there.
     """
     config = demo_config() if path is None else parse_config(read_yaml(path), env, path.resolve().parent)
     if config.redis.url or not env.get("REDIS_URL"):
@@ -125,7 +129,8 @@ def load_config(path: Path | None, env: Mapping[str, str]) -> Config:
 
 
 def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path) -> Config:
-    """Raises ConfigError with everything that is wrong in the sections, or with how they contradict each other."""
+    """Convert a YAML document to a `Config`. Raises ConfigError with all problems of the sections or, if there are
+    none, with the first contradiction between them."""
     problems, kinds = Problems(), get_type_hints(Config)
     sections: dict[str, Any] = {}
     with problems.noting():
@@ -148,7 +153,7 @@ def _engine(value: Any, env: Mapping[str, str], base: Path) -> EngineConfig:
 
 
 def demo_config() -> Config:
-    """The embedded defaults: what is served when nobody configures anything. Spelled out in configs/demo.yaml."""
+    """Return the configuration that is used without a file. configs/demo.yaml spells it out."""
     acme = Tenant("acme", limits=Limits(1_000_000, 1_000_000_000))
     globex = Tenant("globex", limits=Limits(600, 200_000))
     return Config(
@@ -201,7 +206,7 @@ def _admin(value: Any, env: Mapping[str, str], base: Path) -> AdminConfig:
 
 
 def _check_secrets(batches: Any) -> None:
-    """Raises ConfigError: a webhook's secret is in the file."""
+    """Raise ConfigError if the file contains the secret of a webhook instead of a ${VARIABLE}."""
     endpoints = as_mapping(as_mapping(batches, "batches").get("webhooks"), "batches.webhooks")
     for tenant, endpoint in endpoints.items():
         where = f"batches.webhooks.{tenant}"
@@ -217,7 +222,7 @@ def _key_hashes(value: Any, env: Mapping[str, str], where: str) -> tuple[str, ..
 
 
 def _key_hash(text: Any, env: Mapping[str, str], where: str) -> str:
-    """Of a key that is in the environment, in the file as a hash already, or one of the demo's."""
+    """Return the SHA-256, in hex, of a key that is given as a ${VARIABLE}, as a hash, or as one of the demo's keys."""
     if isinstance(text, str) and (hashed := HASHED.fullmatch(text)):
         return hashed[1]
     if text not in DEMO_KEYS and not (isinstance(text, str) and FROM_ENVIRONMENT.fullmatch(text)):

@@ -1,1 +1,1 @@
-"""What `loralane serve` starts, ties together and stops: processes, their ports, their signals."""
+"""Implements `loralane serve`: starts, connects and stops its processes, and handles their ports and signals."""

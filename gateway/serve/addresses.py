@@ -1,4 +1,4 @@
-"""The ports of a gateway: everything at one pair, or administration at a pair of its own."""
+"""The ports of a gateway: one HTTP and gRPC pair for the whole API, or two pairs, one of them for administration."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from gateway.tls import Certificate
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where one port listens, and how."""
+    """Host, port and TLS settings of one listening socket."""
 
     host: str
     port: int
-    """0: any free one."""
+    """0 means any free port."""
     tls: TlsConfig | None
     section: str
-    """Of the configuration, for messages."""
+    """Section of the configuration that the address comes from, for error messages."""
 
     def certificate(self) -> Certificate | None:
-        """Raises ConfigError."""
+        """Load the certificate; None means that the port has no TLS. Raises ConfigError."""
         return None if self.tls is None else Certificate(self.tls, f"{self.section}.tls")
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """A port of each protocol, with the same part of the API."""
+    """One HTTP port and one gRPC port that serve the same part of the API."""
 
     part: Part
     http: Address
@@ -38,7 +38,7 @@ class Front:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The numbers of one front's ports."""
+    """The port numbers of one front."""
 
     http: int
     grpc: int
@@ -46,24 +46,24 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """What has its ports open."""
+    """Base of objects that stand for running gateways, whose ports are open."""
 
     ports: tuple[Ports, ...]
-    """Of callers, and of administrators where they have their own."""
+    """Ports of the public front, followed by those of the admin front if it has its own."""
 
     @property
     def http_port(self) -> int:
-        """For callers."""
+        """HTTP port of the public front."""
         return self.ports[0].http
 
     @property
     def grpc_port(self) -> int:
-        """For callers."""
+        """gRPC port of the public front."""
         return self.ports[0].grpc
 
 
 def fronts(config: Config) -> tuple[Front, ...]:
-    """The first is for callers."""
+    """Return the fronts that a configuration asks for. The first serves tenants; the second, if any, administration."""
     http = Address(config.http.host, config.http.port, config.http.tls, "http")
     grpc = Address(config.grpc.host, config.grpc.port, config.grpc.tls, "grpc")
     admin = config.admin
@@ -80,7 +80,7 @@ def fronts(config: Config) -> tuple[Front, ...]:
 
 
 def with_ports(config: Config, ports: Sequence[Ports]) -> Config:
-    """`config` with the ports that its fronts have got."""
+    """Return a copy of `config` with the port numbers that its fronts were given, in place of 0."""
     public, *rest = ports
     http, grpc = replace(config.http, port=public.http), replace(config.grpc, port=public.grpc)
     admin = replace(config.admin, port=rest[0].http, grpc_port=rest[0].grpc) if rest else config.admin

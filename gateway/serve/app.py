@@ -1,4 +1,4 @@
-"""Puts a gateway together: the composition root of the gateway process."""
+"""Assembles a gateway from its parts: the composition root of the gateway process."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ from gateway.usage.books import RedisUsageBooks
 from gateway.usage.metrics import UsageMetrics
 
 ENGINE_START_SECONDS = 600.0
-"""Reading tens of gigabytes of weights takes minutes."""
+"""How long the engine may take to become ready. Reading tens of gigabytes of weights takes minutes."""
 LOOK_SECONDS = 0.2
-"""How often the bar is told how far the engine's start is."""
+"""Interval at which the progress bar is updated while the engine starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A gateway that could answer, if it listened."""
+    """A gateway that is ready to answer requests and does not listen on its ports yet."""
 
     config: Config
     gateway: Gateway
     engine: EngineClient
     limiter: FailoverLimiter
     doors: tuple[Door, ...]
-    """The first is for callers."""
+    """The first serves tenants; the second, if any, administration."""
     live: Live
 
     def banner(self, ports: Sequence[Ports]) -> Banner:
-        """`ports`: of every door."""
+        """Return the banner to print. `ports` are the ports of each door, in order."""
         return Banner(self.config, self.gateway, self.engine.info, ports)
 
 
@@ -73,14 +73,16 @@ class Built:
 async def built(
     launch: Launch, ground: Ground, bar: StartBar, supervisor: EngineSupervisor | None = None
 ) -> AsyncIterator[Built]:
-    """A gateway over a store and an engine that are there, or about to be.
+    """Build a gateway over a store and an engine that run or are about to run, and close it when the block ends.
 
-    `bar` shows how far the start is. `supervisor` is the engine's, where this process started the engine: one that dies
-    before it was ready will not get better.
+    Args:
+        bar: shows the progress of the start.
+        supervisor: the engine's supervisor, if this process started the engine. If the engine dies before it is ready,
+            the start fails at once, because a second attempt would fail too.
 
     Raises:
-        StartError: something that the configuration names is not there or not usable.
-        ConfigError: the same of a certificate.
+        StartError: something that the configuration names is missing or not usable.
+        ConfigError: a certificate is missing or not usable, or a package that the configuration needs is not installed.
     """
     config = launch.config
     async with AsyncExitStack() as stack:
@@ -127,7 +129,7 @@ async def built(
 async def _connect(
     stack: AsyncExitStack, address: str, redis: Redis, config: Config, sources: AdapterSources
 ) -> tuple[EngineClient, AdapterRegistry]:
-    """A client that gives an engine the registry's adapters before it counts as ready."""
+    """Start the adapter registry and an engine client, which is ready once the engine has the registry's adapters."""
     engine = EngineClient(address, load_seconds=config.adapters.load_timeout_s)
     base = model_name(config)
     adapters = AdapterRegistry(
@@ -146,7 +148,7 @@ async def _connect(
 
 
 async def _load_tokenizer(launch: Launch) -> Tokenizer:
-    """Raises StartError if the configured chat template cannot be used."""
+    """Load the tokenizer in a thread. Raises StartError if the configured chat template cannot be used."""
     template = launch.config.model.chat_template
     try:
         return await asyncio.to_thread(Tokenizer.load, launch.model_dir, template)
@@ -179,10 +181,10 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
 
 
 async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | None, bar: StartBar) -> None:
-    """Wait until the engine is ready, and show on the bar how far its start is.
+    """Wait until the engine is ready, and show its progress on the bar.
 
     Raises:
-        StartError: the engine has died, or is not ready in time.
+        StartError: the engine died, or was not ready within `ENGINE_START_SECONDS`.
     """
     bar.report(Stage.STARTING, "starting the engine")
     waiting = [asyncio.create_task(engine.wait_ready())]
@@ -207,7 +209,7 @@ async def _preload(adapters: AdapterRegistry, config: Config, bar: StartBar) -> 
     """Load the adapters that the configuration names.
 
     Raises:
-        StartError: some cannot be served.
+        StartError: one or more of them cannot be served.
     """
     preload, loaded = config.adapters.preload, 0
 

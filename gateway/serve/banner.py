@@ -1,4 +1,4 @@
-"""What `loralane serve` prints when it is ready: what is served, and calls to copy and paste."""
+"""The text that `loralane serve` prints when it is ready: what it serves, and example calls to copy."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ QUESTION = "What is the capital of France?"
 
 
 class Banner:
-    """Shows keys only where they are the demo's, which are public."""
+    """Prints what a gateway serves and how to call it. It shows only the demo's keys, which are public."""
 
     def __init__(self, config: Config, gateway: Gateway, info: pb.EngineInfo, ports: Sequence[Ports]) -> None:
-        """`ports`: of callers, and of administrators where they have their own."""
+        """`ports` are those of the public front, followed by those of the admin front if it has its own."""
         self._config = config
         self._gateway = gateway
         self._info = info
@@ -39,7 +39,7 @@ class Banner:
         console.print(self._facts())
         for title, text in self._calls().items():
             console.print(f"\n[bold]{title}[/bold]")
-            # Never wrapped or cut: these lines are there to be copied.
+            # Not wrapped or cut, because users copy these lines.
             console.print(text, soft_wrap=True, markup=False, highlight=False)
         console.print("\n[dim]Ctrl-C stops it.[/dim]\n")
 
@@ -63,7 +63,7 @@ class Banner:
         return table
 
     def _console(self) -> str:
-        """The console's address; the demo's has its key in the fragment, which no browser sends over the network."""
+        """Return the console's URL. The demo's has its key in the fragment, which browsers keep off the network."""
         is_demo = DEMO_ADMIN_HASH in self._config.admin.keys
         return f"{self._admin}/console" + (f"#key={DEMO_ADMIN_KEY}" if is_demo else "")
 
@@ -85,7 +85,7 @@ class Banner:
         }
 
     def _commands(self, model: str) -> str:
-        """Commands that find this gateway: none needs to be told of the default address."""
+        """Return CLI commands that reach this gateway. They name its URL only if it is not the default one."""
         lines = [f"loralane chat --model {model}", "loralane adapters ls", "loralane lanes ls --watch"]
         if self._http == LOCAL_URL and self._admin == LOCAL_URL:
             return "\n".join(lines)
@@ -103,5 +103,5 @@ def _url(host: str, port: int, tls: TlsConfig | None) -> str:
 
 
 def _clients(tls: TlsConfig | None) -> str:
-    """What a port asks of them, beside a key."""
+    """Return the part of a line that says which client certificate a port requires, or an empty string."""
     return f"  (clients show a certificate of {tls.client_ca.name})" if tls and tls.client_ca else ""

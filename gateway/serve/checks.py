@@ -1,4 +1,4 @@
-"""What is checked before minutes are spent on loading a model: everything that is known to be needed later."""
+"""Checks at the beginning of a start, so that a problem shows before minutes are spent on loading a model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from gateway.serve.sockets import bound
 from gateway.store import StoreStartError, exclusive, prepared
 
 MIN_FREE_BYTES = 128 * 2**20
-"""For the store's append-only file and tenants' files. A model that has to be converted needs more, and says so."""
+"""Minimum free disk, for the store's append-only file and tenants' files. The conversion of a model needs more, and
+reports it by itself."""
 
 
 def check_start(config: Config, data_dir: Path) -> None:
-    """Create the data directory, and check it, the place of temporary folders, the ports, certificates and adapters.
+    """Create the data directory. Check it, the place for temporary folders, the ports, certificates and adapters.
 
     Raises:
-        StartError: the message names everything that is wrong, one problem a line.
+        StartError: the message lists all problems, one per line.
     """
     folders = [*_directory_problems(config, data_dir), *_temporary_problems()]
     problems = [*folders, *_port_problems(config), *_adapter_problems(config)]
@@ -52,7 +53,7 @@ def _directory_problems(config: Config, data_dir: Path) -> Iterator[str]:
 
 
 def _temporary_problems() -> Iterator[str]:
-    """Make a temporary folder, as the engine's socket and the metrics of several processes need them."""
+    """Try to make a temporary folder. The engine's socket and the metrics of several processes need one."""
     try:
         with tempfile.TemporaryDirectory(prefix="loralane-"):
             return
@@ -61,7 +62,7 @@ def _temporary_problems() -> Iterator[str]:
 
 
 def _store_problems(data_dir: Path) -> Iterator[str]:
-    """Look whether another gateway embeds its store there."""
+    """Yield a problem if the embedded store cannot use the data directory, or another gateway's already does."""
     try:
         with exclusive(prepared(data_dir / "valkey")):
             return
@@ -72,14 +73,14 @@ def _store_problems(data_dir: Path) -> Iterator[str]:
 
 
 def _port_problems(config: Config) -> Iterator[str]:
-    """Take every port for a moment, all at the same time, so that two that are the same are noticed too."""
+    """Load the certificates and bind all ports at the same time, so that a port configured twice is found, too."""
     with ExitStack() as stack:
         for front in fronts(config):
             for address in (front.http, front.grpc):
                 try:
                     address.certificate()
                     taken = stack.enter_context(closing(bound(address.host, address.port)))
-                    taken.listen()  # or a second socket of this process could be bound to it
+                    taken.listen()  # otherwise this process could bind a second socket to it
                 except (ConfigError, StartError) as error:
                     yield str(error)
                 except OSError as error:

@@ -1,4 +1,4 @@
-"""What a gateway's ports give access to, and how they are opened and closed."""
+"""Connects the gateway's services to its HTTP and gRPC ports, and opens and closes these ports."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gateway.service import Gateway
 from gateway.usage.admin import UsageAdmin
 
 LATE_SECONDS = 0.3
-"""After the end of its time a request is ended with an error; that is how long the error may take to be sent."""
+"""Extra time, after the grace period, in which the error that ends a running request is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What callers and administrators are given access to."""
+    """The services that the HTTP and gRPC APIs expose to tenants and operators."""
 
     gateway: Gateway
     accounts: AccountRegistry
@@ -43,7 +43,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """A front that could be opened."""
+    """A front with the HTTP app and the gRPC server that are ready to listen on its ports."""
 
     front: Front
     app: ASGIApp
@@ -52,7 +52,7 @@ class Door:
 
 
 def doors(offer: Offer, config: Config, *, shared: bool) -> tuple[Door, ...]:
-    """One for each front. `shared`: other processes listen at its ports too. Raises ConfigError."""
+    """Return a door for each front. `shared` means that other processes use the same ports. Raises ConfigError."""
     return tuple(_door(front, offer, config, shared) for front in fronts(config))
 
 
@@ -92,13 +92,14 @@ def _door(front: Front, offer: Offer, config: Config, shared: bool) -> Door:
 
 @asynccontextmanager
 async def opened(doors: Sequence[Door], stop: Stop, *, shared: bool) -> AsyncIterator[tuple[Ports, ...]]:
-    """Listen while inside; yields the ports. Administrators' ports close last, so that they may watch until the end.
+    """Listen on the ports of all doors until the block ends; yields the ports. Admin ports close last, so that
+    operators can watch until the end.
 
-    On the way out no new connections are taken, requests have the time that `stop` gives them, and what runs then is
-    ended with an error that says so.
+    At the end of the block no new connections are accepted. Running requests have the grace period of `stop` to finish;
+    those that still run after it end with an error that says so.
 
     Raises:
-        StartError: a port cannot be had.
+        StartError: a port is not available.
         ConfigError: a certificate cannot be used.
     """
     async with AsyncExitStack() as stack:
@@ -109,7 +110,7 @@ async def opened(doors: Sequence[Door], stop: Stop, *, shared: bool) -> AsyncIte
 
 @asynccontextmanager
 async def _open(door: Door, stop: Stop, shared: bool) -> AsyncIterator[Ports]:
-    """Open both ports of a front, and close them at the same time."""
+    """Open the HTTP and the gRPC port of a front until the block ends, then close both at the same time."""
     http = door.front.http
     server = HttpServer(door.app, http.host, http.port, certificate=http.certificate(), shared=shared)
     async with AsyncExitStack() as stack:
@@ -125,7 +126,7 @@ async def _stop_both(http: HttpServer, grpc: GrpcServer, stop: Stop) -> None:
 
 @contextmanager
 def _ending_requests(gateway: Gateway, stop: Stop) -> Iterator[None]:
-    """Begin, on the way out, to count the time after which running requests are ended."""
+    """When the block ends, schedule the end of all running requests for after the grace period."""
     try:
         yield
     finally:

@@ -1,8 +1,9 @@
-"""Several gateway processes on one pair of ports, over one engine and one Redis: `loralane serve --gateways N`.
+"""Runs several gateway processes on the same ports, over one engine and one Redis: `loralane serve --gateways N`.
 
-This process serves nothing. It starts the store, the engine and the gateways, starts again what dies, and stops all of
-them in order. The kernel deals connections out between the gateways that listen (SO_REUSEPORT): one that is dead, or
-not ready yet, gets none, and nothing stands between a client and its gateway.
+The fleet process itself serves no requests. It starts the store, the engine and the gateways, restarts each of them
+that dies, and stops all of them in order. The kernel distributes connections between the gateways that listen
+(SO_REUSEPORT), so there is no proxy between a client and its gateway, and a gateway that is dead or not ready yet gets
+no connections.
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ from gateway.serve.supervisor import Backoff, EngineSupervisor
 log = structlog.get_logger("fleet")
 
 STOP_SECONDS = 40.0
-"""HTTP and gRPC each give running requests ten seconds, one after the other; then settlements are sent."""
+"""How long a gateway may take to stop before it is killed. Its public ports, and then its admin ports, each give
+running requests up to ten seconds; then settlements are sent."""
 
 
 class Member:
-    """One gateway process, and those that come after it."""
+    """A slot of the fleet: a gateway process, and the successors that replace it when it dies."""
 
     def __init__(self, orders: Orders, stop: Stop) -> None:
         self.ready = asyncio.Event()
-        """The first had everything but the ports."""
+        """Set once the first process has built everything and could open its ports."""
         self.serving = asyncio.Event()
-        """Cleared while there is none that listens."""
+        """Set while a process listens on the ports."""
         self.may_begin = asyncio.Event()
         self.may_listen = asyncio.Event()
         self.restarts = 0
@@ -61,14 +63,14 @@ class Member:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """The id of the process; None means that no process runs."""
         return self._process.pid if self._process and self._process.returncode is None else None
 
     async def run(self) -> None:
-        """For good; cancelled, it lets the process end its requests.
+        """Run the process, and restart it with backoff when it dies, until cancelled. Then stop it gracefully.
 
         Raises:
-            StartError: the first one died before it served, and so would the next.
+            StartError: the first process died before it served; a successor would fail in the same way.
         """
         backoff = Backoff()
         try:
@@ -85,12 +87,13 @@ class Member:
             await self._stop()
 
     def announce(self) -> None:
-        """Has it print the banner."""
+        """Tell the process to print the banner."""
         if self._writer is not None:
             self._writer.write(ANNOUNCE)
 
     async def follow(self, config: Config) -> None:
-        """Has it, and those that come after it, do as another configuration says."""
+        """Apply another configuration to the process and its successors. A process that does not listen yet is killed,
+        so that its successor starts with the new configuration."""
         self._orders = replace(self._orders, launch=replace(self._orders.launch, config=config))
         if not self.serving.is_set():
             self._end_early()
@@ -100,7 +103,11 @@ class Member:
             await self._answer()
 
     async def seed(self) -> dict[str, str]:
-        """Has it serve what that configuration names; returns adapters that it cannot, and why."""
+        """Have the process write the tenants and adapters of the configuration from `follow` to the registries.
+
+        Returns:
+            The adapters that cannot be served, by name, and why.
+        """
         if self._writer is None:
             return {}
         self._writer.write(SEED)
@@ -108,7 +115,7 @@ class Member:
 
     @property
     def preload(self) -> Mapping[str, Path]:
-        """What those that come after it begin with."""
+        """Adapters that successors of the process load at start, by name."""
         return self._orders.launch.config.adapters.preload
 
     @preload.setter
@@ -116,7 +123,7 @@ class Member:
         self._orders = replace(self._orders, launch=self._orders.launch.preloading(preload))
 
     async def _answer(self) -> bytes:
-        """Nothing: it has died, and the next one begins with its orders."""
+        """Read one line from the process. Empty means that it died; its successor starts with the new orders."""
         with suppress(ConnectionError):
             return await self._reader.readline() if self._reader else b""
         return b""
@@ -136,10 +143,10 @@ class Member:
             return None
 
     async def _live(self) -> int:
-        """One life; returns its exit code."""
+        """Start one process and wait until it ends; returns its exit code."""
         ours, theirs = socket.socketpair()
         with theirs:
-            # In a session of its own: a terminal's Ctrl-C is for the process that stops all of them, in order.
+            # In its own session, so that Ctrl-C in a terminal reaches only the fleet, which stops all in order.
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "gateway.serve.worker", str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -191,13 +198,20 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Fleet(Listening):
-    """Gateways that answer."""
+    """All gateways of a running fleet, and the supervisor of their engine."""
 
     members: Sequence[Member]
     supervisor: EngineSupervisor
 
     async def take_up(self, config: Config) -> Mapping[str, str]:
-        """All may do what is new before one of them puts it into the registries, where the others find it."""
+        """Apply a configuration that was read again.
+
+        All gateways get the new settings before one of them writes the adapters and tenants to the registries, where
+        the others find them: by then each gateway is allowed to serve these.
+
+        Returns:
+            The adapters that cannot be served, by name, and why.
+        """
         self.supervisor.promise(config.lanes.interactive.goals(), config.lanes.batch.goals())
         config = share_of(with_ports(config, self.ports), len(self.members))
         before, after = self.members[0].preload, config.adapters.preload
@@ -205,7 +219,7 @@ class Fleet(Listening):
             await member.follow(config)
         first = next((member for member in self.members if member.serving.is_set()), None)
         failed = await first.seed() if first else {}
-        # What cannot be served would keep a gateway from starting; what stood there before is served still.
+        # An adapter that cannot be served would keep a gateway from starting. Its previous source is still served.
         kept = {name: (before if name in failed else after).get(name) for name in after}
         for member in self.members:
             member.preload = {name: path for name, path in kept.items() if path is not None}
@@ -213,16 +227,16 @@ class Fleet(Listening):
 
 
 async def serve(launch: Launch, console: Console, read: Read | None = None, bar: StartBar | None = None) -> bool:
-    """Serve until a signal says to stop (see `stopping`); returns whether it was in a hurry.
+    """Serve until a signal says to stop (see `stopping`); returns whether it asked for a hurried stop.
 
     Args:
-        console: gets what is said of a stop or of a configuration that was read again.
-        read: reads the configuration again, for SIGHUP. None means that there is no file: SIGHUP stops the gateways.
-        bar: shows that they start, and is closed when all are ready.
+        console: shows messages about a stop, or about a configuration that was read again.
+        read: reads the configuration again on SIGHUP. None means that there is no file: SIGHUP stops the gateways.
+        bar: shows that the gateways start, and is closed when all of them are ready.
 
     Raises:
         StoppedEarly: the signal came before all gateways were ready.
-        StartError: as `sailing`.
+        StartError: see `sailing`.
     """
     stop, asked = Stop(), told_to_reload() if read else asyncio.Event()
     stop.listen(hangup=read is None)
@@ -243,13 +257,13 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
 
 @asynccontextmanager
 async def sailing(launch: Launch, stop: Stop | None = None) -> AsyncIterator[Fleet]:
-    """Run as many gateways as the configuration says; entered when all of them serve.
+    """Run as many gateways as the configuration says until the block ends. The block begins when all of them serve.
 
     Args:
-        stop: says how soon they are to end; None means that they have all the time they need.
+        stop: decides how long running requests may take at the end. None means the grace period of an unhurried stop.
 
     Raises:
-        StartError: a port cannot be had, or a process does not start.
+        StartError: a port is not available, or a process does not start.
     """
     stop = stop or Stop()
     if not sys.platform.startswith("linux"):
@@ -272,8 +286,11 @@ def _reserved(stack: ExitStack, front: Front) -> Ports:
 
 @asynccontextmanager
 async def _afloat(members: Sequence[Member], supervisor: EngineSupervisor) -> AsyncIterator[None]:
-    """The first is ready before the others begin: what the configuration seeds, it has seeded by then. Meanwhile they
-    import what they need, which is most of their start."""
+    """Run the members until the block ends. The block begins when all of them serve.
+
+    The first gateway is ready before the others get their orders: by then it has written the configured adapters and
+    tenants to the registries. The others import their modules meanwhile, which is most of their start.
+    """
     tasks = [asyncio.create_task(_engine_lives(supervisor))]
     tasks += [asyncio.create_task(member.run(), name="gateway") for member in members]
     try:
@@ -297,7 +314,7 @@ async def _engine_lives(supervisor: EngineSupervisor) -> None:
 
 
 async def _all(events: Iterable[asyncio.Event], tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Waits for all events, or raises what ended one of the tasks first."""
+    """Wait until all events are set. If a task fails before that, raise its exception."""
     waiting = asyncio.create_task(_each(events))
     try:
         done, _ = await asyncio.wait((waiting, *tasks), return_when=asyncio.FIRST_COMPLETED)
@@ -313,5 +330,6 @@ async def _each(events: Iterable[asyncio.Event]) -> None:
 
 
 def _environment(metrics: Path | None) -> dict[str, str]:
-    """prometheus_client chooses between counting alone and counting together when it is imported."""
+    """Return a gateway's environment. With a metrics folder it selects prometheus_client's multiprocess mode, which is
+    chosen when the package is imported."""
     return {**os.environ, **({"PROMETHEUS_MULTIPROC_DIR": str(metrics)} if metrics else {})}

@@ -1,4 +1,4 @@
-"""What gateways are started with, and what several of them share."""
+"""Parameters with which gateways are started, and the store and engine that several gateways share."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Where this gateway runs, apart from what its configuration says."""
+    """The configuration of a gateway, and what depends on where it runs: its folders and its engine program."""
 
     config: Config
     model_dir: Path
-    """The prepared model."""
+    """Folder of the prepared model."""
     data_dir: Path
     engine: tuple[str, ...] = ENGINE
-    """Module that is run as the engine, and arguments of its own."""
+    """The module that runs as the engine, followed by extra arguments for it."""
 
     def preloading(self, preload: Mapping[str, Path]) -> Launch:
-        """The same, which begins with other adapters."""
+        """Return a copy that loads other adapters at start."""
         return replace(self, config=replace(self.config, adapters=replace(self.config.adapters, preload=preload)))
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What gateways stand on."""
+    """The services that a gateway process needs before it starts."""
 
     store: str
-    """URL of the Redis they share."""
+    """URL of the Redis that the gateways share."""
     engine: str
     """Address of the engine."""
     metrics: Path | None = None
-    """Folder where the processes of one `serve` count together; None: there is one process."""
+    """Folder in which the processes of one `serve` combine their metrics. None means that there is one process."""
 
 
 @asynccontextmanager
 async def grounded(launch: Launch, stop: Stop) -> AsyncIterator[tuple[Ground, EngineSupervisor]]:
-    """Run the store and the engine while inside. Raises StoreStartError."""
-    # In the temporary folder, for socket paths are short and data directories may be deep; and in one that nobody else
-    # may enter: who can connect to the engine is asked for nothing.
+    """Run the store and the engine until the block ends. Raises StoreStartError."""
+    # The socket is in a temporary folder, because socket paths must be short and data directories may be deep. Other
+    # users cannot enter the folder: the engine does not authenticate clients that connect to its socket.
     with tempfile.TemporaryDirectory(prefix="loralane-engine-") as folder:
         async with store_url(launch.data_dir, launch.config.redis.url) as store:
             supervisor = EngineSupervisor(
@@ -75,7 +75,7 @@ async def grounded(launch: Launch, stop: Stop) -> AsyncIterator[tuple[Ground, En
 
 
 def model_name(config: Config) -> str:
-    """What clients call the base model, unless the configuration says otherwise: the last part of its path or id."""
+    """Return the name of the base model for clients: the configured one, or else the last part of its path or id."""
     if config.model.name:
         return config.model.name
     if config.model.source == "embedded":
@@ -84,7 +84,8 @@ def model_name(config: Config) -> str:
 
 
 def share_of(config: Config, processes: int) -> Config:
-    """One process's part of what is bounded for the whole: requests let into a lane, and limits while Redis is away."""
+    """Return the configuration of one of several processes: each gets an equal part of the `max_requests` of each lane,
+    rounded up, and of the limits that apply while Redis is away."""
     interactive, batch = config.lanes.interactive, config.lanes.batch
     lanes = LanesConfig(
         replace(interactive, max_requests=ceil(interactive.max_requests / processes)),

@@ -1,4 +1,4 @@
-"""The ports of one gateway process: its own, or shared with others that listen on the same."""
+"""HTTP and gRPC listeners of one gateway process, on ports of its own or shared with other processes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ log = structlog.get_logger("http")
 
 BACKLOG = 2048
 CUT_SECONDS = 0.1
-"""For requests whose connections were cut to end by themselves, before they are cancelled."""
+"""How long requests whose connections were cut may take to end by themselves before they are cancelled."""
 
 
 class HttpServer:
-    """uvicorn on a socket of ours, so that a port in use is our error and port 0 is known at once.
+    """Runs uvicorn on a socket that this class binds: a port in use raises StartError, and port 0 is resolved at once.
 
     Args:
         certificate: None means plain HTTP.
-        shared: other processes listen on the port too, and the kernel deals connections out (SO_REUSEPORT).
+        shared: other processes listen on the port, too; the kernel distributes connections (SO_REUSEPORT).
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
-        """Returns the port. Raises StartError: it cannot be had."""
+        """Start to listen; returns the port. Raises StartError if the port is not available."""
         listener = bound(*self._address, shared=self._shared)
         listener.listen(BACKLOG)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
         return listener.getsockname()[1]
 
     async def stop(self, seconds: float) -> None:
-        """Take no more connections, let requests end for `seconds`, then cut their connections."""
+        """Accept no more connections, give running requests `seconds` to finish, then cut their connections."""
         assert self._task is not None
         self._server.should_exit = True
         done, _ = await asyncio.wait((self._task,), timeout=seconds)
@@ -63,7 +63,7 @@ class HttpServer:
 async def http_port(
     app: ASGIApp, host: str, port: int, *, certificate: Certificate | None = None
 ) -> AsyncIterator[int]:
-    """Serve HTTP while inside; yields the port. Raises StartError."""
+    """Serve HTTP until the block ends; yields the port. Raises StartError."""
     server = HttpServer(app, host, port, certificate=certificate)
     number = await server.start()
     try:
@@ -81,18 +81,18 @@ async def grpc_port(server: GrpcServer) -> int:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to `serve`: uvicorn's own handlers would end the process before the engine is stopped."""
+    """A uvicorn server without signal handlers: uvicorn's would end the process before the engine is stopped."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
     async def cut_off(self) -> None:
-        """End what is still running: its clients have gone silent, or it does not look at the clock."""
+        """End requests that still run because their clients are silent or because they ignore their deadline."""
         connections, tasks = list(self.server_state.connections), self.server_state.tasks
         log.warning("requests_cut_off", connections=len(connections))
         for connection in connections:
-            connection.transport.abort()  # its request is told that the client is gone, and ends in order
+            connection.transport.abort()  # its request gets a disconnect and ends in order
         if tasks:
             await asyncio.wait(tasks, timeout=CUT_SECONDS)
         logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
@@ -101,5 +101,5 @@ class _Server(uvicorn.Server):
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Filters the tracebacks that uvicorn logs of requests which were cancelled."""
+    """Return False for tracebacks that uvicorn logs when a request is cancelled, so that a filter drops them."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))

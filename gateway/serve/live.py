@@ -1,4 +1,4 @@
-"""What of one gateway follows its configuration while it runs."""
+"""Applies a changed configuration to a running gateway process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gateway.service import Gateway
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The sections `adapters`, `lanes`, `limits` and `tenants`, as a restart would take them up."""
+    """Applies the sections `adapters`, `lanes`, `limits` and `tenants` to a running gateway, as a restart would."""
 
     data_dir: Path
     accounts: AccountRegistry
@@ -37,12 +37,12 @@ class Live:
     metrics: Metrics
 
     async def take_up(self, config: Config) -> dict[str, str]:
-        """Returns adapters that could not be, by name, and why; all else is in force then."""
+        """Apply a configuration. Returns the adapters that cannot be served, by name, and why; the rest is in force."""
         await self.follow(config)
         return await self.seed(config)
 
     async def follow(self, config: Config) -> None:
-        """What is this gateway's own: what it may do, and promises."""
+        """Apply the settings that each gateway process keeps itself: limits, adapter sources, timeouts, lane goals."""
         limits, adapters = config.limits, config.adapters
         self.limiter.rule(limits.when_redis_is_away, limits.replicas, limits.lease_seconds)
         self.sources.allow(adapters, cache_of(config, self.data_dir))
@@ -51,7 +51,11 @@ class Live:
         await self._promise(config.lanes)
 
     async def seed(self, config: Config) -> dict[str, str]:
-        """What goes into the registries, where all gateways find it; returns adapters that cannot be served."""
+        """Write the tenants and adapters to the registries, where all gateways find them.
+
+        Returns:
+            The adapters that cannot be served, by name, and why.
+        """
         for entry in config.tenants.values():
             await self.accounts.seed(entry.tenant, entry.keys)
         return await seeded(self.adapters, config.adapters.preload)
@@ -59,22 +63,25 @@ class Live:
     async def _promise(self, lanes: LanesConfig) -> None:
         self.gateway.lane_capacity = {lane: lanes.of(lane).max_requests for lane in Lane}
         self.metrics.promises.goals = {lane: lanes.of(lane).goals() for lane in Lane}
-        with suppress(EngineUnavailable):  # then the next one begins with them
+        with suppress(EngineUnavailable):  # the next engine process starts with these goals
             for lane in Lane:
                 await self.engine.set_goals(lane, lanes.of(lane).goals())
 
 
 def cache_of(config: Config, data_dir: Path) -> Path:
-    """Folder for adapters that are fetched."""
+    """Return the folder for fetched adapters."""
     return config.adapters.cache or data_dir / "fetched"
 
 
 async def seeded(
     adapters: AdapterRegistry, preload: Mapping[str, Path], one_done: Callable[[], None] = lambda: None
 ) -> dict[str, str]:
-    """Serves what the configuration names; returns why some could not be, by name.
+    """Serve the adapters that the configuration names, and call `one_done` after each, even if it failed.
 
-    Several at a time: reading one keeps a core busy, and the disk waiting.
+    Several adapters load at a time, because reading one keeps a core busy and leaves the disk idle.
+
+    Returns:
+        The adapters that cannot be served, by name, and why.
     """
     turns, failed = asyncio.Semaphore(CONCURRENT_LOADS), {}
 

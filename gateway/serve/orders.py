@@ -1,4 +1,4 @@
-"""What a fleet says to its gateway processes and they to it, over a socket: orders first, then words, each a line."""
+"""Protocol between the fleet and a gateway process over a socket: the orders first, then one-word lines both ways."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from gateway.serve.launch import Ground, Launch
 
 READY, LISTEN, LISTENING, ANNOUNCE = b"ready\n", b"listen\n", b"listening\n", b"announce\n"
 FOLLOW, FOLLOWING, SEED = b"follow\n", b"following\n", b"seed\n"
-"""Orders come after the first. The answer to the last is a line of JSON: adapters that cannot be served, and why."""
+"""New orders come after FOLLOW, and FOLLOWING is its answer. The answer to SEED is a line of JSON: the adapters that
+cannot be served, by name, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a process is to serve."""
+    """Tells a gateway process which configuration to serve, over which store and engine."""
 
     number: int
-    """Among its siblings, from 0."""
+    """Index of the process in the fleet, from 0."""
     launch: Launch
     ground: Ground
 
     def write(self, writer: asyncio.StreamWriter) -> None:
-        """As data, checked on arrival as the configuration's file was: nothing in it can run."""
+        """Write the orders as msgpack, after a line with their length in bytes. They are data and cannot carry code;
+        `read` validates them like the configuration file."""
         text = msgspec.msgpack.encode(self, enc_hook=_written)
         writer.write(b"%d\n" % len(text) + text)
 
     @classmethod
     async def read(cls, reader: asyncio.StreamReader) -> Orders:
-        """Raises msgspec.ValidationError."""
+        """Read what `write` wrote. Raises msgspec.ValidationError."""
         text = await reader.readexactly(int(await reader.readline()))
         return msgspec.msgpack.decode(text, type=cls, dec_hook=_read)
 

@@ -1,4 +1,4 @@
-"""Has the model made ready by a process of its own, so that a gateway never carries torch."""
+"""Prepares the model in a separate process, so that a gateway process never imports torch."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from gateway.serve.launch import StartError
 from gateway.serve.start_bar import Stage, StartBar
 
 PUT_OFF = (signal.SIGINT, signal.SIGTERM)
-"""Signals that wait while the converter is being started, or ended."""
+"""Signals that are deferred while the converter process is started or ended."""
 
 
 def prepare(model: str, data_dir: Path, device: str, dtype: str, bar: StartBar) -> Path:
-    """Returns the folder that the engine reads. Interrupted, it leaves nothing unfinished behind.
+    """Prepare a model, if it is not prepared yet; returns the folder that the engine reads.
+
+    An interrupted conversion leaves no unfinished files behind.
 
     Args:
-        device, dtype: the engine's, for which kernels are compiled beside a conversion.
-        bar: shows how far a conversion is.
+        device, dtype: the engine's. Kernels are compiled for them during a conversion.
+        bar: shows the progress of a conversion.
 
     Raises:
         StartError: there is no such model, or it cannot be read; standard error says why.
     """
-    with suppress(ModelNotFound, OSError):  # the process below says what is wrong
+    with suppress(ModelNotFound, OSError):  # the process started below reports the problem
         if (folder := find_prepared(model, data_dir)) is not None:
             return folder.resolve()
     command = [sys.executable, "-m", "engine.model.prepare", model, "--data-dir", str(data_dir)]
@@ -39,7 +41,7 @@ def prepare(model: str, data_dir: Path, device: str, dtype: str, bar: StartBar) 
     process: subprocess.Popen[str] | None = None
     with _ended_by_sigterm():
         try:
-            with _uninterrupted():  # the child, too: Ctrl-C is for this process, which ends that one
+            with _uninterrupted():  # this shields the child from Ctrl-C, too: this process ends it
                 process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             folder = _follow(process, bar)
         finally:
@@ -52,7 +54,7 @@ def prepare(model: str, data_dir: Path, device: str, dtype: str, bar: StartBar) 
 
 
 def _follow(process: subprocess.Popen[str], bar: StartBar) -> Path | None:
-    """Show what a converter reports until it ends. Returns the folder that it names in its last line."""
+    """Show the converter's progress until it ends. Returns the folder that it prints in its last line, or None."""
     assert process.stdout is not None
     folder = None
     with process.stdout:
@@ -67,7 +69,7 @@ def _follow(process: subprocess.Popen[str], bar: StartBar) -> Path | None:
 
 
 def _end(process: subprocess.Popen[str], data_dir: Path) -> None:
-    """Kill a process that still runs, and remove what it has not finished."""
+    """Kill the converter if it still runs, and remove its unfinished folders."""
     if process.poll() is None:
         process.kill()
         process.wait()
@@ -77,9 +79,10 @@ def _end(process: subprocess.Popen[str], data_dir: Path) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Put SIGINT and SIGTERM off until the block ends, and keep them from processes that are started inside.
+    """Defer SIGINT and SIGTERM until the block ends, and block them in processes that are started inside the block.
 
-    A mask alone would not do: the system may hand a signal to another thread, and Python then calls its handler here.
+    A signal mask alone would not suffice: the system may deliver a signal to another thread, after which Python runs
+    the handler in the main thread. Therefore the handlers are replaced, too.
     """
     put_off: list[int] = []
     handlers = {number: signal.signal(number, lambda caught, _: put_off.append(caught)) for number in PUT_OFF}
@@ -96,7 +99,7 @@ def _uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM end this process in order, which otherwise would leave its child behind."""
+    """Make SIGTERM raise SystemExit inside the block; its default action would leave the child process behind."""
     before = signal.signal(signal.SIGTERM, _exit)
     try:
         yield

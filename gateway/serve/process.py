@@ -1,4 +1,4 @@
-"""What every process of ours begins with: its log, its event loop, and the signals that end it."""
+"""Setup that every gateway process does first: its imports, log, event loop, garbage collector and SIGHUP."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from engine.lossy_log import log_renderers, lossy_loggers
 T = TypeVar("T")
 
 COLLECT_AFTER = 10_000
-"""Objects made and not freed; a request makes some hundreds and frees all but a few."""
+"""Number of objects that are allocated and not freed before a garbage collection starts. A request allocates some
+hundreds and frees all but a few."""
 
 
 def leave_torch_out() -> None:
-    """To be called before a tokenizer library is imported, which would bring torch along where it is installed: nothing
-    a gateway needs, and two thirds of its memory and of the time it takes to start."""
+    """Prevent the import of torch. Call this before a tokenizer library is imported, which would import torch if it is
+    installed. A gateway does not need torch, which takes two thirds of its memory and of its start time."""
     logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in str(record.msg))
     sys.modules["torch"] = None  # type: ignore[assignment]  # what Python itself means by this: there is none
 
 
 def configure_logging() -> None:
-    """Log to standard error, as long as it can be written: short lines on a terminal, JSON elsewhere."""
+    """Log to standard error: short lines on a terminal, JSON elsewhere. Lines that cannot be written are dropped."""
     exceptions = [] if sys.stderr.isatty() else [structlog.processors.format_exc_info]
     structlog.configure(
         processors=[
@@ -43,7 +44,7 @@ def configure_logging() -> None:
 
 
 class _ToStructlog(logging.Handler):
-    """Has what libraries log through the standard library look like every other line."""
+    """Forwards log records of libraries, which use the standard library, to structlog, so that all lines look alike."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger(record.name)
@@ -51,7 +52,7 @@ class _ToStructlog(logging.Handler):
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine on the fastest event loop there is."""
+    """Run a coroutine on uvloop, or on asyncio's own event loop on Windows; returns its result."""
     if sys.platform == "win32":
         return asyncio.run(work)
     from uvloop import new_event_loop
@@ -60,19 +61,22 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(work)
     finally:
-        gc.unfreeze()  # or libraries would find their objects alive at the very end, and complain
+        gc.unfreeze()  # otherwise libraries would find their objects alive at exit, and complain
 
 
 def settle_memory() -> None:
-    """What is there by now stays, so no collection needs to look at it again: there are half a million objects of
-    libraries and tokenizer, and looking through them took a third of the time of a gateway under load."""
+    """Exclude all objects that exist now from later garbage collections, and make collections rarer.
+
+    Libraries and the tokenizer hold half a million objects, which live as long as the process. To traverse them took a
+    third of the time of a gateway under load.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, 20, 20)
 
 
 def told_to_reload() -> asyncio.Event:
-    """Returns an event that SIGHUP sets; the signal does nothing else any more."""
+    """Return an event that SIGHUP sets. From this call on, the signal has no other effect."""
     event = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, event.set)
     return event

@@ -1,4 +1,4 @@
-"""SIGHUP: the configuration's file is read again, what has changed is printed, and what can be is taken up."""
+"""Reload on SIGHUP: reads the configuration file again, prints the changes, and applies those that need no restart."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gateway.config.whole import Config
 log = structlog.get_logger("reload")
 
 Read = Callable[[], Config]
-"""Reads the file, and adds what the command line says. Raises ValueError: it cannot be used."""
+"""Reads the file and applies the options of the command line. Raises ValueError if the result cannot be used."""
 TakeUp = Callable[[Config], Awaitable[Mapping[str, str]]]
-"""Returns adapters that could not be taken up, by name, and why."""
+"""Applies a configuration; returns the adapters that cannot be served, by name, and why."""
 
 
 @asynccontextmanager
 async def reloading(
     asked: asyncio.Event, read: Read | None, running: Config, take_up: TakeUp, console: Console
 ) -> AsyncIterator[None]:
-    """While inside, the file is read whenever `asked` is set. `read`: None where there is no file."""
+    """Reload the file whenever `asked` is set, until the block ends. If `read` is None, there is no file to reload."""
     task = asyncio.create_task(_keep_reloading(asked, read, running, take_up, console)) if read else None
     try:
         yield
@@ -40,12 +40,12 @@ async def _keep_reloading(asked: asyncio.Event, read: Read, running: Config, tak
         asked.clear()
         try:
             running = await reload(read, running, take_up, console)
-        except Exception:  # a bug: without another try no file would ever be read again
+        except Exception:  # a bug must not end this task: later reloads still work
             log.exception("reload_failed")
 
 
 async def reload(read: Read, running: Config, take_up: TakeUp, console: Console) -> Config:
-    """What is in force afterwards. A file that cannot be used changes nothing."""
+    """Reload once; returns the configuration that is then in force. A file that cannot be used changes nothing."""
     try:
         found = read()
         config = merged(running, found)
@@ -63,5 +63,5 @@ async def reload(read: Read, running: Config, take_up: TakeUp, console: Console)
 
 
 def _tell(console: Console, line: str) -> None:
-    """Never wrapped: lines are for logs, too."""
+    """Print a line without wrapping, because the output may be a log."""
     console.print(line, soft_wrap=True, markup=False, highlight=False)

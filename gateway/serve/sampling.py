@@ -1,4 +1,4 @@
-"""The task that samples the engine for the console's history."""
+"""Samples the engine at a fixed interval for the history charts of the console."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sampler:
         try:
             engine, lanes = await asyncio.gather(self._operations.engine(), self._operations.lanes())
         except ApiError:
-            self._before = None  # the engine that comes back counts from zero
+            self._before = None  # the counters of the next engine process begin at zero
             raise
         rates = {
             "tokens_per_second": self._rate(now, engine, "generated_tokens"),
@@ -39,7 +39,7 @@ class Sampler:
         self._operations.history.add({**rates, **pages, **depths, **self._operations.latencies_at_goal()})
 
     def _rate(self, now: float, engine: EngineStatus, counter: str) -> float | None:
-        """Return the growth of a counter a second, or None at the first sample and after the engine's restart."""
+        """Return the growth of a counter per second. None means a first sample, or a restart of the engine."""
         if self._before is None:
             return None
         since, before = self._before
@@ -49,7 +49,7 @@ class Sampler:
 
 @asynccontextmanager
 async def sampled(operations: Operations) -> AsyncIterator[None]:
-    """Sample the engine every `FINE_SECONDS` until the block ends. While the engine is away there are no points."""
+    """Sample the engine every `FINE_SECONDS` until the block ends. No points are added while the engine is away."""
     task = asyncio.create_task(_sample_forever(Sampler(operations)))
     try:
         yield

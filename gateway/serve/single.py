@@ -1,7 +1,7 @@
-"""One gateway process with a store and an engine of its own: `loralane serve`.
+"""Runs one gateway process with its own store and engine: `loralane serve`.
 
-The engine is started before the rest of the gateway is imported. Its start is the longest part of a server's, and the
-gateway's imports take two seconds of another core.
+The engine is started before the rest of the gateway is imported. The engine's start is the longest part of a server's
+start, and the gateway's imports, which take two seconds, run on another core at the same time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Running(Listening):
-    """A gateway that answers, with an engine of its own."""
+    """A gateway that serves requests, with its own engine."""
 
     gateway: Gateway
     engine: EngineClient
@@ -48,16 +48,16 @@ class Running(Listening):
 
 
 async def serve(launch: Launch, console: Console, read: Read | None = None, bar: StartBar | None = None) -> bool:
-    """Serve until a signal says to stop (see `stopping`); returns whether it was in a hurry.
+    """Serve until a signal says to stop (see `stopping`); returns whether it asked for a hurried stop.
 
     Args:
-        console: gets the banner, and what is said of a stop or of a configuration that was read again.
-        read: reads the configuration again, for SIGHUP. None means that there is no file: SIGHUP stops the gateway.
-        bar: shows how far the start is, and is closed when the gateway is ready.
+        console: shows the banner, and messages about a stop or about a configuration that was read again.
+        read: reads the configuration again on SIGHUP. None means that there is no file: SIGHUP stops the gateway.
+        bar: shows the progress of the start, and is closed when the gateway is ready.
 
     Raises:
         StoppedEarly: the signal came before the gateway was ready.
-        StartError, ConfigError: as `running`.
+        StartError, ConfigError: see `running`.
     """
     stop, asked = Stop(), told_to_reload() if read else asyncio.Event()
     stop.listen(hangup=read is None)
@@ -77,15 +77,15 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
 
 @asynccontextmanager
 async def running(launch: Launch, stop: Stop | None = None, bar: StartBar | None = None) -> AsyncIterator[Running]:
-    """Run a gateway with its store and engine; they are taken down in the opposite order of how they are built up.
+    """Run a gateway with its store and engine until the block ends. They stop in the reverse order of their start.
 
     Args:
-        stop: says how soon they are to end; None means that they have all the time they need.
-        bar: shows how far the start is; None means that nothing does.
+        stop: decides how long running requests may take at the end. None means the grace period of an unhurried stop.
+        bar: shows the progress of the start. None means that it is not shown.
 
     Raises:
-        StartError: something that the configuration names is not there or not usable.
-        ConfigError: it asks for what is not installed, or for certificates that cannot be used.
+        StartError: something that the configuration names is missing or not usable.
+        ConfigError: the configuration needs a package that is not installed, or names an unusable certificate.
     """
     stop = stop or Stop()
     async with grounded(launch, stop) as (ground, supervisor):
@@ -101,5 +101,5 @@ async def running(launch: Launch, stop: Stop | None = None, bar: StartBar | None
 
 
 def _import_gateway() -> None:
-    """Import what a gateway consists of, in a thread: the store, the engine and signals are heeded meanwhile."""
+    """Import the gateway's modules. Run this in a thread: the event loop has to handle signals and processes."""
     import gateway.serve.app  # noqa: F401

@@ -1,4 +1,4 @@
-"""Taking ports of the machine, for one process or for several that share them."""
+"""Binds ports, for one process or for several that share them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from gateway.serve.launch import StartError
 
 @contextmanager
 def reserved(host: str, port: int) -> Iterator[int]:
-    """Keeps a port for processes that will share it, without listening; yields it, which tells what port 0 became.
+    """Reserve a port, without listening, for processes that will share it; yields its number, also for port 0.
+
+    The port is bound without SO_REUSEPORT first, which fails if another server has it: two servers that both share a
+    port would each silently get half of the other's connections.
 
     Raises:
-        StartError: somebody else has it. Sharing is asked for only after that: two servers that both share would each
-            get half of the other's connections, without a word.
+        StartError: another process has the port.
     """
     with bound(host, port) as probe:
         port = probe.getsockname()[1]
@@ -24,7 +26,7 @@ def reserved(host: str, port: int) -> Iterator[int]:
 
 
 def bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Raises StartError."""
+    """Return a TCP socket bound to an address. `shared` sets SO_REUSEPORT. Raises StartError if that fails."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:

@@ -1,4 +1,4 @@
-"""The progress bar of a server's start, from the conversion of the model to the last adapter."""
+"""Progress bar for the start of a server, from the conversion of the model to the last adapter."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 
 class Stage(Enum):
-    """A part of the start. The value is its share of a start that has all of them, in seconds measured on two cores
-    with the embedded model; a larger model moves the bar unevenly."""
+    """A part of the start. Its value is its duration in seconds, measured on two cores with the embedded model, and
+    gives its share of the bar. With a larger model the bar moves unevenly."""
 
     CONVERTING = 10.0
     STARTING = 3.0
@@ -20,9 +20,9 @@ class Stage(Enum):
 
 
 class StartBar:
-    """Shows one bar on a terminal, which disappears when the start is over, and nothing elsewhere.
+    """Shows one bar on a terminal until the start is over. If the console is not a terminal, it shows nothing.
 
-    Stages follow each other; one that has nothing to do is skipped without being reported.
+    Stages follow each other. A stage that has nothing to do need not be reported.
     """
 
     def __init__(self, console: Console) -> None:
@@ -42,12 +42,12 @@ class StartBar:
         self.close()
 
     def report(self, stage: Stage, what: str, share: float = 0.0) -> None:
-        """Say what is being done, and which share of its stage is done, from 0 to 1."""
+        """Show what is being done, and how far its stage is (`share`, from 0 to 1). The bar never moves back."""
         stages = list(Stage)
         before = sum(earlier.value for earlier in stages[: stages.index(stage)])
         self._completed = max(self._completed, before + min(share, 1.0) * stage.value)
         self._bar.update(self._task, description=what, completed=self._completed)
 
     def close(self) -> None:
-        """Remove the bar. May be called again."""
+        """Remove the bar. Further calls have no effect."""
         self._bar.stop()

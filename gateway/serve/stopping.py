@@ -1,8 +1,8 @@
-"""How a process of ours is told to stop, and how much time what runs is given then.
+"""Stops a gateway process on a signal: gives running requests a grace period, then ends them.
 
-SIGTERM, as orchestrators send it, lets running requests end for `DRAIN_SECONDS`. The first Ctrl-C gives them
-`HURRY_SECONDS`, and whatever is left of the process after `FORCE_SECONDS` is killed. The second Ctrl-C kills at once.
-Nothing durable is lost by that: it is what a crash leaves, and every start recovers from it.
+SIGTERM, which orchestrators send, gives running requests `DRAIN_SECONDS` to finish. The first Ctrl-C gives them
+`HURRY_SECONDS`; if the process still runs after `FORCE_SECONDS`, it is killed. The second Ctrl-C kills it at once. A
+kill loses nothing durable: it leaves the same state as a crash, from which every start recovers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from rich.console import Console
 from engine.lossy_log import write_last_lines
 
 DRAIN_SECONDS = 10.0
-"""Kubernetes kills a pod 30 s after SIGTERM unless it is told otherwise."""
+"""Grace period of running requests after SIGTERM. By default Kubernetes kills a pod 30 s after SIGTERM."""
 HURRY_SECONDS = 0.5
+"""Grace period of running requests after the first Ctrl-C."""
 FORCE_SECONDS = 1.7
-"""From the first Ctrl-C on. The processes that are killed then need some time to be gone, too."""
+"""Time from the first Ctrl-C to the kill. The processes that are killed need some time to disappear, too."""
 INTERRUPTED = 128 + signal.SIGINT
-"""Exit status of a process that was stopped before it served, or killed by the second Ctrl-C."""
+"""Exit status of a process that was stopped before it served, or that `Stop.force` killed."""
 
 
 class StoppedEarly(Exception):
@@ -34,7 +35,7 @@ class StoppedEarly(Exception):
 
 
 class Stop:
-    """Tells the parts of one process that it is to stop, and how soon. Without `listen` nothing ever asks for it."""
+    """Tells the parts of a process that it must stop, and how soon. Signals reach a `Stop` only after `listen`."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -44,15 +45,16 @@ class Stop:
 
     @property
     def grace(self) -> float:
-        """Seconds for which running requests may go on."""
+        """Grace period of running requests, in seconds."""
         return HURRY_SECONDS if self.in_hurry else DRAIN_SECONDS
 
     def within(self, seconds: float) -> float:
-        """Returns how long to wait for something that may usually take `seconds` to end."""
+        """Return a time limit for something to end: `seconds`, but at most `HURRY_SECONDS` in a hurried stop."""
         return min(seconds, HURRY_SECONDS) if self.in_hurry else seconds
 
     def listen(self, *, hangup: bool) -> None:
-        """Take over SIGTERM, SIGINT and, with `hangup`, SIGHUP, which a closed terminal sends; nohup ignores it."""
+        """Handle SIGTERM, SIGINT and, with `hangup`, SIGHUP, which a closed terminal sends. Under nohup SIGHUP stays
+        ignored."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.drain)
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
@@ -60,28 +62,28 @@ class Stop:
             loop.add_signal_handler(signal.SIGHUP, self.drain)
 
     def drain(self) -> None:
-        """Ask to stop; a start that is not complete is given up."""
+        """Ask the process to stop. A start that is not complete is cancelled."""
         self.asked.set()
         if self._starting is not None:
             self._starting.cancel()
             self._starting = None
 
     def interrupt(self) -> None:
-        """Ask to stop in a hurry; asked so again, end this process and its children at once."""
+        """Ask the process to stop in a hurry. A second call kills this process and its children at once."""
         if self.in_hurry:
             self.force()
         self.in_hurry = True
-        timer = threading.Timer(FORCE_SECONDS, self.force)  # a thread: the event loop may be busy or gone by then
+        timer = threading.Timer(FORCE_SECONDS, self.force)  # a thread, as the event loop may be busy or closed by then
         timer.daemon = True
         timer.start()
         self.drain()
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Surround the start, up to `started`: being told to stop cancels it.
+        """Wrap the start: until `started` is called, a request to stop cancels the current task.
 
         Raises:
-            StoppedEarly: that has happened.
+            StoppedEarly: the process was asked to stop during the start, or before it.
         """
         self._starting = asyncio.current_task()
         try:
@@ -97,33 +99,34 @@ class Stop:
             self._starting = None
 
     def started(self) -> None:
-        """From now on, being told to stop only sets `asked`."""
+        """Mark the start as complete: from now on a request to stop only sets `asked`."""
         self._starting = None
 
     def at_last(self, kill: Callable[[], object]) -> None:
-        """Have `force` call this, from any thread: it must not wait."""
+        """Register a callback for `force`, which may call it from any thread. The callback must not wait."""
         self._last.append(kill)
 
     def force(self) -> None:
-        """Kill what was named to `at_last` and end this process without any further ado."""
+        """Call the callbacks that were registered with `at_last`, and end this process without any cleanup."""
         for kill in self._last:
             with suppress(Exception):
                 kill()
         with suppress(OSError):
-            os.write(2, b"stopped; what had not ended was killed\n")  # a lock of sys.stderr may be held
+            os.write(2, b"stopped; what had not ended was killed\n")  # not sys.stderr, whose lock may be held
         os._exit(INTERRUPTED)
 
 
 def tell_stopping(stop: Stop, console: Console) -> None:
-    """Say that the process stops, and how to have it end sooner."""
+    """Print that the process stops, and how to end it sooner."""
     how = "press Ctrl-C again to kill it at once" if stop.in_hurry else "Ctrl-C ends it sooner"
     console.print(f"stopping: running requests have {stop.grace:g} s to end; {how}", highlight=False)
 
 
 def leave(status: int) -> NoReturn:
-    """End the process without Python's own end, which takes a second on a busy machine and frees what is free anyway.
+    """End the process without the finalization of Python, which takes a second on a busy machine and only frees memory
+    that the exit frees anyway.
 
-    Only after everything that has to be closed is closed.
+    Call this only after all resources that need closing are closed.
     """
     write_last_lines()
     for stream in (sys.stdout, sys.stderr):
@@ -134,7 +137,7 @@ def leave(status: int) -> NoReturn:
 
 @contextmanager
 def dying_at_once() -> Iterator[None]:
-    """Let Ctrl-C end the process without a word, while there is nothing that had to be cleaned up."""
+    """Let Ctrl-C end the process silently inside the block, for a phase in which nothing needs cleanup."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

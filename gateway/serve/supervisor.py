@@ -1,4 +1,4 @@
-"""Keeps one engine process alive: starts it, restarts it when it dies, stops it with the gateway."""
+"""Keeps one engine process alive: starts it, restarts it when it dies or hangs, and stops it with the gateway."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ log = structlog.get_logger("supervisor")
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
 HEALTHY_SECONDS = 30.0
-"""A process that lived this long starts again at the first backoff."""
+"""A process that lived longer than this is restarted after the first backoff."""
 STOP_SECONDS = 10.0
 SPINS = 500
-"""Turns that a thread of OpenMP spins at a barrier before it sleeps; libgomp's own are some millions. A spinning thread
-keeps the core that the thread it waits for needs. With two busy processes beside an engine on two cores, ITL p50 was
-59 to 370 ms with libgomp's own, 33 with 2,000, 20.8 with 500 and 17.9 with 100; alone 12.1, 12.2, 11.4 and 13.6."""
+"""How many iterations an OpenMP thread of the engine spins at a barrier before it sleeps (GOMP_SPINCOUNT). The default
+of libgomp is some millions. A spinning thread occupies the core that the thread it waits for needs. With two busy
+processes beside an engine on two cores, ITL p50 was 59 to 370 ms with the default, 33 with 2,000, 20.8 with 500 and
+17.9 with 100; for an engine alone it was 12.1, 12.2, 11.4 and 13.6 ms."""
 WAIT_SETTINGS = frozenset(("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"))
-"""An operator who sets one of them in the gateway's environment decides for the engine."""
+"""If an operator sets one of these variables in the gateway's environment, `SPINS` is not applied to the engine."""
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL|REDIS_URL", re.IGNORECASE)
+"""Matches names of environment variables that the engine does not inherit."""
 
 
 class Backoff:
-    """How long to wait before a process is started again: twice as long every time it dies soon."""
+    """Computes how long to wait before a process is restarted: twice as long each time that it dies early."""
 
     def __init__(self) -> None:
         self._next = FIRST_BACKOFF_SECONDS
@@ -49,11 +51,11 @@ class Backoff:
         self._started = time.monotonic()
 
     def reset(self) -> None:
-        """Begin again with the first backoff: the process had become ready, and its next start may succeed as well."""
+        """Return to the first backoff, because the process had become ready and its next start may succeed as well."""
         self._next = FIRST_BACKOFF_SECONDS
 
     def died(self) -> float:
-        """Seconds to wait."""
+        """Note that the process died; returns the seconds to wait before the next start."""
         if time.monotonic() - self._started > HEALTHY_SECONDS:
             self._next = FIRST_BACKOFF_SECONDS
         seconds, self._next = self._next, min(2 * self._next, MAX_BACKOFF_SECONDS)
@@ -61,13 +63,13 @@ class Backoff:
 
 
 class EngineSupervisor:
-    """An async context manager around `python -m engine.server` on a unix socket.
+    """Async context manager that keeps `python -m engine.server` running on a unix socket.
 
-    The engine reads the supervisor's end of its standard input: should the gateway be killed, the pipe closes and the
-    engine stops by itself.
+    The engine's standard input is a pipe from the gateway. If the gateway is killed, the pipe closes and the engine
+    stops by itself.
 
     Args:
-        program: the module that is run, which takes the engine's arguments, and arguments of its own.
+        program: the module to run, which must accept the engine's arguments, followed by extra arguments for it.
     """
 
     def __init__(self, config: EngineConfig, socket: Path, program: Sequence[str] = ("engine.server",)) -> None:
@@ -78,35 +80,35 @@ class EngineSupervisor:
         self._pulse = socket.with_name("pulse")
         self._loading = socket.with_name("loading")
         self._previous = ""
-        """The engine process before the one that runs, a `PreviousLife` as JSON; empty means that there was none."""
+        """`PreviousLife` of the last engine process that ended after it was ready, as JSON; empty means none."""
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._exited = asyncio.Event()
         self.stop_seconds = STOP_SECONDS
-        """How long the engine may take to stop before it is killed."""
+        """How many seconds the engine may take to stop before it is killed."""
 
     @property
     def pid(self) -> int | None:
-        """Of the engine process, while there is one."""
+        """The id of the engine process; None means that no process runs."""
         return self._process.pid if self._process and self._process.returncode is None else None
 
     @property
     def loading(self) -> Loading | None:
-        """How far the start of the engine process is; None means that it has not said anything yet."""
+        """Progress of the engine's start; None means that the engine has not reported any yet."""
         return read_loading(self._loading)
 
     def promise(self, interactive: LaneGoals, batch: LaneGoals) -> None:
-        """What the lanes promise in the engine's next life; the one there is is not told."""
+        """Set the lanes' goals for the next engine process. The running one is not told."""
         self._config = replace(self._config, interactive=interactive, batch=batch)
 
     def kill(self) -> None:
-        """End the engine now, with the processes that it has started. Needs no event loop."""
+        """Kill the engine and the processes that it has started. This needs no event loop."""
         if (pid := self.pid) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
     async def wait_first_exit(self) -> None:
-        """Returns when an engine process has ended by itself for the first time."""
+        """Wait until, for the first time, an engine process has ended that the supervisor did not stop."""
         await self._exited.wait()
 
     async def __aenter__(self) -> EngineSupervisor:
@@ -125,7 +127,7 @@ class EngineSupervisor:
         self._socket.unlink(missing_ok=True)
         self._pulse.unlink(missing_ok=True)
         self._loading.unlink(missing_ok=True)
-        # In a session of its own: a terminal's Ctrl-C is for the gateway, which still lets running requests end.
+        # In its own session, so that Ctrl-C in a terminal reaches only the gateway, which lets running requests end.
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", *self._program, "--config", self._config.to_json()),
             *("--address", self.address, "--until-stdin-closes"),
@@ -150,14 +152,15 @@ class EngineSupervisor:
             await asyncio.sleep(pause)
             try:
                 await self._spawn()
-            except OSError:  # out of processes or memory: the dead one is waited for again, and so tried again later
+            except OSError:  # no processes or memory left: the loop sees the dead process again and retries later
                 log.exception("engine_not_started")
 
     async def _until_it_ends(self, process: asyncio.subprocess.Process, watch: HangWatch) -> bool:
         """Wait for the end of an engine process, and kill it if it hangs.
 
         Returns:
-            Whether something that it computed made it hang, rather than a signal that stopped it.
+            True if it was killed because it hung. False if it ended by itself, or if a signal such as SIGSTOP had
+            stopped it.
         """
         ended = asyncio.ensure_future(process.wait())
         try:
@@ -173,7 +176,8 @@ class EngineSupervisor:
             ended.cancel()
 
     def _note_end(self, watch: HangWatch, hung: bool) -> bool:
-        """Write down how a process ended and what it computed then; returns whether it had become ready."""
+        """Record for the next engine process how this one ended and which requests it computed. Returns whether it had
+        become ready, that is, whether its step loop had written a beat."""
         assert self._process is not None
         assert self._process.returncode is not None
         beat = watch.last_beat()
@@ -198,6 +202,6 @@ class EngineSupervisor:
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an engine's environment: the gateway's without keys and passwords, and with threads that soon sleep."""
+    """Return the engine's environment: the gateway's, without keys and passwords, and with GOMP_SPINCOUNT."""
     kept = {name: value for name, value in env.items() if not SECRET.search(name)}
     return kept if kept.keys() & WAIT_SETTINGS else kept | {"GOMP_SPINCOUNT": str(SPINS)}

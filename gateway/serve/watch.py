@@ -1,8 +1,8 @@
-"""Tells from outside whether an engine process hangs, and after its end whether a request may have caused it.
+"""Detects from outside whether an engine process hangs, and after its end whether a request may have caused it.
 
-An engine that hangs cannot be asked. Its step loop keeps a pulse (`engine.pulse`); a loop that has been silent for
-longer than it announced, at two looks in a row, has hung. A debugger that holds the process explains the silence, and
-so does a stall of the process that looks: then the whole machine may have stood still.
+An engine that hangs cannot answer a call. Its step loop writes beats to a pulse file (`engine.pulse`). If two checks in
+a row find that the last beat is older than the loop announced, the engine hangs. The engine counts as alive while a
+debugger is attached to it, and if the checking process itself stalled: then the whole machine may have stood still.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 from engine.pulse import Beat, read_beat
 
 LOOK_SECONDS = 1.0
-"""Between two looks."""
+"""Interval between two checks."""
 OWN_STALL_SECONDS = 2.0
-"""A look that comes so much later than it should says nothing about the engine."""
+"""A check that is late by more than this never counts the engine as silent: the checking process itself stalled."""
 LOOKS = 2
-"""Looks in a row that must find the loop silent."""
+"""Number of checks in a row that must find the loop silent."""
 CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS))
-"""Signals that a process causes itself. Others are sent to it: by an operator, a test, or the kernel."""
+"""Signals that a process causes itself. An operator, a test or the kernel sends the others."""
 
 
 class HangWatch:
-    """What is known of one engine process from its pulse."""
+    """Watches the pulse file of one engine process."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """`path` is the pulse's file; `clock` is the system's monotonic one, in seconds."""
+        """`path` is the pulse file; `clock` is the system's monotonic clock, in seconds."""
         self._path = path
         self._clock = clock
         self._looked = clock()
@@ -36,11 +36,14 @@ class HangWatch:
         self._out_of_memory = _kills_for_memory()
 
     def last_beat(self) -> Beat | None:
-        """Return what the step loop last said; None means that it has not begun."""
+        """Return the last beat of the step loop; None means that the loop has not begun."""
         return read_beat(self._path)
 
     def hangs(self, pid: int) -> bool:
-        """Look once. To be called every `LOOK_SECONDS`; a hang shows after `LOOKS` calls."""
+        """Check the pulse once; returns whether the process hangs, which takes `LOOKS` checks in a row to find.
+
+        Call this every `LOOK_SECONDS`.
+        """
         now, beat = self._clock(), self.last_beat()
         stalled = now - self._looked > LOOK_SECONDS + OWN_STALL_SECONDS
         self._looked = now
@@ -51,8 +54,8 @@ class HangWatch:
     def crashed(self, code: int) -> bool:
         """Return whether something that the process computed may have ended it, by its exit code.
 
-        The kernel kills a process that asks for more memory than there is with the signal that an operator would use;
-        its own count of such kills tells the two apart.
+        When memory runs out, the kernel kills a process with SIGKILL, which an operator may send, too. The kernel's
+        count of such kills tells the two apart.
         """
         if code >= 0:
             return code > 0
@@ -70,7 +73,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _status(pid: int) -> dict[str, str]:
-    """Return what the kernel says of a process; empty where it does not say, as on macOS."""
+    """Return the fields of /proc/PID/status; empty if there is no such file, as on macOS."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -79,7 +82,7 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def _kills_for_memory() -> int:
-    """Return how many processes the kernel has killed for want of memory since it started."""
+    """Return how many processes the kernel has killed since boot because memory ran out; 0 if that is unknown."""
     try:
         words = Path("/proc/vmstat").read_text().split()
     except OSError:

@@ -1,7 +1,7 @@
-"""One of several gateway processes: `python -m gateway.serve.worker FD`, started by the fleet. A composition root.
+"""Runs one of several gateway processes: `python -m gateway.serve.worker FD`, started by the fleet. A composition root.
 
-FD is one end of a socket, with the process that started it at the other. It says what to serve, then, line by line, to
-listen, to print the banner and to take up another configuration; its end, however it came about, is this process's.
+FD is a socket to the fleet process. Over it the fleet sends what to serve, and then, line by line, orders to listen, to
+print the banner and to apply another configuration. When the socket closes, for any reason, this process stops.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gateway.serve.stopping import INTERRUPTED, Stop, StoppedEarly, leave
 
 
 async def work(channel: socket.socket) -> bool:
-    """Serve until told to stop, or until the process that gives orders is gone; returns whether it stops in a hurry."""
+    """Serve until a signal says to stop or the fleet process is gone; returns whether the stop is hurried."""
     reader, writer = await asyncio.open_connection(sock=channel)
     orders = await Orders.read(reader)
     structlog.contextvars.bind_contextvars(gateway=orders.number)
@@ -54,7 +54,8 @@ async def work(channel: socket.socket) -> bool:
 async def _obey(
     app: Built, stop: Stop, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, console: Console
 ) -> None:
-    """Follow orders until the other end is gone. Cancelled, it lets running requests end for as long as `stop` says."""
+    """Follow the fleet's orders until the socket closes. At the end, and also when cancelled, give running requests the
+    grace period of `stop`."""
     async with AsyncExitStack() as stack:
         while order := await reader.readline():
             if order == LISTEN:
@@ -71,7 +72,7 @@ async def _obey(
 
 
 def main() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the fleet's affair
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the fleet process handles it
     leave_torch_out()
     configure_logging()
     try:

@@ -1,1 +1,1 @@
-"""Tool calls in the text of an answer: the dialects in which models write them, read while they are written."""
+"""Parses tool calls from the text of an answer while it is generated, for the dialects in which models write them."""

@@ -1,4 +1,4 @@
-"""A call of a tool, read from a JSON object with its name and arguments while that is written."""
+"""Incremental parser of one tool call: a JSON object with the name and the arguments, which arrives in pieces."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ ARGUMENTS = ("arguments", "parameters")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Some news of a call. The first has its name; the arguments of all together are a JSON text."""
+    """A part of a tool call. The first part has the name; the arguments of all parts, joined, are a JSON text."""
 
     index: int
-    """Calls of an answer are counted from 0."""
+    """Number of the tool call in its answer, from 0."""
     name: str = ""
     arguments: str = ""
 
 
 class CallReader:
-    """Nothing is told of a call before its name is known, whichever order its members come in."""
+    """Parses one tool call. It reports nothing before the tool's name is known, for any order of the members."""
 
     def __init__(self, index: int, names: Collection[str] | None = None) -> None:
-        """`names`: those of tools; any other name makes an object no call. None: every name will do."""
+        """`names` are the tools' names; an object with another name is no tool call. None allows every name."""
         self._object = ObjectReader()
         self.index = index
         self._names = names
         self._name: list[str] = []
         self._key = ""
-        """The member that holds the arguments, once it has been met."""
+        """Key of the member that holds the arguments; empty until it has come."""
         self._quoted = False
-        """The arguments are written as a text, and told as what it says."""
+        """Whether the arguments are written as a JSON string, whose content is then reported."""
         self._untold: list[str] = []
         self._refused = False
         self.begun = False
-        """Its name is known, and told."""
+        """Whether the tool's name is known and has been reported."""
 
     @property
     def ended(self) -> bool:
@@ -45,11 +45,12 @@ class CallReader:
 
     @property
     def broken(self) -> bool:
-        """This is no call, or, if it has `begun`, not a whole one."""
+        """Whether the text is no tool call or, if the call has `begun`, not a complete one."""
         return self._refused or self._object.broken or (self.ended and not self.begun)
 
     def push(self, text: str) -> tuple[list[Call], int]:
-        """News, and how many characters they took: all, unless it has `ended` or is `broken`."""
+        """Return new parts of the call, and how many characters were consumed: all, unless it has `ended` or is
+        `broken`."""
         pieces, used = self._object.push(text)
         news = [call for piece in pieces for call in self._member(piece)]
         if self.ended and self.begun and not self._key:
@@ -89,7 +90,10 @@ class CallReader:
 
 
 def _said(written: str) -> str:
-    """What a JSON text says; nothing if it is none. Half of a surrogate pair, which JSON can spell, is no character."""
+    """Return the content of a JSON string, or an empty string if the text is not one.
+
+    An unpaired surrogate, which JSON can express, is replaced because it is no character.
+    """
     try:
         text = json.loads(written)
     except ValueError:

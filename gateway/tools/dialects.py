@@ -1,4 +1,4 @@
-"""Where in a text calls begin, dialect by dialect, and which dialect a model speaks."""
+"""Dialects in which models write tool calls: where in a text a call begins, and which dialect a model uses."""
 
 from __future__ import annotations
 
@@ -10,41 +10,44 @@ ToolParserName = Literal["auto", "hermes", "llama3", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What is known of a text so far."""
+    """A text that has come so far, split at the beginning of a tool call."""
 
     text: str
-    """For the reader, up to the call or what may become one."""
+    """Text to show: everything before the tool call, or before what may become one."""
     rest: str
-    """Where a call begins, its object; else what has to wait for more."""
+    """If a tool call begins: the text of its JSON object so far. Otherwise: text to hold back until more has come."""
     opening: str | None = None
-    """What stands between the text and a call; None: no call begins."""
+    """Text between `text` and the call's object, such as the opening mark. None means that no call begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """How a call is written: mark, padding, {"name": ..., KEY: ...}, padding, end."""
+    """Format of a tool call: mark, padding, {"name": ..., KEY: ...}, padding, end."""
 
     mark: str
-    """What tells a call from text wherever it stands; empty: calls are told by being all of an answer."""
+    """Opening mark of a tool call, anywhere in the text. Empty means that tool calls must be the whole answer."""
     end: str
     padding: str
     separator: str
-    """Between two calls."""
+    """Text between two tool calls."""
     key: str
-    """Of the arguments."""
+    """Key of the arguments."""
 
 
 class Dialect(Protocol):
     any_name: bool
-    """Whether a call is one whatever it names. Otherwise an object that names no tool is part of the answer."""
+    """Whether any name makes a tool call. Otherwise an object that names no tool is part of the answer's text."""
     frame: Frame
 
     def split(self, known: str, *, called: bool, spoken: bool) -> Split:
-        """`called`: there was a call before. `spoken`: there is text that stands before this."""
+        """Split the text at the first tool call.
+
+        `called` says that a tool call came before; `spoken` says that text has been shown before.
+        """
 
 
 class Hermes:
-    """<tool_call>{"name": ..., "arguments": ...}</tool_call>, anywhere: Hermes, Qwen 2.5 and 3."""
+    """Dialect of Hermes, Qwen 2.5 and 3: <tool_call>{"name": ..., "arguments": ...}</tool_call> anywhere in a text."""
 
     any_name = True
     OPENING = "<tool_call>"
@@ -65,7 +68,7 @@ class Hermes:
 
 
 class Llama3:
-    """{"name": ..., "parameters": ...} as all of an answer, several with a semicolon between: Llama 3."""
+    """Dialect of Llama 3: {"name": ..., "parameters": ...} as the whole answer; several are separated by semicolons."""
 
     any_name = False
     SEPARATORS = "; \t\r\n"
@@ -81,7 +84,10 @@ class Llama3:
 
 
 def choose_dialect(name: ToolParserName, template: str) -> Dialect | None:
-    """`template`: the model's chat template. None: it has no tools, or speaks of them in another way."""
+    """Return the dialect of a setting, which for `auto` is detected from the model's chat template.
+
+    None means that tool calls are not parsed: the template has no tools or uses another dialect, or `name` is `none`.
+    """
     if name == "none" or "tools" not in template:
         return None
     if name == "auto":
@@ -91,10 +97,10 @@ def choose_dialect(name: ToolParserName, template: str) -> Dialect | None:
 
 def _spoken_in(template: str) -> Dialect | None:
     if Hermes.OPENING in template:
-        return None if "<function=" in template else Hermes()  # Qwen3-Coder's calls are XML inside the same marks
+        return None if "<function=" in template else Hermes()  # Qwen3-Coder writes XML inside the same marks
     return Llama3() if '"parameters"' in template and "ipython" in template else None
 
 
 def _begun(text: str, mark: str) -> int:
-    """Characters at the end of a text that may become a mark."""
+    """Return how many characters at the end of a text may be the beginning of a mark."""
     return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)

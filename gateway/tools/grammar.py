@@ -1,4 +1,4 @@
-"""Grammars that hold answers to calls of tools, written as a dialect writes them. In Lark's notation."""
+"""Builds grammars, in Lark notation, that restrict the tool calls in answers to the format of a dialect."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gateway.tools.rule import ToolRule
 Json = dict[str, Any]
 
 TokenOf = Callable[[str], int | None]
-"""The id of the one token that a text is; None: it is none."""
+"""Function that returns the id of the single token that a text is; None means that there is no such token."""
 
 ANY_OBJECT: Json = {"type": "object"}
 ANY_TEXT = r"/(.|\n)*/"
 NO_OBJECT = r"/\s*([^\s{](.|\n)*)?/"
-"""A text that is not read as a call."""
+"""Text that is not parsed as a tool call, because it does not begin with a JSON object."""
 
 
 def arguments_schema(tool: ToolSchema, rule: ToolRule) -> Json:
-    """What the arguments of a call have to follow."""
+    """Return the JSON schema that the arguments of a tool call must follow."""
     function = tool["function"]
     return {**ANY_OBJECT, **function["parameters"]} if rule.binds(function["name"]) else ANY_OBJECT
 
@@ -32,10 +32,11 @@ def arguments_schema(tool: ToolSchema, rule: ToolRule) -> Json:
 def tool_grammar(
     frame: Frame, tools: Sequence[ToolSchema], rule: ToolRule, token_of: TokenOf, answer: Json | None = None
 ) -> Grammar:
-    """
+    """Build the grammar of answers that may or must call tools.
+
     Args:
-        frame: needs a mark where there is an `answer`.
-        answer: the schema of an answer that makes no call; None: it may be any text.
+        frame: format of a tool call; it must have a mark if there is an `answer`.
+        answer: the schema of an answer that makes no tool call. None means that such an answer may be any text.
     """
     callable_tools = [tool for tool in tools if rule.allows(tool["function"]["name"])]
     lines = ["%llguidance {}", *_start(frame, rule, token_of, answer)]
@@ -59,7 +60,10 @@ def _start(frame: Frame, rule: ToolRule, token_of: TokenOf, answer: Json | None)
 
 
 def _among_text(frame: Frame, rule: ToolRule, token_of: TokenOf) -> list[str]:
-    """Text, until a mark is written; a model that has a token for it can spell it out all the same."""
+    """Return the rules for tool calls among free text, which ends at a mark.
+
+    Both forms of the mark are accepted: a model that has a token for it can still spell it out with other tokens.
+    """
     token = token_of(frame.mark)
     marked = "spelled" if token is None else f"(spelled | TEXT <[{token}]>)"
     return [
@@ -76,7 +80,7 @@ def _call(frame: Frame, tool: ToolSchema, rule: ToolRule) -> str:
 
 
 def _mark(mark: str, token_of: TokenOf) -> str:
-    """As the model writes it: with its own token, if it has one."""
+    """Return the grammar term for a mark: the model's token for it if there is one, else its text."""
     token = token_of(mark)
     return _text(mark) if token is None else f"<[{token}]>"
 

@@ -1,4 +1,4 @@
-"""One JSON object, read while it is written, as far as its own members: values are passed on as they are spelled."""
+"""Incremental parser of one JSON object's top-level members. Their values are passed on as written."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Piece:
 
     key: str
     text: str
-    """As written. The pieces of a value together are the value."""
+    """Text of the piece, as written. All pieces of a value, joined, are the value."""
     last: bool
 
 
 class Place(Enum):
-    """What comes next, between white space."""
+    """State of the parser: what comes next in the text, apart from white space."""
 
     OBJECT = auto()
     FIRST_KEY = auto()
@@ -40,17 +40,18 @@ MARKS: Mapping[Place, Mapping[str, Place]] = {
     Place.COLON: {":": Place.VALUE},
     Place.COMMA: {",": Place.KEY, "}": Place.END},
 }
-"""The characters that may stand in a place, and where they lead."""
+"""Characters that are allowed in each state, and the state that each character leads to."""
 
 
 class ObjectReader:
-    """Work is linear in the text, however small its pieces."""
+    """Splits a JSON object into pieces of its members. The work is linear in the text, even if the text comes in small
+    parts."""
 
     def __init__(self) -> None:
         self._place = Place.OBJECT
         self._key = ""
         self._written: list[str] = []
-        """Of the key or value being read, what no piece has yet."""
+        """Characters of the current key or value that are in no piece yet."""
         self._depth = 0
         self._in_text = False
         self._escaped = False
@@ -61,11 +62,11 @@ class ObjectReader:
 
     @property
     def broken(self) -> bool:
-        """What came is no JSON object."""
+        """Whether the text so far is not the beginning of a JSON object."""
         return self._place is Place.BROKEN
 
     def push(self, text: str) -> tuple[list[Piece], int]:
-        """Pieces, and how many characters they took: all, unless the object has `ended` or is `broken`."""
+        """Return pieces, and how many characters were consumed: all, unless the object has `ended` or is `broken`."""
         pieces: list[Piece] = []
         for position, character in enumerate(text):
             self._take(character, pieces)
@@ -104,7 +105,7 @@ class ObjectReader:
 
     def _take_value(self, character: str, pieces: list[Piece]) -> None:
         if self._depth == 0 and not self._in_text and (character in ",}" or character.isspace()):
-            self._end_value(pieces)  # of a number or a word, which has no mark of its own
+            self._end_value(pieces)  # a number or a literal has no closing character of its own
             if not character.isspace():
                 self._take_mark(character, pieces)
             return

@@ -1,4 +1,4 @@
-"""Tells calls from text in an answer that comes in pieces."""
+"""Separates tool calls from text in an answer that comes in pieces."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Part = str | Call
 
 
 class ToolParser:
-    """Of one answer. White space around calls belongs to neither; what only looked like a call is text after all."""
+    """Parses one answer. White space around tool calls is dropped; what only looked like a tool call becomes text."""
 
     def __init__(self, dialect: Dialect, names: Collection[str]) -> None:
-        """`names`: of the tools."""
+        """`names` are the names of the tools."""
         self._dialect = dialect
         self._names = None if dialect.any_name else names
         self._held = ""
-        """Text that may turn out to begin a call, or the call so far while it may turn out to be text."""
+        """Text that may turn out to begin a tool call, or the tool call so far while it may turn out to be text."""
         self._reader: CallReader | None = None
         self._spoken = False
         self._after_call = False
@@ -31,15 +31,15 @@ class ToolParser:
         return parts
 
     def flush(self) -> list[Part]:
-        """What was held back, when no more text comes."""
+        """Return the parts that were held back, after the last piece of text."""
         parts: list[Part] = []
         text, self._held = self._held, ""
-        if not (self._after_call and self._dialect.frame.end.startswith(text.strip())):  # else a call's end, cut off
+        if not (self._after_call and self._dialect.frame.end.startswith(text.strip())):  # else a cut-off end mark
             self._say(text, parts)
         return parts
 
     def _prose(self, text: str, parts: list[Part]) -> str:
-        """Returns where a call begins."""
+        """Parse text outside a tool call. Return the rest from where a call's object begins, or an empty string."""
         known, self._held = self._held + text, ""
         split = self._dialect.split(known, called=self.num_calls > 0, spoken=self._spoken)
         self._say(split.text, parts)
@@ -50,7 +50,7 @@ class ToolParser:
         return split.rest
 
     def _call(self, text: str, parts: list[Part], reader: CallReader) -> str:
-        """Returns what follows the call, or what broke off from it."""
+        """Parse text of a tool call. Return the text after the call, or from where it is not a valid call."""
         news, used = reader.push(text)
         parts += news
         self.num_calls = reader.index + reader.begun

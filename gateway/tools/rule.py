@@ -1,4 +1,4 @@
-"""How an answer may use the tools it is offered."""
+"""Rules for how an answer may use the tools that it is offered."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ToolRule:
+    """Whether and how an answer may or must call tools."""
+
     required: bool = False
-    """An answer is calls, and nothing else."""
+    """Whether an answer must consist of tool calls only."""
     named: str | None = None
-    """The one tool that is called, once."""
+    """Name of the one tool that must be called, exactly once. None means that no tool is prescribed."""
     strict: frozenset[str] = frozenset()
-    """Tools whose arguments follow their schemas even where nothing is required; where calls are, all do."""
+    """Tools whose arguments must follow their schemas even if calls are optional. If calls are required, all must."""
     parallel: bool = True
-    """An answer may make several calls."""
+    """Whether an answer may make several tool calls."""
 
     @property
     def must_call(self) -> bool:
@@ -28,9 +30,9 @@ class ToolRule:
         return self.named in (None, tool)
 
     def binds(self, tool: str) -> bool:
-        """Whether a call of it has to follow its schema."""
+        """Return whether the arguments of a call of this tool must follow its schema."""
         return self.must_call or tool in self.strict
 
 
 FREE = ToolRule()
-"""Call or do not, as often as you like."""
+"""Rule that allows any number of tool calls, including none."""

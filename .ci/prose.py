@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Check the prose of Python files: `python .ci/prose.py FOLDER...` prints what breaks a rule and exits with status 1.
+
+The rules are those that a machine can keep: docstrings and comments name their actors, and a docstring begins a sentence
+of its own in place of continuing the name that it belongs to.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+UNNAMED = re.compile(r"\b(nobody|whoever|somebody|everybody|anybody|whom)\b", re.IGNORECASE)
+"""Words that stand where an actor should be named: client, tenant, operator, gateway, engine."""
+CONTINUES_A_NAME = re.compile(r"(Of|That|Those|Who|Whose|What is|None:)(?=\s)")
+"""Openers of a docstring that is no sentence without the name before it."""
+GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
+
+
+def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Yield every string that stands alone as a statement: docstrings, and those of attributes below an assignment."""
+    for node in ast.walk(tree):
+        for statement in getattr(node, "body", None) if isinstance(getattr(node, "body", None), list) else ():
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                if isinstance(statement.value.value, str):
+                    yield statement.value
+
+
+def strings(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Yield every string of a program that users may read, and its docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node
+
+
+def complaints(source: str) -> Iterator[tuple[int, str]]:
+    """Yield a line number and what is wrong there, for each breach of a rule in a file's text."""
+    tree = ast.parse(source)
+    for string in strings(tree):
+        if found := UNNAMED.search(string.value):
+            yield string.lineno, f"names no actor: {found[0]!r}"
+    for docstring in docstrings(tree):
+        if found := CONTINUES_A_NAME.match(docstring.value.strip()):
+            yield docstring.lineno, f"continues a name in place of beginning a sentence: {found[0]!r}"
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and (found := UNNAMED.search(token.string)):
+            yield token.start[0], f"names no actor: {found[0]!r}"
+
+
+def main() -> int:
+    files = [file for folder in sys.argv[1:] for file in sorted(Path(folder).rglob("*.py"))]
+    found = [
+        f"{file}:{line}: {what}"
+        for file in files
+        if not GENERATED.search(file.name) and "questions" not in file.name
+        for line, what in sorted(complaints(file.read_text()))
+    ]
+    print("\n".join(found) or "Prose: all rules kept")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

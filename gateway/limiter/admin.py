@@ -1,4 +1,4 @@
-"""What operators do to limits, in words both protocols translate to: checked, then done to the limiter."""
+"""Operators' operations on limits, shared by both protocols: they validate arguments and call the limiter."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from gateway.limiter.base import LimitEntry, Limiter
 from gateway.limiter.usage import ScopeUsage
 
 MAX_MEMBER = 256
-"""Characters of a key's id or an adapter's name."""
+"""Maximum length of a key id or an adapter name, in characters."""
 
 
 class LimitAdmin:
-    """Every method raises ApiError: INVALID_REQUEST, TENANT_NOT_FOUND, LIMITER_UNAVAILABLE."""
+    """Reads and changes limits. Methods raise ApiError: INVALID_REQUEST, TENANT_NOT_FOUND, LIMITER_UNAVAILABLE."""
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
 
     async def get(self, tenant: str = "") -> list[LimitEntry]:
-        """What is written down for one tenant, or for all of them."""
+        """Return the limits stored for one tenant, or for all tenants if the name is empty."""
         return [entry for name in self._tenants(tenant) for entry in await self._limiter.entries(name)]
 
     async def set(self, scope: Scope, changes: Mapping[str, Any]) -> LimitEntry:
-        """Binds on the next request, on every gateway."""
+        """Change limits of a scope. The change applies to the next request on every gateway."""
         self._tenants(scope.tenant)
         if not changes:
             raise invalid_request("there is nothing to change: name a limit")
@@ -37,7 +37,7 @@ class LimitAdmin:
         return LimitEntry(scope, await self._limiter.set_limits(scope, changes), "live")
 
     async def reset(self, scope: Scope, *, used: bool) -> Limits:
-        """Returns to the configured limits; or, with `used`, forgets what is in use. Returns what is in force then."""
+        """Restore the configured limits or, with `used`, reset the counted use. Returns the limits then in force."""
         self._tenants(scope.tenant)
         if used and scope.member == EACH:
             raise invalid_request("what is in use is forgotten for one key or adapter, not for each", scope.kind)
@@ -48,13 +48,16 @@ class LimitAdmin:
         return await self._limiter.limits(scope)
 
     async def usage(self, tenant: str = "") -> list[ScopeUsage]:
-        """Of one tenant, or of all of them."""
+        """Return the usage of one tenant, or of all tenants if the name is empty."""
         return [used for name in self._tenants(tenant) for used in await self._limiter.usage(name)]
 
     async def watch(
         self, tenant: str, interval_seconds: float, stopping: asyncio.Event
     ) -> AsyncGenerator[list[ScopeUsage], None]:
-        """All of it once, then what has become different, looked at every `interval_seconds`."""
+        """Yield the usage of all scopes once, then every `interval_seconds` that of the scopes that changed, if any.
+
+        The generator ends when `stopping` is set.
+        """
         before: dict[Scope, ScopeUsage] = {}
         first = True
         while not stopping.is_set():
@@ -78,7 +81,7 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
 
 
 def scope_of(tenant: str, key: str, adapter: str) -> Scope:
-    """Raises ApiError: INVALID_REQUEST."""
+    """Build and validate a scope. Raises ApiError: INVALID_REQUEST."""
     if not tenant:
         raise invalid_request("tenant is required", "tenant")
     if max(len(key), len(adapter)) > MAX_MEMBER:

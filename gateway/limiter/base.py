@@ -1,4 +1,4 @@
-"""Rate limits as the rest of the gateway sees them: reserve before the work, settle after it."""
+"""Interface of the rate limiters: the gateway reserves before it serves a request, and settles afterwards."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ from gateway.core.usage import NOTHING, Counts, RowName
 from gateway.limiter.usage import ScopeUsage
 
 Mode = Literal["redis", "degraded", "closed", "open"]
-"""redis: shared and exact; the others: a policy, at work."""
+"""How limits are enforced. `redis`: exactly, and shared by all gateways. The other modes name the policy that
+applies while Redis is unavailable."""
 
 MODE_HEADER = "x-loralane-limiter"
-"""Of answers to requests that were limited otherwise than by Redis."""
+"""Response header with the mode, sent if a request was not limited by Redis."""
 
 
 class ReserveRequest(Struct, frozen=True):
-    """One request wants in, and may use up to `tokens` tokens (prompt and all outputs)."""
+    """A request to be admitted, which may use up to `tokens` tokens (prompt and all outputs)."""
 
     request_id: str
     tenant: str
     key_id: str
     tokens: int
     adapter: str
-    """What serves it: an adapter, or the base model by its own name."""
+    """Name of the adapter that serves the request, or of the base model."""
     lane: str = ""
     used: Callable[[], Counts] = lambda: NOTHING
-    """What it has used so far: asked whenever its lease is renewed, and when it is settled."""
+    """Returns what the request has used so far; called at each lease renewal and when the request is settled."""
     least: int | None = None
-    """What it needs at any rate, where `tokens` is a guess: that yields to the smallest bucket. None: it is none."""
+    """Minimum number of tokens to reserve if `tokens` is a guess, which is cut to the smallest limit. None means that
+    `tokens` is not a guess."""
 
     @property
     def scopes(self) -> tuple[Scope, Scope, Scope]:
-        """Whose limits it must fit: tenant's, key's, adapter's."""
+        """The scopes whose limits the request must fit: tenant, key and adapter, in this order."""
         return _scopes(self.tenant, self.key_id, self.adapter)
 
     @property
     def row(self) -> RowName:
-        """Where its usage is counted."""
+        """The usage row in which the request is counted."""
         return RowName(self.lane, self.key_id, self.adapter)
 
 
@@ -57,49 +59,49 @@ def _scopes(tenant: str, key_id: str, adapter: str) -> tuple[Scope, Scope, Scope
 
 
 class Grant(Struct, frozen=True):
-    """Leave to run, and the receipt that settles it."""
+    """Admission of a request, and the receipt with which the request is settled."""
 
     lease: str
-    """Unique to this reservation, even where request ids repeat."""
+    """Id of the reservation, unique even if request ids repeat."""
     request: ReserveRequest
     source: Literal["redis", "local"]
-    """Whose books it stands in."""
+    """The limiter that holds the reservation: Redis, or this gateway's memory."""
     buckets: tuple[Bucket, ...] = ()
-    """Of its scopes, as this reservation left them; empty: not limited."""
+    """Buckets of the request's scopes as this reservation left them. Empty means that the request is not limited."""
     misses: tuple[tuple[LimitName, ...], ...] = ()
-    """Of each scope, limits in shadow that would have refused it."""
+    """Limits in shadow that would have refused the request, for each scope."""
     day: int = 0
-    """On which it was admitted, since 1970 in UTC: its usage counts there."""
+    """Day of admission in UTC, counted from 1970. The request's usage belongs to this day."""
     reserved: int = 0
-    """Tokens that were charged."""
+    """Tokens that the reservation charged."""
     mode: Mode = "redis"
-    """How it was limited."""
+    """How the request was limited."""
 
     @property
     def requests(self) -> Allowance | None:
-        """Of the scope with fewest requests left; None: not limited."""
+        """Request allowance of the scope with the fewest requests left. None means that requests are not limited."""
         return tightest([bucket.requests.allowance for bucket in self.buckets])
 
     @property
     def tokens(self) -> Allowance | None:
-        """Of the scope with fewest tokens left; None: not limited."""
+        """Token allowance of the scope with the fewest tokens left. None means that tokens are not limited."""
         return tightest([bucket.tokens.allowance for bucket in self.buckets])
 
     @property
     def shadowed(self) -> tuple[tuple[str, str], ...]:
-        """Kind of the scope and name of every limit in shadow that would have refused it."""
+        """Scope kind and limit name of every limit in shadow that would have refused the request."""
         scopes = zip(self.request.scopes, self.misses, strict=False)
         return tuple((scope.kind, name) for scope, names in scopes for name in names)
 
     def headers(self) -> dict[str, str]:
-        """x-ratelimit-{limit,remaining,reset}-{requests,tokens}, for responses of any status; the mode if it is not
-        the usual one."""
+        """Return the headers x-ratelimit-{limit,remaining,reset}-{requests,tokens} for responses of any status, and the
+        mode header if the mode is not `redis`."""
         return rate_headers(self.buckets) | ({} if self.mode == "redis" else {MODE_HEADER: self.mode})
 
 
 @dataclass(frozen=True, slots=True)
 class LimitEntry:
-    """Limits as they were written down for one scope."""
+    """Limits that are stored for one scope, either configured or changed live."""
 
     scope: Scope
     limits: Limits
@@ -107,85 +109,88 @@ class LimitEntry:
 
 
 class Limiter(Protocol):
-    """All calls may run concurrently. Settling is exact and idempotent: the first of settle and refund counts.
+    """Reserves capacity for requests and settles what they used.
 
-    A reservation takes one of the requests at once until it is settled; should its gateway die, until its lease ends.
-    What a request used is counted by the very step that settles it; a refund counts nothing.
+    All methods may be called concurrently. Settling is exact and idempotent: the first call of settle or refund takes
+    effect. A reservation occupies one slot for concurrent requests until it is settled or, if its gateway dies, until
+    its lease expires. The step that settles a request also counts its usage; a refund counts none.
     """
 
     @property
     def mode(self) -> Mode:
-        """Of limits that say nothing of their own."""
+        """Mode of limits that name no policy of their own."""
 
     @property
     def modes(self) -> frozenset[Mode]:
-        """Of all limits in force."""
+        """Modes of all limits in force."""
 
     def foresees(self, request: ReserveRequest) -> bool:
-        """Whether a reservation, which must follow, is as good as granted: work on it may begin while it is asked for,
-        and is for nothing should it be refused."""
+        """Return whether a reservation, which must follow, is almost certain to be granted.
+
+        Work on the request may begin while the reservation is pending. The work is wasted if it is refused.
+        """
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """Charges one request and `tokens` tokens to every scope, or charges nothing. Cancelled, it leaves nothing
-        charged in the end.
+        """Charge one request and `tokens` tokens to every scope, or charge nothing. If the call is cancelled, nothing
+        stays charged in the end.
 
         Raises:
-            ApiError: RATE_LIMIT_EXCEEDED with the true wait, INSUFFICIENT_QUOTA when no wait can help,
-                LIMITER_UNAVAILABLE, never RATE_LIMIT_EXCEEDED, where it is our fault that it cannot be admitted.
+            ApiError: RATE_LIMIT_EXCEEDED with the true wait; INSUFFICIENT_QUOTA if waiting does not help;
+                LIMITER_UNAVAILABLE, never RATE_LIMIT_EXCEEDED, if the gateway is at fault.
         """
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
-        """Corrects the reservation to what was used: the rest is given back, an excess becomes debt."""
+        """Correct the reservation to the tokens that were used. The rest is freed; an excess becomes debt."""
 
     async def refund(self, grant: Grant) -> None:
-        """Gives back everything, the request included: for failures of ours."""
+        """Undo all charges, including that of the request, because the gateway or the engine failed."""
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
-        """Publishes configured limits, leaving those changed live as they are. Unknown tenants have none."""
+        """Publish the configured limits, and keep those that were changed live. Unknown tenants have no limits."""
 
     def know(self, tenants: Iterable[Tenant]) -> None:
-        """As `configure`, but limits that are new are published before the tenant's next reservation."""
+        """Do the same as `configure`, but publish new limits only before the tenant's next reservation."""
 
     async def drop(self, tenant: str) -> None:
-        """Forgets limits that were changed live, and what was used: the tenant is gone."""
+        """Delete the limits that were changed live and the counted use of a tenant that was removed."""
 
     @property
     def tenants(self) -> Sequence[str]:
-        """Names of those whose limits are known, in order."""
+        """Names of the tenants whose limits are known, sorted."""
 
     async def limits(self, scope: Scope) -> Limits:
-        """What is in force."""
+        """Return the limits in force for a scope."""
 
     async def entries(self, tenant: str) -> Sequence[LimitEntry]:
-        """Everything written down for a tenant: its own limits first, then those of its keys and adapters."""
+        """Return all limits stored for a tenant: its own first, then those of its keys and adapters."""
 
     async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
-        """Changes the limits named, by fields of `Limits`, from the next request on; None lifts one.
+        """Change the named limits, by fields of `Limits`, from the next request on. A value of None lifts a limit.
 
-        A scope without limits of its own begins with what is in force for it. Outlasts restarts. Returns what is in
-        force then.
+        A scope without limits of its own starts from the limits in force for it. The change survives restarts. Returns
+        the limits in force afterwards.
         """
 
     async def restore_limits(self, scope: Scope) -> None:
-        """Returns to the configured limits; a key or an adapter, to what its tenant gives each."""
+        """Restore the configured limits. A key or adapter gets those that its tenant sets for each key or adapter."""
 
     async def forget_use(self, scope: Scope) -> None:
-        """As if nothing had been used, this minute and today. What runs goes on running."""
+        """Reset the counted use of a scope, of this minute and of today, to zero. Running requests continue."""
 
     async def usage(self, tenant: str) -> Sequence[ScopeUsage]:
-        """Of every scope with limits of its own, or use today; the tenant's first."""
+        """Return the usage of each scope that has its own limits or was used today, the tenant's scope first."""
 
     async def outstanding(self) -> int:
-        """Reservations not settled yet: 0 when nothing runs."""
+        """Return the number of reservations that are not settled yet. It is 0 when no request runs."""
 
     async def ping(self) -> bool:
-        """Whether the shared books can be reached."""
+        """Return whether the store that the limits are kept in can be reached."""
 
     async def close(self) -> None: ...
 
 
 def new_lease(request: ReserveRequest) -> str:
-    """Unique, and still telling which request it is."""
+    """Return a unique lease id that begins with the request id."""
     return f"{request.request_id}.{random.getrandbits(48):012x}"
 
 
@@ -203,7 +208,7 @@ def rate_headers(buckets: Sequence[Bucket]) -> dict[str, str]:
 
 
 def refused(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
-    """The 429 for a reservation that did not fit the buckets of its scopes."""
+    """Return the error (429) for a reservation that did not fit the buckets of its scopes."""
     refusal = explain(buckets, request.tokens)
     scope = request.scopes[refusal.scope]
     allowed = f"{str(scope).replace(':', ' ', 1)} may {_allowed(refusal)}"
@@ -234,7 +239,7 @@ def _allowed(refusal: Refusal) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """As OpenAI writes them, rounded up to a millisecond: 0s, 120ms, 1s, 8.64s, 6m0s, 1h0m0s."""
+    """Format seconds as OpenAI does, rounded up to a millisecond: 0s, 120ms, 1s, 8.64s, 6m0s, 1h0m0s."""
     ms = math.ceil(seconds * 1000)
     if 0 < ms < 1000:
         return f"{ms}ms"

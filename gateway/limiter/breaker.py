@@ -1,4 +1,4 @@
-"""A circuit breaker: stop asking what does not answer, and look again now and then."""
+"""Circuit breaker: after repeated failures, calls are skipped except for an occasional probe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Breaker:
         return self._failures >= self._threshold
 
     def allows(self) -> bool:
-        """Whether to try. Saying yes while open uses up this cooldown's probe."""
+        """Return whether a call may be made. True while the circuit is open uses up the probe of this cooldown."""
         if not self.is_open:
             return True
         if self._clock() < self._next_probe:
@@ -29,7 +29,7 @@ class Breaker:
         return True
 
     def failed(self, *, certain: bool = False) -> None:
-        """`certain` opens the circuit at once: the call was given all the time that it could need."""
+        """Record a failure. `certain` opens the circuit at once: the call had all the time that it could need."""
         self._failures = self._threshold if certain else self._failures + 1
         self._next_probe = self._clock() + self._cooldown
 

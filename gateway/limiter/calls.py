@@ -1,4 +1,4 @@
-"""Calls to Redis that never take long: each is bounded in time, and a circuit breaker learns how it went."""
+"""Calls to Redis with a bounded duration, whose outcome is reported to a circuit breaker."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Argument = str | int | bytes
 
 
 PATIENCE = 20
-"""How many times its usual time a call gets while Redis is not known to be away: with 50 ms, a second.
+"""Factor on the usual timeout of a call while Redis is not known to be unavailable: with 50 ms, a second.
 
-A Redis that is slow because the machine is busy is not away, and gateways that limit by themselves let more through:
-with six busy processes beside, one round of six admitted twice its limit when every call had 50 ms. A server that is
-gone refuses connections and is noticed at once; a silent one costs the requests under way this second, once.
+A Redis that is slow because the machine is busy is not unavailable, and gateways that limit by themselves admit more:
+beside six busy processes, one round of six admitted twice its limit when every call had 50 ms. A server that is gone
+refuses connections and is noticed at once; one that does not respond costs the running requests this second, once.
 """
 
 
 class StoreError(Exception):
-    """Redis did not answer in time, answered with an error of its own, or is not being asked for a moment."""
+    """Redis did not answer in time, answered with an error, or was not asked because the circuit breaker is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Lua with the digest Redis knows it by."""
+    """A Lua script with the SHA-1 digest by which Redis identifies it."""
 
     text: str
     sha: str
@@ -49,7 +49,7 @@ class Script:
 
 
 class RedisCalls:
-    """Everything one part of a gateway asks of one server or cluster. Every key begins with `prefix`."""
+    """Calls of one component of the gateway to one Redis server or cluster. Every key begins with `prefix`."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class RedisCalls:
     ) -> None:
         """
         Args:
-            timeout: seconds of a call that finds out whether Redis is back.
+            timeout: seconds for a call that finds out whether Redis is back.
             answered: called after every call that succeeds.
-            patience: how many times `timeout` a call gets while Redis is not known to be away.
+            patience: factor on `timeout` while Redis is not known to be unavailable.
         """
         self._client: Any = client
-        # A cluster has many connections, and its client knows which is whose.
+        # A cluster has many connections, and its client knows which one serves a key.
         self._call = (
             self._of_cluster if isinstance(client, RedisCluster) else Line(client, timeout, self._patience).call
         )
@@ -79,7 +79,8 @@ class RedisCalls:
 
     @classmethod
     def patient(cls, client: Redis | RedisCluster, prefix: str, timeout: float) -> Self:
-        """Calls without a breaker, for callers that have no stand-in for Redis. `timeout`: seconds of one call."""
+        """Create calls that the breaker never stops, for callers with no substitute for Redis. `timeout`: seconds for a
+        call."""
         return cls(client, prefix, timeout, Breaker(1, 0.0, time.monotonic), lambda: None, patience=1)
 
     @property
@@ -87,21 +88,22 @@ class RedisCalls:
         return not self._breaker.is_open
 
     def allowed(self) -> bool:
-        """Whether to try at all. Saying yes while Redis is away uses up the one try of a while."""
+        """Return whether Redis may be called. Returning True while Redis is unavailable uses up the probe of this
+        cooldown."""
         return self._breaker.allows()
 
     def check_allowed(self) -> None:
-        """Raises StoreError."""
+        """Raise StoreError unless Redis may be called."""
         if not self.allowed():
             raise StoreError("not asked: recent calls failed")
 
     def key(self, kind: str, tenant: str, member: str = "") -> str:
-        """Keys of one tenant share the hash tag {tenant}, hence one slot of a cluster."""
+        """Return the name of a key. Keys of one tenant share the hash tag {tenant}, and so one slot of a cluster."""
         key = f"{self._prefix}{kind}:{{{tenant}}}"
         return f"{key}:{member}" if member else key
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Raises StoreError."""
+        """Run a script and return its reply. Raises StoreError."""
         try:
             try:
                 reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
@@ -113,13 +115,14 @@ class RedisCalls:
         return reply
 
     async def count(self, kind: str) -> int:
-        """Keys of one kind, of all tenants. Raises StoreError."""
+        """Count the keys of one kind over all tenants. Raises StoreError."""
         async with self.guard(patience=100) as client:
             return len([key async for key in client.scan_iter(f"{self._prefix}{kind}:*", count=1000)])
 
     @asynccontextmanager
     async def guard(self, patience: int = 1) -> AsyncGenerator[Any, None]:
-        """The client, for what is done inside in `patience` times the time of a call. Raises StoreError."""
+        """Yield the client for a body that may take at least `patience` times `timeout`. Raises StoreError if the body
+        fails or takes longer."""
         try:
             async with loop_timeout(self._timeout, max(patience, self._patience())):
                 yield self._client

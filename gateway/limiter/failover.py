@@ -1,4 +1,4 @@
-"""What the gateway uses: the shared limiter, and a policy for when Redis is away."""
+"""The limiter of the gateway: the shared one in Redis, and a policy for the time when Redis is unavailable."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ log = structlog.get_logger("limiter")
 
 
 class FailoverLimiter:
-    """A `Limiter` that never fails because of Redis, except where a limit's policy is to.
+    """A `Limiter` that does not fail because Redis is unavailable, unless the policy of a limit demands it.
 
-    degraded: each gateway keeps to its share. closed: whom it limits is refused with 503. open: it limits nobody. Each
-    limit may say which; the local limiter knows what holds for the others. A grant is settled in the books it was
-    written to, whatever the mode by then.
+    The policies are: `degraded`, each gateway enforces its share of the limit; `closed`, requests that the limit
+    applies to are refused with 503; `open`, the limit is lifted. A limit may name its policy; the local limiter holds
+    the default for the others. A grant is settled in the limiter that made it, even if the mode has changed.
     """
 
     def __init__(self, shared: RedisLimiter, local: LocalLimiter) -> None:
@@ -35,13 +35,14 @@ class FailoverLimiter:
         self._local = local
         self._room = Room()
         self._asking = 0
-        """Reservations that Redis has not answered."""
+        """Number of reservations that Redis has not answered yet."""
         self._reported: Mode = "redis"
         self._alone: set[str] = set()
-        """Leases that Redis does not know."""
+        """Leases that the local limiter granted, which Redis does not know."""
 
     def rule(self, policy: Policy, replicas: int, lease_seconds: float) -> None:
-        """What holds from now on: see LocalLimiter and RedisLimiter."""
+        """Set the default policy, the number of gateways and the lease time for the future. See LocalLimiter and
+        RedisLimiter."""
         self._local.policy, self._local.replicas = policy, replicas
         self._shared.lease_seconds = lease_seconds
 
@@ -54,8 +55,11 @@ class FailoverLimiter:
         return frozenset(("redis",)) if self._shared.available else self._local.policies() or frozenset((self.mode,))
 
     def foresees(self, request: ReserveRequest) -> bool:
-        """Of one reservation at a time, and only one that follows a grant, which was charged: else who asks and leaves
-        could have the engine work for nothing."""
+        """Return whether a reservation is almost certain to be granted; see `Limiter.foresees`.
+
+        It is True for at most one reservation at a time, and only if the previous one in its scopes was granted, and so
+        was charged. Otherwise a caller that sends requests and disconnects could make the engine work for nothing.
+        """
         return not self._asking and self._shared.available and self._room.has(request)
 
     async def reserve(self, request: ReserveRequest) -> Grant:
@@ -115,7 +119,8 @@ class FailoverLimiter:
         return self._local.tenants
 
     async def limits(self, scope: Scope) -> Limits:
-        """What is in force: while Redis is away, the last known. The same holds for entries and usage."""
+        """Return the limits in force; while Redis is unavailable, the last known ones. The same applies to `entries`
+        and `usage`."""
         try:
             return await self._shared.limits(scope)
         except StoreError:
@@ -134,7 +139,8 @@ class FailoverLimiter:
             return await self._local.usage(tenant)
 
     async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
-        """Raises ApiError LIMITER_UNAVAILABLE, as what follows: a change must reach every gateway or none."""
+        """Change limits. Raises ApiError LIMITER_UNAVAILABLE, like `restore_limits` and `forget_use`, because a change
+        must reach every gateway or none."""
         with _changing():
             limits = await self._shared.set_limits(scope, changes)
         await self._local.set_limits(scope, limits.values())
@@ -152,16 +158,17 @@ class FailoverLimiter:
 
     @property
     def undelivered_tokens(self) -> int:
-        """Used, and not known to be counted in Redis yet."""
+        """Tokens that were used and are not known to be counted in Redis yet."""
         return self._shared.undelivered_tokens
 
     @property
     def lost_tokens(self) -> int:
-        """Used, and never to be counted."""
+        """Tokens that were used and will never be counted."""
         return self._shared.lost_tokens
 
     async def outstanding(self) -> int:
-        """Raises StoreError: leases in Redis cannot be counted while it is away."""
+        """Return the number of reservations that are not settled, of all gateways and of the local limiter. Raises
+        StoreError, because leases in Redis cannot be counted while it is unavailable."""
         return await self._shared.outstanding() + await self._local.outstanding()
 
     async def ping(self) -> bool:
@@ -172,7 +179,7 @@ class FailoverLimiter:
         await self._local.close()
 
     async def _reserve_alone(self, request: ReserveRequest) -> Grant:
-        """Raises ApiError."""
+        """Reserve with the local limiter, under the strictest policy of the request's limits. Raises ApiError."""
         limits = [await self._local.limits(scope) for scope in request.scopes]
         policies = frozenset().union(*(each.policies(self._local.policy) for each in limits))
         mode: Mode = next((policy for policy in ("closed", "degraded") if policy in policies), "open")
@@ -188,14 +195,14 @@ class FailoverLimiter:
 
     @contextmanager
     def _releasing(self, grant: Grant) -> Iterator[None]:
-        """Count a request as this gateway's own until Redis has given its slot back: Redis counts it until then."""
+        """Release a request in the local limiter after the body has settled it; Redis counts it until then."""
         try:
             yield
         finally:
             self._local.release(grant)
 
     def _report(self, reason: str) -> None:
-        """Logs changes of mode, not every request made in one."""
+        """Log a change of mode. `reason` is the error that caused it."""
         if self.mode != self._reported:
             self._reported = self.mode
             log.warning("limiter_mode_changed", mode=self.mode, reason=reason)

@@ -1,7 +1,7 @@
-"""One connection to Redis on which calls follow each other without waiting, and replies come back in their order.
+"""A pipelined connection to Redis: calls are sent without waiting for earlier replies, which come back in order.
 
-redis-py gives a connection to one call at a time, and spends a quarter of a millisecond on it; a call here costs some
-tens of microseconds. What a connection is, with its address, TLS and password, is still redis-py's business.
+redis-py gives a connection to one call at a time and spends a quarter of a millisecond on each call; a call here costs
+some tens of microseconds. redis-py still opens the connection and handles its address, TLS and password.
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ from redis.exceptions import ConnectionError, RedisError, ResponseError
 from gateway.limiter.timeout import SLICES, Ticker, loop_timeout
 
 TRIES = 2
-"""The second covers a connection that a restarted server has closed; repeating a script of ours does no harm."""
+"""Attempts for each call. The second one is for a connection that a restarted server has closed. The scripts are
+idempotent, so that repeating one is harmless."""
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A call on its way."""
+    """A call that was sent and is not answered yet."""
 
     reply: asyncio.Future[Any]
     since: int
-    """The tick it was sent in."""
+    """Number of the tick in which the call was sent."""
 
 
 class Line:
-    """Opened by the first call, and again after it broke. It ends with the pool of `client`.
+    """A connection that the first call opens, and that the next call opens again after it broke. It is closed with the
+    connection pool of `client`.
 
-    A call that is not answered in `timeout` seconds, times the patience of the moment, is given up, and the line with
-    it: a connection may be dead without a word. Those behind it are repeated on another. One ticker watches all calls,
-    in place of a timer that every call would pay for; its ticks forgive stalls of this process, as `loop_timeout` does.
+    A call that is not answered within `timeout` seconds times the current patience fails, and the connection is closed
+    too, because a connection can be dead without an error. The calls behind it are repeated on a new connection. One
+    ticker watches all calls, which is cheaper than a timer for each call. Like `loop_timeout`, it tolerates stalls of
+    this process.
     """
 
     def __init__(self, client: Redis, timeout: float, patience: Callable[[], int] = lambda: 1) -> None:
@@ -52,7 +55,7 @@ class Line:
         self._ticker = Ticker(timeout / SLICES, self._tick)
 
     async def call(self, *command: str | int | bytes) -> Any:
-        """The reply. Raises RedisError, OSError; TimeoutError among them."""
+        """Send a command and return its reply. Raises RedisError or OSError (which includes TimeoutError)."""
         message: bytes = pack_command(command)  # type: ignore[arg-type]  # its stub means one argument
         for _ in range(TRIES - 1):
             try:
@@ -74,7 +77,7 @@ class Line:
         return await reply
 
     def _tick(self) -> bool:
-        """Give up on the first call if it has waited too long. Returns whether any call waits."""
+        """Fail the oldest call if it has waited too long, and close the connection. Returns whether any call waits."""
         self._ticks += 1
         if not self._waiting:
             return False
@@ -90,8 +93,11 @@ class Line:
             self._reading.cancel()
 
     async def _connected(self) -> Any:
-        """One that broke is left to its reader, who is about to notice: redis-py would open it again under the reader,
-        and the two would wait for one answer, for good."""
+        """Return the open connection, or open one.
+
+        If the connection broke, wait until the reader task has noticed and dropped it. Otherwise redis-py would reopen
+        the connection under the reader, and both would wait for one answer forever.
+        """
         if self._connection is not None and self._reading is not None and not self._connection.is_connected:
             async with loop_timeout(self._timeout, self._patience()):
                 await asyncio.wait((self._reading,))
@@ -101,13 +107,13 @@ class Line:
         async with loop_timeout(self._timeout, self._patience()), self._opening:
             if self._connection is None:
                 connection = await self._pool.get_connection()
-                connection.socket_timeout = None  # which would make a task of every write; calls have their own
+                connection.socket_timeout = None  # it would make a task of every write; calls have their own timeout
                 self._connection = connection
                 self._reading = asyncio.create_task(self._read(connection), name="redis-line")
         return self._connection
 
     async def _read(self, connection: Any) -> None:
-        """Until the connection breaks."""
+        """Read replies until the connection breaks, then fail the calls that wait and release the connection."""
         failure: Exception = ConnectionError("the server was given up on")
         try:
             while True:
@@ -140,6 +146,7 @@ class Line:
 
 
 def _unheard(reply: asyncio.Future[Any]) -> None:
-    """The call could not be sent, and said so: nobody waits for what else becomes of it."""
+    """Mark the reply's exception as retrieved. The call could not be sent and has raised already, so that its reply is
+    not awaited."""
     if not reply.cancelled():
         reply.exception()

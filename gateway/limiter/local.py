@@ -1,4 +1,4 @@
-"""Limits of this process alone: the same arithmetic in memory, for when Redis is away."""
+"""Limiter in the memory of this process, with the same arithmetic, for the time when Redis is unavailable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.limiter.base import Grant, LimitEntry, Mode, ReserveRequest, new_le
 from gateway.limiter.usage import ScopeUsage, usage_of
 
 NOTHING = Charge(None, None, 0, -1)
-"""Of a day long over: settling it frees its slot and corrects nothing."""
+"""A charge of nothing, on a day that is over: settling it frees its slot and corrects no count."""
 
 
 def unix_us() -> int:
@@ -26,11 +26,11 @@ def unix_us() -> int:
 
 
 class LocalLimiter:
-    """Grants each of `replicas` gateways an equal share of every limit that is not open. A `Limiter`.
+    """A `Limiter` that grants each of `replicas` gateways an equal share of every limit whose policy is not `open`.
 
-    In each scope it begins from what Redis said when it last granted this gateway a request there: this gateway's share
-    of what was in use by then counts as used here, and of the requests under way this gateway's own fill its share of
-    the slots first. A scope in which Redis never granted this gateway a request begins unused.
+    Each scope starts from the bucket that Redis returned with its last grant to this gateway. This gateway's share of
+    the use at that time counts as used here. Of the requests that were running then, this gateway's own fill its share
+    of the slots first. A scope in which Redis never granted this gateway a request starts unused.
     """
 
     mode: Mode = "degraded"
@@ -39,37 +39,38 @@ class LocalLimiter:
     def __init__(self, replicas: int = 1, clock: Callable[[], int] = unix_us, policy: Policy = "degraded") -> None:
         """
         Args:
-            clock: microseconds since 1970, as Redis's: a day has to begin somewhere.
-            policy: of limits that say nothing of their own.
+            clock: returns microseconds since 1970, like the clock of Redis, because days begin at midnight UTC.
+            policy: policy of limits that name none.
         """
         self.policy = policy
         self.replicas = replicas
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
         self._live: dict[Scope, Limits | Bucket] = {}
-        """Limits in force, or a bucket that has them."""
+        """Limits in force by scope, alone if they were changed live, or in the bucket that Redis last returned."""
         self._buckets: dict[Scope, Bucket] = {}
         self._refused: Counter[tuple[Scope, str]] = Counter()
         self._last: dict[Scope, tuple[int, tuple[LimitName, ...]]] = {}
-        """Refusals, in microseconds since 1970, with the limits that did not fit."""
+        """Last refusal in each scope: microseconds since 1970, and the limits that the request did not fit."""
         self._day = 0
-        """Of what is counted as refused."""
+        """Day, counted from 1970, to which the counts in `_refused` belong."""
         self._leases: dict[str, dict[Scope, Charge]] = {}
         self._elsewhere: Counter[Scope] = Counter()
-        """This gateway's requests under way that Redis admitted."""
+        """Number of running requests of this gateway that Redis admitted, by scope."""
         self._own: dict[Scope, int] = {}
-        """How many of the requests in a bucket of `_live` were this gateway's, by scope."""
+        """Number of running requests in a bucket of `_live` that were this gateway's own, by scope."""
 
     @property
     def tenants(self) -> Sequence[str]:
         return sorted(self._tenants)
 
     def foresees(self, request: ReserveRequest) -> bool:
-        """It answers at once."""
+        """Return False: `reserve` answers at once, so that an early start gains no time."""
         return False
 
     async def reserve(self, request: ReserveRequest) -> Grant:
-        """Raises ApiError: a 429; LIMITER_UNAVAILABLE where the whole limit had room, and only our share has none."""
+        """Reserve in this gateway's share. Raises ApiError: a 429, or LIMITER_UNAVAILABLE if the whole limit has room
+        and only this gateway's share has none."""
         scopes, now = request.scopes, self._clock()
         buckets = [self._with_slots(scope, self._bucket(scope), 1) for scope in scopes]
         decision = reserve(buckets, request.tokens, now, request.least)
@@ -140,14 +141,14 @@ class LocalLimiter:
         return usage_of(scope, self._bucket(scope).drained(now), refused, self._last.get(scope))
 
     def policies(self) -> frozenset[Policy]:
-        """Of every limit in force."""
+        """Return the policies of all limits in force."""
         scopes = {scope for name in self._tenants for scope in _everybody(name)} | self._live.keys()
         return frozenset().union(*(self._limits(scope).policies(self.policy) for scope in scopes))
 
     def adopt(self, grant: Grant) -> None:
-        """Learn from a grant of the shared limiter which limits are in force, and how much of them is used.
+        """Store the limits in force and their use, as a grant of the shared limiter reports them.
 
-        What was counted here while Redis was away is dropped: Redis knows better.
+        The counts that were made here while Redis was unavailable are dropped, because those of Redis are more exact.
         """
         for scope, bucket in zip(grant.request.scopes, grant.buckets, strict=True):
             self._live[scope] = bucket
@@ -156,7 +157,7 @@ class LocalLimiter:
             self._buckets.pop(scope, None)
 
     def release(self, grant: Grant) -> None:
-        """Take note that a request has ended that the shared limiter admitted."""
+        """Discount a running request that the shared limiter admitted, after it has ended."""
         for scope in grant.request.scopes:
             if self._elsewhere[scope] > 1:
                 self._elsewhere[scope] -= 1
@@ -187,10 +188,10 @@ class LocalLimiter:
         return self._buckets[scope].limited(share)
 
     def _last_known(self, scope: Scope, share: Limits) -> Bucket:
-        """Return what this gateway goes on from in a scope where it has counted nothing by itself yet.
+        """Return the bucket from which this gateway starts in a scope where it has not counted by itself yet.
 
-        That is its share of what was in use when Redis last said so, and all that its own grants under way reserved:
-        Redis does not know them.
+        It holds this gateway's share of the use that Redis last reported, and everything that the running requests of
+        the local limiter reserved, because Redis does not know these.
         """
         now = self._clock()
         bucket = self._share_of_known(scope).limited(share).drained(now)
@@ -201,7 +202,7 @@ class LocalLimiter:
         return bucket
 
     def _share_of_known(self, scope: Scope) -> Bucket:
-        """Return this gateway's share of what was in use when Redis last said so, with no request under way."""
+        """Return this gateway's share of the use that Redis last reported, without running requests."""
         known = self._live.get(scope)
         if not isinstance(known, Bucket):
             return Bucket.empty(self._limits(scope))
@@ -214,14 +215,15 @@ class LocalLimiter:
         )
 
     def _rounded_share(self, used: int) -> int:
-        """Return this gateway's share of what is in use, rounded up."""
+        """Return this gateway's share of a count, rounded up."""
         return -(-used // self.replicas)
 
     def _with_slots(self, scope: Scope, bucket: Bucket, sign: int) -> Bucket:
-        """Count or discount the slots of this gateway's share that requests admitted by Redis take.
+        """Add (`sign` 1) or subtract (`sign` -1) this gateway's slots that requests admitted by Redis take.
 
-        Those are this gateway's own, and those of others as far as their number, when Redis last said it, exceeded what
-        this gateway's own requests took of its share. When requests of others end is not known while Redis is away.
+        Those are the slots of this gateway's own requests. If its share of the running requests that Redis last
+        reported exceeded its own requests at that time, the excess is added. The excess stays, because the end of other
+        gateways' requests is not known while Redis is unavailable.
         """
         known, slots = self._live.get(scope), self._elsewhere.get(scope, 0)
         if isinstance(known, Bucket):
@@ -229,7 +231,8 @@ class LocalLimiter:
         return replace(bucket, running=replace(bucket.running, used=bucket.running.used + sign * slots))
 
     def _refusal(self, request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
-        """Of a request that does not fit `buckets`."""
+        """Return the error for a request that does not fit `buckets`: LIMITER_UNAVAILABLE if the whole limits have room
+        for it, else a 429."""
         error = refused(request, buckets)
         pairs = zip(request.scopes, buckets, strict=True)
         if not all(bucket.limited(self._limits(scope)).admits(request.tokens) for scope, bucket in pairs):
@@ -255,7 +258,7 @@ class LocalLimiter:
 
 
 def _everybody(tenant: str) -> tuple[Scope, ...]:
-    """What a configuration says the limits of."""
+    """Return the scopes whose limits are configured: the tenant, each of its keys, and each adapter."""
     return Scope(tenant), Scope(tenant, key=EACH), Scope(tenant, adapter=EACH)
 
 

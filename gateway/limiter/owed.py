@@ -1,4 +1,4 @@
-"""What a limiter has to tell Redis and could not yet: kept, and sent when it answers again."""
+"""Settlements and usage that could not be delivered to Redis: they are kept and sent once Redis answers again."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ log = structlog.get_logger("limiter")
 
 MAX_OWED = 65_536
 RETRY_SECONDS = 1.0
-"""Between two tries, where nothing else finds out that Redis is back."""
+"""Time between two attempts, if no other call finds out earlier that Redis is back."""
 
 
 class Correction(Struct, frozen=True):
-    """A settlement: what a reservation came to."""
+    """Settlement of a reservation: the requests and tokens that it really used."""
 
     grant: Grant
     requests: int
     tokens: int
     uncertain: bool = False
-    """Whether the reservation was made is not known, nor whether it may yet arrive."""
+    """True means that it is unknown whether Redis has made the reservation or may still receive it."""
     counts: Counts = NOTHING
-    """What it used: counted if it is settled by this."""
+    """Usage of the request, which is counted if this correction settles it."""
     made: float = inf
-    """Seconds on the limiter's clock."""
+    """Time of the settlement, in seconds on the limiter's clock."""
 
 
 class Owed:
-    """Settlements, and usage of requests that were admitted without Redis. Redis being away is never raised."""
+    """Queue of settlements, and of usage of requests that were admitted without Redis. Its methods do not raise
+    when Redis is unavailable."""
 
     def __init__(self, calls: RedisCalls, spool: UsageSpool, send: Callable[[Correction], Awaitable[int]]) -> None:
         self.spool = spool
         self.lost_tokens = 0
-        """Used, and never to be counted."""
+        """Tokens that were used and will never be counted."""
         self._calls = calls
         self._send = send
         self._corrections: deque[Correction] = deque()
@@ -52,12 +53,13 @@ class Owed:
 
     @property
     def undelivered_tokens(self) -> int:
-        """Used, and not known to be counted. Of a settlement that waits, renewals may have counted some before."""
+        """Tokens that were used and are not known to be counted. Lease renewals may already have counted a part of the
+        tokens of a settlement that waits."""
         settlements = sum(correction.counts.tokens for correction in self._corrections)
         return settlements + sum(counts.tokens for _, _, counts in self.spool.rows())
 
     async def pay(self, correction: Correction) -> None:
-        """Now, or as soon as Redis answers."""
+        """Send a correction now, or as soon as Redis answers again."""
         if not self._calls.allowed():
             self.add(correction)
             return
@@ -77,7 +79,7 @@ class Owed:
         log.error("usage_lost", lease=correction.grant.lease, counts=correction.counts.words())
 
     def count(self, grant: Grant) -> None:
-        """What a request has used that another limiter admitted."""
+        """Queue the usage of a request that another limiter admitted."""
         self.spool.add(grant.request, grant.day, grant.request.used())
         self._keep_trying()
 
@@ -90,7 +92,7 @@ class Owed:
             self._delivery = asyncio.create_task(self._deliver(), name="limiter-owed")
 
     async def close(self) -> None:
-        """Sends what is left, if Redis answers; usage that is lost then is logged, one by one."""
+        """Send what is left, if Redis answers. Each correction or usage row that is lost is logged."""
         if self._retrying is not None:
             self._retrying.cancel()
             await asyncio.wait([self._retrying])
@@ -109,14 +111,14 @@ class Owed:
             raise
 
     async def _deliver(self) -> None:
-        """Until nothing is left, or Redis is away again."""
+        """Send everything that waits; stop early if Redis is unavailable again."""
         with suppress(StoreError):
             while self._corrections:
                 await self._send_or_keep(self._corrections.popleft())
             await self.spool.deliver()
 
     def _keep_trying(self) -> None:
-        """Whether or not anybody asks for anything meanwhile."""
+        """Start a task that retries until everything is delivered, even if no other call reaches Redis meanwhile."""
         if self.is_due and (self._retrying is None or self._retrying.done()):
             self._retrying = asyncio.create_task(self._keep_delivering(), name="limiter-retries")
 

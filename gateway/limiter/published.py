@@ -1,4 +1,4 @@
-"""Limits as they live in Redis: published from the configuration, changed live, read inside every reservation."""
+"""Limits in Redis: they are published from the configuration, changed live, and read by every reservation."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _decode_buckets = msgspec.msgpack.Decoder(tuple[Bucket, ...]).decode
 
 
 class PublishedLimits:
-    """One hash a tenant: name of a scope -> its limits. Every method raises StoreError."""
+    """Limits in one hash for each tenant: scope name -> limits. All methods that call Redis raise StoreError."""
 
     def __init__(self, calls: RedisCalls, receipt_ms: int) -> None:
-        """`receipt_ms`: how long a reservation may be settled, in milliseconds."""
+        """`receipt_ms`: time for which a reservation can be settled, in milliseconds."""
         self._calls = calls
         self._receipt_ms = receipt_ms
         self._tenants: dict[str, Tenant] = {}
@@ -39,7 +39,8 @@ class PublishedLimits:
         return sorted(self._tenants)
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
-        """What cannot be published now is published before a tenant's next reservation."""
+        """Publish the configured limits. Those that cannot be published now are published before the tenant's next
+        reservation."""
         self._tenants = {}
         self.know(tenants)
         for name in tuple(self._tenants):
@@ -52,7 +53,8 @@ class PublishedLimits:
         self._tenants = known
 
     async def drop(self, tenant: str) -> None:
-        """All that is kept of a tenant, but for the receipts of what it still runs."""
+        """Delete a tenant's limits, buckets and slots. The leases of its running requests stay, so that they can be
+        settled, and so does its usage."""
         keys = [self._calls.key(kind, tenant) for kind in ("limits", "scopes")]
         async with self._calls.guard() as client:
             names = [name.decode() for name in await client.smembers(keys[1])]
@@ -64,7 +66,8 @@ class PublishedLimits:
             await self.publish(tenant)
 
     async def publish(self, tenant: str, restore: str = "") -> None:
-        """`restore`: name of a scope that returns to the configuration."""
+        """Publish the configured limits of a tenant; limits that were changed live stay. `restore` names a scope whose
+        live limits are replaced too."""
         args: list[str | bytes] = [restore]
         args += [item for name, limits in self._configured(tenant) for item in (name, encode_limits(limits, "config"))]
         await self._calls.run(self._publish_script, [self._calls.key("limits", tenant)], args)
@@ -120,7 +123,7 @@ class PublishedLimits:
         ]
 
     async def _scopes(self, tenant: str) -> list[Scope]:
-        """Those with limits of their own, or use today."""
+        """Return the scopes that have limits of their own or a bucket, sorted by `Scope.order`."""
         own = {entry.scope for entry in await self.entries(tenant)}
         async with self._calls.guard() as client:
             used: set[bytes] = await client.smembers(self._calls.key("scopes", tenant))
@@ -139,14 +142,15 @@ def encode_limits(limits: Limits, source: str) -> bytes:
 
 
 def decode_limits(text: bytes) -> tuple[Limits, str]:
-    """With their source."""
+    """Return the limits and their source, `config` or `live`."""
     fields = msgspec.json.decode(text)
     source = fields.pop("source")
     return Limits().changed(fields), source
 
 
 def decode_buckets(told: bytes) -> tuple[Bucket, ...]:
-    """What the scripts tell of them. Raises StoreError: it cannot be, such as tokens of a day beyond 2^63."""
+    """Decode the buckets in a script's reply. Raises StoreError if a value is out of range, such as tokens of a day
+    beyond 2^63."""
     try:
         return _decode_buckets(told)
     except msgspec.DecodeError as error:
@@ -154,7 +158,8 @@ def decode_buckets(told: bytes) -> tuple[Bucket, ...]:
 
 
 def _last_refusal(text: bytes) -> tuple[int, tuple[LimitName, ...]] | None:
-    """When it was, in microseconds, and which limits did not fit."""
+    """Return the time of the last refusal in microseconds, and the limits that did not fit. None means that there is
+    none."""
     if not text:
         return None
     flags, at = text.decode().split()

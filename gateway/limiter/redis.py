@@ -1,18 +1,18 @@
-"""Limits shared by every gateway, in Redis or Valkey: one script a call, so every decision is atomic.
+"""Limits in Redis or Valkey, shared by all gateways. Each call runs one script, so that every decision is atomic.
 
-Keys of one tenant share the hash tag {tenant}; `*` is the configured prefix, SCOPE one of `tenant`, `key:ID`,
+Keys of one tenant share the hash tag {tenant}. `*` is the configured prefix; SCOPE is one of `tenant`, `key:ID` and
 `adapter:NAME`:
 
-    *limits:{tenant}          hash   name of a scope -> its limits as JSON; `key:*` and `adapter:*`: of all others
-    *bucket:{tenant}:SCOPE    hash   what is in use
-    *running:{tenant}:SCOPE   zset   leases of requests under way, by when their slots expire; cleared of these daily
-    *scopes:{tenant}          set    scopes with a bucket
-    *lease:{tenant}:id        hash   a reservation that is not settled yet, and what is counted of its use
-    *void:{tenant}:id         text   a reservation given back before it arrived
-    *usage:{tenant}:DAY       hash   what was used that day, row by row
-    *spooled:{tenant}:id      text   of a gateway that was without Redis: the last batch of usage it has brought
+    *limits:{tenant}          hash   scope name -> limits as JSON; `key:*` and `adapter:*` hold those of all others
+    *bucket:{tenant}:SCOPE    hash   current use of the scope
+    *running:{tenant}:SCOPE   zset   leases of running requests by expiry of their slots; expired ones are removed daily
+    *scopes:{tenant}          set    names of scopes with a bucket
+    *lease:{tenant}:id        hash   a reservation that is not settled yet, and the usage counted for it so far
+    *void:{tenant}:id         text   a reservation that was cancelled before it arrived
+    *usage:{tenant}:DAY       hash   usage of that day, by row
+    *spooled:{tenant}:id      text   number of the last usage batch from a gateway that had been without Redis
 
-All but the limits expire by themselves.
+All keys except the limits have an expiry time.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ log = structlog.get_logger("limiter")
 
 ADMITTED, UNPUBLISHED = 1, -1
 RECEIPT_SECONDS = 86_400.0
-"""How long a reservation can be settled after its gateway was last heard of: longer than Redis is away, one hopes."""
+"""How long a reservation can be settled after its last renewal. It should exceed any time that Redis is unavailable."""
 RENEWALS = 3
-"""Of a lease in its term: two may fail."""
+"""Renewals of a lease within its term, of which two may fail."""
 
 
 class RedisLimiter:
-    """Reserves and settles in Redis; raises StoreError where a caller needs an answer and there is none.
+    """Reserves and settles in Redis. Raises StoreError if the caller needs an answer and Redis gives none.
 
-    Settlements never raise: what cannot be delivered is kept and sent when Redis answers again. Leases are renewed
-    until they are settled, so that those of a gateway that died end soon.
+    Settlements never raise: those that cannot be delivered are kept and sent once Redis answers again. Leases are
+    short and are renewed until they are settled, so that the leases of a gateway that died expire soon.
     """
 
     def __init__(
@@ -68,9 +68,14 @@ class RedisLimiter:
         clock: Callable[[], float] = time.monotonic,
         retention_days: int = 400,
     ) -> None:
-        """`timeout`, `cooldown`, `lease_seconds`: seconds. `threshold`: failures in a row that open the circuit.
-
-        `retention_days`: how long a day's usage is kept.
+        """
+        Args:
+            timeout: seconds for a call that finds out whether Redis is back; see `RedisCalls`.
+            lease_seconds: seconds after which a lease expires unless it is renewed.
+            threshold: consecutive failures that open the circuit breaker.
+            cooldown: seconds between two attempts while the circuit breaker is open.
+            clock: seconds on a monotonic clock.
+            retention_days: days for which a day's usage is kept.
         """
         self._clock = clock
         self._calls = RedisCalls(client, prefix, timeout, Breaker(threshold, cooldown, clock), self._on_answer)
@@ -123,9 +128,9 @@ class RedisLimiter:
         await self._correct(Correction(grant, 0, 0))
 
     async def renew(self, grant: Grant) -> int | None:
-        """Keeps the slots of a request under way, and counts what it has used so far. Raises StoreError.
+        """Extend the lease of a running request, and count what it has used so far. Raises StoreError.
 
-        Returns until when, in milliseconds since 1970; None: it is settled.
+        Returns the Unix time in milliseconds at which its slots expire. None means that it is already settled.
         """
         request, keys = grant.request, self.keys(grant)
         keys = [keys[0], *keys[5::2], self._terms.key(request.tenant, grant.day)]
@@ -135,14 +140,16 @@ class RedisLimiter:
         return int(expiry) if renewed else None
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
-        """Raises StoreError; limits not published now are published before a tenant's next reservation."""
+        """Publish configured limits. Raises StoreError; limits that were not published then are published before the
+        tenant's next reservation."""
         await self._published.configure(tenants)
 
     def know(self, tenants: Iterable[Tenant]) -> None:
         self._published.know(tenants)
 
     async def limits(self, scope: Scope) -> Limits:
-        """Raises StoreError, as all that follow: a change that was not made is never reported as made."""
+        """Return the limits in force. Raises StoreError, like the methods below that read or change limits: a change
+        that was not made is never reported as made."""
         return await self._published.limits(scope)
 
     async def entries(self, tenant: str) -> Sequence[LimitEntry]:
@@ -173,7 +180,8 @@ class RedisLimiter:
 
     @property
     def lost_tokens(self) -> int:
-        """Used, and never to be counted: Redis was away longer than it remembers reservations, or too much waited."""
+        """Tokens that were used and will never be counted, because Redis was unavailable for longer than it keeps
+        reservations, or because too many settlements waited."""
         return self._owed.lost_tokens
 
     async def outstanding(self) -> int:
@@ -188,13 +196,13 @@ class RedisLimiter:
         return True
 
     async def close(self) -> None:
-        """Sends what is still owed, if Redis answers. The client belongs to whoever made it."""
+        """Send the settlements and usage that wait, if Redis answers. The client stays open; its creator closes it."""
         if self._renewal is not None:
             self._renewal.cancel()
         await self._owed.close()
 
     async def ask(self, grant: Grant) -> Decision:
-        """One reservation, without what follows from its answer. Raises StoreError."""
+        """Send one reservation and return the decision, without keeping its lease renewed. Raises StoreError."""
         request = grant.request
         await self._published.ensure(request.tenant)
         terms = [self._slot_ms, self._receipt_ms]
@@ -205,13 +213,13 @@ class RedisLimiter:
             await self._published.publish(request.tenant)
             reply = await self._calls.run(self._reserve_script, self.keys(grant), args)
         if reply[0] == UNPUBLISHED:
-            log.warning("limits_lost", tenant=request.tenant)  # twice in a row: who wipes or evicts them?
+            log.warning("limits_lost", tenant=request.tenant)  # twice in a row: something deletes or evicts them
             raise StoreError(LOST)
         admitted, misses, buckets, tokens = reply
         return Decision(admitted == ADMITTED, decode_buckets(buckets), (), _misses(misses), tokens)
 
     def keys(self, grant: Grant) -> list[str]:
-        """Everything that scripts about one reservation touch."""
+        """Return the keys that scripts for one reservation access, in the order in which the scripts read them."""
         tenant = grant.request.tenant
         own = [self._calls.key(kind, tenant, grant.lease) for kind in ("lease", "void")]
         return own + self._lasting_keys(tenant, grant.request.scopes)
@@ -222,7 +230,10 @@ class RedisLimiter:
         return shared + [self._calls.key(kind, tenant, name) for kind, name in names]
 
     async def send(self, correction: Correction) -> int:
-        """The time at which it was made, in microseconds. Sending one twice does no harm: the first counts."""
+        """Send a correction and return the time of Redis in microseconds. Repeating one is harmless: the first counts.
+
+        Raises StoreError.
+        """
         grant, request = correction.grant, correction.grant.request
         amounts = [correction.tokens, correction.requests, int(correction.uncertain)]
         args: list[Argument] = [grant.lease, *amounts, request.key_id, request.adapter]
@@ -234,7 +245,7 @@ class RedisLimiter:
         return int(now)
 
     def count(self, grant: Grant) -> None:
-        """Counts what a request has used that was admitted in another way; as soon as Redis answers, and once."""
+        """Count the usage of a request that another limiter admitted, exactly once, as soon as Redis answers."""
         self._owed.count(grant)
 
     async def _correct(self, correction: Correction) -> None:
@@ -259,7 +270,7 @@ class RedisLimiter:
 
 
 def _misses(flags: bytes) -> tuple[tuple[LimitName, ...], ...]:
-    """From '1' for each limit of each scope that did not fit."""
+    """Parse the misses in a script's reply: one character for each limit of each scope, '1' if it did not fit."""
     text, width = flags.decode(), len(LIMIT_NAMES)
     rows = [text[i : i + width] for i in range(0, len(text), width)]
     return tuple(tuple(name for name, flag in zip(LIMIT_NAMES, row, strict=True) if flag == "1") for row in rows)

@@ -1,4 +1,5 @@
-"""What the limits had left when they were last heard of: where it is plenty, a request need not wait to be told so."""
+"""Cache of the last known state of limits. If they have plenty of room, work on a request can begin before Redis has
+answered its reservation."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from gateway.core.limits import Scope
 from gateway.limiter.base import ReserveRequest
 
 SHARE = 0.5
-"""Of a limit that may be in use: the other half is for what other gateways let in meanwhile."""
+"""Share of a limit that may be in use. The other half is for requests that other gateways admit meanwhile."""
 
 
 class Room:
-    """In scopes that a reservation was granted in, until the next is asked for."""
+    """Buckets of each scope as the last grant left them. They are dropped when the next reservation is requested."""
 
     def __init__(self) -> None:
         self._heard: dict[Scope, Bucket] = {}
@@ -29,6 +30,6 @@ class Room:
         self.forget([scope for scope in self._heard if scope.tenant == tenant])
 
     def has(self, request: ReserveRequest) -> bool:
-        """Whether there is plenty for it. Nobody knows that of what was never heard of."""
+        """Return whether all scopes of a request are known to have plenty of room for it."""
         heard = [self._heard.get(scope) for scope in request.scopes]
         return all(bucket is not None and bucket.is_roomy(request.tokens, SHARE) for bucket in heard)

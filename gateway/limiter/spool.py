@@ -1,6 +1,6 @@
-"""Usage of requests that were admitted without Redis: summed in memory until Redis can count it, once.
+"""Usage of requests that were admitted without Redis. It is summed in memory until Redis can count it, exactly once.
 
-Redis counts it as usage and against the day's token limits.
+Redis counts it both as usage and against the day's token limits.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from gateway.limiter.calls import Argument, RedisCalls, Script
 log = structlog.get_logger("limiter.usage")
 
 MAX_ROWS = 10_000
-"""Of one tenant and day."""
+"""Maximum number of usage rows of one tenant and day."""
 MAX_SPOOLED = 50_000
-"""Rows kept in memory; with so many, what is new goes to the rows that stand for others."""
+"""Maximum number of rows in memory. Beyond it, usage without a row is added to the row `RowName.others`."""
 MAX_BATCH = 1000
-"""Rows of one call, which holds up everybody else's: some milliseconds."""
+"""Maximum number of rows in one call. The script blocks all other calls to Redis, for some milliseconds."""
 DAY_MS = 86_400_000
 
 Place = tuple[int, RowName]
-"""A day, since 1970, and a row of it."""
+"""A day, counted from 1970, and the name of one of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageTerms:
-    """How usage is written. Arguments are in the order in which the scripts read them."""
+    """Keys and script arguments for writing usage. Arguments are in the order in which the scripts read them."""
 
     calls: RedisCalls
     retention_days: int
@@ -43,7 +43,7 @@ class UsageTerms:
         return self.calls.key("usage", tenant, day_of(day).isoformat())
 
     def expires_at(self, day: int) -> int:
-        """Milliseconds since 1970 at which the usage of a day is forgotten."""
+        """Return the Unix time in milliseconds at which the usage of a day expires."""
         return (day + 1 + self.retention_days) * DAY_MS
 
     def args(self, request: ReserveRequest, day: int, counts: Counts) -> list[Argument]:
@@ -53,21 +53,23 @@ class UsageTerms:
 
 @dataclass(slots=True)
 class Batch:
-    """Rows on their way, the same until they have arrived: its number tells a repetition."""
+    """Rows that are being delivered, unchanged until Redis has counted them. Redis recognizes a repeated batch by its
+    number."""
 
     number: int = 0
     rows: Mapping[Place, Counts] = field(default_factory=dict)
 
 
 class UsageSpool:
-    """Every batch of a tenant is sent until Redis says that it is counted, and no other before; so each counts once."""
+    """Usage that waits for delivery. Each batch of a tenant is sent until Redis confirms that it is counted, and only
+    then the next one, so that each batch counts exactly once."""
 
     def __init__(self, terms: UsageTerms) -> None:
         self._terms = terms
         self._name = secrets.token_hex(8)
-        """Of this gateway's life, in Redis."""
+        """Random name of this gateway process in Redis."""
         self._waiting: dict[str, dict[Place, Counts]] = {}
-        """By tenant."""
+        """Rows that are not in a batch yet, by tenant."""
         self._sent: dict[str, Batch] = defaultdict(Batch)
         self._turn = asyncio.Lock()
         self._script = Script.load("bucket.lua", "counted.lua", "spool.lua")
@@ -88,21 +90,21 @@ class UsageSpool:
         return not (self._waiting or any(batch.rows for batch in self._sent.values()))
 
     def rows(self) -> Iterator[tuple[str, Place, Counts]]:
-        """What has not been counted yet, as far as is known."""
+        """Yield tenant, place and counts of every row that is not known to be counted."""
         for tenant, batch in self._sent.items():
             yield from ((tenant, place, counts) for place, counts in batch.rows.items())
         for tenant, rows in self._waiting.items():
             yield from ((tenant, place, counts) for place, counts in rows.items())
 
     async def deliver(self) -> None:
-        """Raises StoreError: what has not arrived is kept."""
+        """Deliver all rows. Raises StoreError; rows that were not delivered are kept."""
         async with self._turn:
             while not self.is_empty:
                 for tenant in {*self._sent, *self._waiting}:
                     await self._deliver(tenant)
 
     def report_lost(self) -> None:
-        """Logs what was never delivered, row by row, so that it can be told: this process ends."""
+        """Log every row that was not delivered, because the rows are lost when this process ends."""
         for tenant, (day, name), counts in self.rows():
             log.error("usage_lost", tenant=tenant, day=day_of(day).isoformat(), row=str(name), counts=counts.words())
 

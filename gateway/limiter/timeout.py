@@ -1,8 +1,9 @@
-"""Time limits of calls to Redis in which a stall of this process itself hardly counts.
+"""Timeouts for calls to Redis that hardly count stalls of this process itself.
 
-A wall clock blames Redis for every second in which the event loop did not run: the answer lies in the socket, and the
-timer is looked at first. Here a time limit is cut into slices, each a timer of its own that is set when the one before
-has rung. A stall makes one slice longer, whatever its length, and the loop reads its sockets before the next one ends.
+A plain timer blames Redis for every second in which the event loop did not run: the reply is already in the socket,
+but the loop handles the expired timer first. Here a timeout is cut into slices, each with its own timer that is started
+when the previous one has fired. A stall of any length prolongs only one slice, and the loop reads its sockets before
+the next slice ends.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 SLICES = 5
-"""Slices of the usual time of one call."""
+"""Number of slices in the usual timeout of one call."""
 
 
 class Ticker:
-    """Calls `tick` every `seconds` from `start` on, as long as it returns True. A late call is one call."""
+    """Calls `tick` every `seconds` after `start`, while `tick` returns True. Ticks missed in a stall are skipped."""
 
     def __init__(self, seconds: float, tick: Callable[[], bool]) -> None:
         self._seconds = seconds
@@ -40,7 +41,7 @@ class Ticker:
 
 @asynccontextmanager
 async def loop_timeout(seconds: float, patience: int) -> AsyncGenerator[None, None]:
-    """Raises TimeoutError when its body has taken `patience` times `seconds`, stalls of the event loop aside."""
+    """Raise TimeoutError when the body has taken `patience` times `seconds`, not counting stalls of the event loop."""
     left = SLICES * patience
 
     def tick() -> bool:

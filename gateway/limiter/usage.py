@@ -1,4 +1,4 @@
-"""How much of each limit is used: what operators see."""
+"""Usage of each limit, as operators see it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from gateway.core.limits import LimitName, Scope
 
 @dataclass(frozen=True, slots=True)
 class LimitUsage:
-    """One limit of one scope, or, without a limit, what is counted all the same."""
+    """Usage of one limit of one scope. Use can be counted even if no limit is set."""
 
     name: LimitName
     limit: int | None
     used: float
-    """Requests or tokens: in the bucket, at once, or today. Above the limit: debt."""
+    """Requests or tokens: in the token bucket, running now, or today. A value above the limit is debt."""
     remaining: float | None
     reset_seconds: float | None
-    """Until nothing is in use; None: nobody knows."""
+    """Seconds until nothing is in use. None means that this is unknown."""
     shadow: bool
     refused_today: int
-    """Requests that did not fit it; in shadow they were admitted all the same."""
+    """Requests of today that did not fit this limit. If the limit is in shadow, they were admitted anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,20 @@ class ScopeUsage:
     scope: Scope
     limits: tuple[LimitUsage, ...]
     refused_at: float | None = None
-    """When a request was last refused, in Unix seconds; None: not for as long as anything is remembered."""
+    """Unix time in seconds of the last refusal. None means that no refusal is remembered."""
     refused_by: tuple[LimitName, ...] = ()
-    """Limits of this scope that it did not fit."""
+    """Limits of this scope that the request refused last did not fit."""
 
 
 def usage_of(
     scope: Scope, bucket: Bucket, refused: Sequence[int], last: tuple[int, tuple[LimitName, ...]] | None
 ) -> ScopeUsage:
-    """`refused`: today, for each limit in order. `last`: of refusals, in microseconds, with the limits missed."""
+    """Build the usage of a scope from its bucket.
+
+    Args:
+        refused: number of requests that did not fit each limit today, in the order of LIMIT_NAMES.
+        last: time of the last refusal in microseconds since 1970, with the limits that the request did not fit.
+    """
     uses = zip(bucket.meters(), refused, strict=True)
     limits = (_usage(name, meter, bucket.at, count) for (name, meter), count in uses)
     shown = tuple(usage for usage in limits if usage.limit is not None or usage.used)

@@ -1,1 +1,1 @@
-"""Who watches requests, the engine and the event loop: metrics, log, traces (docs/observability.md)."""
+"""Observability of requests, the engine and the event loop: metrics, logs and traces (docs/observability.md)."""

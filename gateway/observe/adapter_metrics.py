@@ -1,4 +1,4 @@
-"""Adapters by name: the traffic that a gateway counts, and where its engine has them at the moment of a scrape."""
+"""Metrics by adapter name: the traffic that a gateway counts, and where its engine holds each adapter at a scrape."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from engine.pb import engine_pb2 as pb
 from gateway.request_record import RequestRecord
 
 MAX_ADAPTERS = 100
-"""Adapters with a label of their own. Of a gateway's counts, those it sees first; later ones share `other`. Of an
-engine's gauges, those that most requests have used; the others are left out."""
+"""Maximum number of adapters with a label of their own. A gateway's counts label the adapters that it sees first; later
+ones share `other`. An engine's gauges label the adapters that the most requests have used; the others are left out."""
 OTHER = "other"
 
 
@@ -35,7 +35,7 @@ class AdapterTraffic:
         )
 
     def finished(self, record: RequestRecord) -> None:
-        """Count a request that has ended, if it was of an adapter."""
+        """Count a request that has ended, if it used an adapter."""
         if not record.adapter:
             return
         name = self._label(record.adapter)
@@ -51,12 +51,12 @@ class AdapterTraffic:
 
 
 def adapter_gauges(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Iterator[Metric]:
-    """Yield where adapters are and how often they were moved there.
+    """Yield gauges of the tier of each adapter, its copies to the device and its reads from disk.
 
-    They are gauges, because the adapters with a label of their own may change.
+    They are gauges rather than counters, because the adapters with a label of their own may change.
 
     Args:
-        names: adapter version -> every name it goes by; a version is told under each of them.
+        names: adapter version -> all its names; a version is reported under each of them.
     """
     tier = GaugeMetricFamily("loralane_adapter_tier", "1 for the tier an adapter is in.", labels=["adapter", "tier"])
     copies = GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""An engine's state as Prometheus metrics, at the moment of a scrape."""
+"""State of an engine at the moment of a scrape, as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gateway.observe.adapter_metrics import adapter_gauges
 from gateway.observe.vllm_requests import ENGINE, LABELS
 
 MAX_TENANTS = 20
-"""Tenants of an engine with a label of their own, those it gave most device time; the rest share `other`."""
+"""Maximum number of tenants with a label of their own: those with the most device time. The others share `other`."""
 
 GOAL = ("lane", "goal")
-"""Labels of what is said of a lane's goals; the goals are ttft and itl."""
+"""Labels of metrics of a lane's goals. The goals are ttft and itl."""
 MODES = ("redis", "degraded", "closed", "open")
 
 PAGES = {
@@ -60,7 +60,7 @@ GAUGES = {
 }
 TIERS = ("disk", "fetching", "host", "resident")
 MOVES = {"host": "adapter_fetch_seconds", "device": "adapter_load_seconds"}
-"""Tier an adapter is brought to, and how long that has taken over all."""
+"""Tier that an adapter is moved to -> field of EngineStats with the total seconds of these moves."""
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 LANE_GAUGES = {
     "requests_running": ("Requests running in the engine.", "running"),
@@ -84,7 +84,7 @@ TENANT_GAUGES = {
 
 
 class EngineMetrics(Collector):
-    """One picture of an engine, collected once."""
+    """Metrics of one snapshot of an engine's state, collected once."""
 
     def __init__(
         self,
@@ -95,9 +95,10 @@ class EngineMetrics(Collector):
     ) -> None:
         """
         Args:
-            stats: None while there is no engine.
-            names: adapter version -> every name it goes by.
-            model: the base model's name.
+            stats: state of the engine. None means that there is no engine now.
+            names: adapter version -> all its names.
+            limiter_modes: modes of the limits in force.
+            model: name of the base model.
         """
         self._model = model
         self._stats = stats
@@ -211,7 +212,7 @@ def _adapter_metrics(stats: pb.EngineStats) -> Iterator[Metric]:
 
 
 def _vllm_metrics(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
-    """Under the names that dashboards and autoscalers made for vLLM read."""
+    """Yield metrics under the names that dashboards and autoscalers made for vLLM query."""
     usage = stats.kv_pages / stats.total_pages if stats.total_pages else 0.0
     gauges = {
         "num_requests_running": ("Running requests.", sum(lane.running for lane in stats.lanes)),
@@ -236,7 +237,7 @@ def _vllm_metrics(stats: pb.EngineStats, model: str) -> Iterator[Metric]:
 
 
 def _sleep_state(model: str) -> Metric:
-    """vLLM's board calls a server down that has no such series. An engine of loralane's never sleeps."""
+    """Return the sleep state, which is always `awake`. Without it, vLLM's dashboard shows the server as down."""
     family = GaugeMetricFamily("vllm:engine_sleep_state", "1 for the state it is in.", labels=(*LABELS, "sleep_state"))
     for state in SLEEP_STATES:
         family.add_metric([model, ENGINE, state], float(state == "awake"))
@@ -244,7 +245,8 @@ def _sleep_state(model: str) -> Metric:
 
 
 def _iteration_tokens(stats: pb.EngineStats, model: str) -> Metric:
-    """vLLM's board reads the count, the number of steps. The engine tells the sum of their tokens, not each step's."""
+    """Return a histogram of tokens per step. vLLM's dashboard reads only its count, which is the number of steps. The
+    engine reports the sum of their tokens and not those of each step, so that the only bucket is +Inf."""
     computed = stats.prompt_tokens - stats.cached_tokens + stats.generated_tokens
     family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens per engine step.", labels=LABELS)
     family.add_metric([model, ENGINE], [("+Inf", stats.steps)], computed)
@@ -252,9 +254,10 @@ def _iteration_tokens(stats: pb.EngineStats, model: str) -> Metric:
 
 
 def _lora_info(stats: pb.EngineStats, names: Mapping[str, Sequence[str]]) -> Metric:
-    """What cluster routers read to send a request to where its adapter is. The value is a Unix time, as vLLM has it.
+    """Return the adapters in use and waited for, which cluster routers read to send a request to an engine that has its
+    adapter. The value is a Unix time, as in vLLM.
 
-    An engine counts by version: one with several names is told under each of them.
+    An engine counts by adapter version; a version with several names is reported under each of them.
     """
     running = _names((adapter.adapter for adapter in stats.adapters if adapter.running), names)
     waiting = _names((adapter.adapter for adapter in stats.adapters if adapter.waiting), names)

@@ -1,7 +1,7 @@
 """Figures of the last hours for the console's charts, kept in two ring buffers in this gateway process.
 
 A sampler adds one point every `FINE_SECONDS`. The fine ring holds the last half hour of points, the coarse ring the
-means of `COARSE_POINTS` consecutive points for a day. Both are bounded: about 1,800 points, whatever happens.
+means of `COARSE_POINTS` consecutive points for a day. Both are bounded, to 1,800 points together.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from msgspec import Struct
 
 FINE_SECONDS = 5.0
 FINE_KEPT = 360
-"""Points of the fine ring: half an hour."""
+"""Capacity of the fine ring in points: half an hour."""
 COARSE_POINTS = 12
-"""Fine points in a coarse one: a minute."""
+"""Number of fine points in one coarse point: a minute."""
 COARSE_KEPT = 1440
-"""Points of the coarse ring: a day."""
+"""Capacity of the coarse ring in points: a day."""
 MAX_MINUTES = 1440
 LATE_POINTS = 2.5
-"""Fine points that may be missing before the newest one is too old to be called current."""
+"""Age, in fine points, beyond which the newest point is too old to be reported as current."""
 
 Figures = Mapping[str, float | None]
-"""One value for each figure by its name; None means that it was unknown at that moment."""
+"""Values by name of the figure. None means that the figure was unknown at that moment."""
 
 
 class HistoryPoints(Struct, frozen=True):
     """Figures over time, one list for each, the oldest value first."""
 
     step_seconds: float
-    """Expected distance of two points. A larger distance is a gap: the engine was away, or the gateway stood still."""
+    """Expected time between two points. A longer one is a gap: the engine was unavailable, or the gateway stalled."""
     times: list[float]
     """Unix seconds of each point."""
     series: dict[str, list[float | None]]

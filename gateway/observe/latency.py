@@ -1,4 +1,4 @@
-"""Percentiles of latencies by lane, over the last minutes, out of the histograms that /metrics has anyway."""
+"""Latency percentiles by lane over the last minutes, computed from the histograms that /metrics already has."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ TTFT, ITL = "loralane_time_to_first_token_seconds", "loralane_inter_token_latenc
 
 WINDOW_SECONDS = 300.0
 SAMPLE_SECONDS = 10.0
-"""Between two counts that are remembered: a window is longer than it should be by at most this."""
+"""Minimum time between two remembered counts. A window may be longer than WINDOW_SECONDS by at most this time."""
 
 Counts = Mapping[tuple[str, str], Sequence[tuple[float, float]]]
-"""Histogram and lane -> (upper bound in seconds, observations up to it), bounds rising to infinity."""
+"""(Histogram, lane) -> pairs of (upper bound in seconds, number of observations up to that bound). Bounds rise to
+infinity."""
 
 
 class Percentiles(Struct, frozen=True):
-    """In seconds, interpolated between the bounds of a histogram; null where nothing was observed."""
+    """Percentiles in seconds, interpolated between the bounds of a histogram. They are null if nothing was observed."""
 
     p50: float | None = None
     p95: float | None = None
@@ -35,7 +36,7 @@ class Percentiles(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of the requests that the metrics have counted."""
+    """Latencies of the requests that the metrics counted in one window."""
 
     window_seconds: float
     counts: Counts
@@ -55,10 +56,11 @@ class Latency:
 
 
 class LatencyWindow:
-    """Remembers counts while somebody looks. Who looks after a long time sees all since the last look."""
+    """Computes latencies over a sliding window by remembering earlier counts. Counts are remembered only when `read` is
+    called, so that a read after a long pause covers everything since the last remembered count."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]], clock: Callable[[], float] = time.monotonic) -> None:
-        """`collect`: gives the metrics, with two histograms by lane among them."""
+        """`collect` returns metrics that include the histograms TTFT and ITL by lane. `clock` returns seconds."""
         self._collect = collect
         self._clock = clock
         self._samples: deque[tuple[float, Counts]] = deque([(clock(), {})])
@@ -83,7 +85,7 @@ class LatencyWindow:
 
 
 def _grown(now: Sequence[tuple[float, float]], before: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the observations that one histogram counted between two moments."""
+    """Subtract earlier cumulative counts of one histogram from later ones."""
     earlier = dict(before)
     return [(bound, count - earlier.get(bound, 0.0)) for bound, count in now]
 
@@ -93,8 +95,8 @@ def _observed(rows: Sequence[tuple[float, float]]) -> bool:
 
 
 def percentile(rows: Sequence[tuple[float, float]], share: float) -> float:
-    """The value below which so large a share lies, as if observations were spread evenly in their bucket. What lies
-    beyond the last bound counts as the bound."""
+    """Return the value below which a share (0 to 1) of the observations lies, assuming that they are spread evenly in
+    their bucket. Those beyond the last finite bound count as that bound."""
     wanted = share * rows[-1][1]
     low = below = 0.0
     for bound, count in rows:

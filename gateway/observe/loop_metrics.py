@@ -1,4 +1,4 @@
-"""The event loop as a metric: what is begun and never ends shows here first."""
+"""Metric of the event loop. Tasks that start and never end are visible here first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 
 class LoopMetrics(Collector):
-    """Of the process that answers; each of several gateways has its own."""
+    """Counts the tasks of the process that answers the scrape. Each of several gateway processes reports its own."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -1,6 +1,6 @@
-"""Prometheus metrics: what requests lived through, and the engine's state at the moment of the scrape.
+"""Prometheus metrics of requests, and of the engine's state at the moment of the scrape.
 
-docs/metrics.md lists all of them; a test holds the two together.
+docs/metrics.md lists all metrics; a test compares it with the code.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from gateway.request_record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_TENANTS = 100
-"""Tenants with a label of their own; those seen later share `other`."""
+"""Maximum number of tenants with a label of their own. Tenants seen later share `other`."""
 
-# Bounds of histograms, in seconds. The lanes' default goals are among them, so that the share of tokens in time can be
-# read off exactly; a GPU's tokens come every few milliseconds, and batch work may wait for an hour.
+# Bounds of histograms, in seconds. They include the lanes' default goals, so that the share of tokens in time can be
+# read exactly. A GPU produces a token every few milliseconds, and batch work may wait for an hour.
 FIRST_TOKEN = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0),
     *(30.0, 60.0, 300.0, 900.0, 3600.0),
@@ -50,17 +50,20 @@ DECISIONS = ("admitted", "rate_limit_exceeded", "insufficient_quota", "limiter_u
 
 
 class Metrics:
-    """An `Observer`, and the text of /metrics."""
+    """An `Observer` that counts requests and renders the text of /metrics."""
 
     def __init__(
         self, goals: Mapping[Lane, LaneGoals] = DEFAULT_GOALS, shared: Path | None = None, model: str = ""
     ) -> None:
-        """`goals`: what the lanes promise. `model`: the base model's name, for the series that vLLM has, too.
-
-        `shared`: where the processes of one `serve` count together (prometheus_client's multiprocess mode, which the
-        library was imported in); each then tells what all of them have counted. None: this process counts alone.
         """
-        disable_created_metrics()  # which in the text format are a gauge more for every series, and nobody reads
+        Args:
+            goals: goals of the lanes.
+            shared: folder in which the processes of one `serve` count together (prometheus_client's multiprocess mode,
+                which must be set before the library is imported). Each process then reports the counts of all. None
+                means that this process counts alone.
+            model: name of the base model, for the series that vLLM has too.
+        """
+        disable_created_metrics()  # in the text format they add a gauge to every series, which is not used
         self._registry = CollectorRegistry()
         self._extra = CollectorRegistry()
         self._shared = shared
@@ -100,7 +103,7 @@ class Metrics:
         self.promises = Promises(goals, model)
 
     def collect(self) -> Iterable[Metric]:
-        """What requests lived through, without the engine's state."""
+        """Return the metrics of requests, without the engine's state."""
         return self._counted().collect()
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
@@ -127,15 +130,15 @@ class Metrics:
         self._adapters.finished(record)
 
     def batch_line(self, outcome: str) -> None:
-        """A line of a batch was answered. `outcome`: one of BATCH_OUTCOMES."""
+        """Count an answered line of a batch. `outcome` is one of BATCH_OUTCOMES."""
         self._batch_lines.labels(outcome).inc()
 
     def count_webhook(self, outcome: str) -> None:
-        """`outcome`: one of WEBHOOK_OUTCOMES."""
+        """Count an attempt to deliver a webhook. `outcome` is one of WEBHOOK_OUTCOMES."""
         self._webhooks.labels(outcome).inc()
 
     def register(self, collector: Collector) -> None:
-        """What else /metrics tells: collected at every scrape."""
+        """Add a collector to /metrics, which is collected at every scrape."""
         self._extra.register(collector)
 
     def render(
@@ -146,12 +149,13 @@ class Metrics:
         *,
         tenants: bool = True,
     ) -> bytes:
-        """The text of /metrics.
+        """Render the text of /metrics.
 
         Args:
-            stats: None while there is no engine.
-            names: adapter version -> every name it goes by.
-            tenants: False leaves tenants' names and shares out.
+            stats: state of the engine. None means that there is no engine now.
+            names: adapter version -> all its names.
+            limiter_modes: modes of the limits in force.
+            tenants: False leaves out tenants' names and shares.
         """
         counted = list(self.collect())
         engine = EngineMetrics(stats, names, limiter_modes, self._model)
@@ -223,7 +227,7 @@ class Metrics:
 
 
 class Told(Collector):
-    """Families that were collected already."""
+    """Collector of metric families that were already collected."""
 
     def __init__(self, families: Sequence[Metric]) -> None:
         self._families = families
@@ -233,7 +237,7 @@ class Told(Collector):
 
 
 class Promises(Collector):
-    """What no request changes: the version, the base model, and what the lanes promise."""
+    """Metrics that requests do not change: the version, the base model and the goals of the lanes."""
 
     def __init__(self, goals: Mapping[Lane, LaneGoals], model: str) -> None:
         self._labels = (version("loralane"), model)

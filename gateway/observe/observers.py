@@ -1,4 +1,4 @@
-"""Who watches requests go by, and what they are told of those that do not get past the door."""
+"""Interface of request observers, and reports to them about requests that are refused before generation."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ log = structlog.get_logger("gateway")
 
 
 class Observer(Protocol):
-    """Watches requests go by: metrics, traces, the request log."""
+    """Observes requests: metrics, traces, the request log."""
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
-        """Time between two events with tokens of one answer."""
+        """Report the seconds between two consecutive token events of one answer."""
 
     def finished(self, record: RequestRecord) -> None:
-        """Called exactly once for each request, however it ended, even one that was turned away at the door."""
+        """Report a request that has ended. Called exactly once for each request, even one refused before generation."""
 
 
 class Arrival:
-    """One request for generation before `Gateway.generate` takes it over."""
+    """A request for generation, before `Gateway.generate` takes it over."""
 
     def __init__(self, request_id: str, ingress: Ingress, now: float) -> None:
         self.ingress = ingress
@@ -38,12 +38,16 @@ class Arrival:
         self._principal: Principal | None = None
 
     def identify(self, principal: Principal) -> Principal:
-        """Whoever is turned away from here on has a name. Raises ApiError: FORBIDDEN, an administrator."""
+        """Remember the caller, so that a later refusal is recorded under its tenant and key.
+
+        Raises:
+            ApiError: FORBIDDEN, the caller is an administrator.
+        """
         self._principal = principal
         return principal.as_tenant()
 
     def record(self) -> RequestRecord:
-        """Of a request that gets no further."""
+        """Return the record of a request that is refused here."""
         return RequestRecord(
             id=new_id(),
             request_id=self._request_id,
@@ -62,7 +66,7 @@ class Arrival:
 def arriving(
     request_id: str, ingress: Ingress, observers: Sequence[Observer], clock: Callable[[], float]
 ) -> Iterator[Arrival]:
-    """Tells the observers of a request that its body turns away; one that gets through is told of by `generate`."""
+    """Report a request to the observers if the body refuses it. `generate` reports a request that gets through."""
     arrival = Arrival(request_id, ingress, clock())
     try:
         yield arrival
@@ -75,7 +79,8 @@ def arriving(
 
 
 def tell(observers: Sequence[Observer], record: RequestRecord) -> None:
-    """One that fails is logged, and keeps neither the others from hearing of it nor the caller from an answer."""
+    """Report a finished request to all observers. A failing observer is logged, and affects neither the other observers
+    nor the answer."""
     for observer in observers:
         try:
             observer.finished(record)

@@ -1,4 +1,4 @@
-"""What the section `observability` asks for, opened: traces and the request log."""
+"""Opens the observers that the configuration section `observability` asks for: traces and the request log."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gateway.observe.request_log import RequestLog
 
 @asynccontextmanager
 async def open_observers(config: ObservabilityConfig) -> AsyncIterator[tuple[Observer, ...]]:
-    """Traces come first: the log tells the id of a trace that begins here.
+    """Open the configured observers. Traces come first, because the log includes the id of a trace that begins here.
 
     Raises:
-        ConfigError: traces are asked for, and the extra `otel` is not installed.
+        ConfigError: traces are configured, and the extra `otel` is not installed.
     """
     log = (RequestLog(),) if config.request_log else ()
     if not config.traces.endpoint:
         yield log
         return
     try:
-        from gateway.observe.tracing import Tracing, collector  # which nobody pays for who wants no traces
+        from gateway.observe.tracing import Tracing, collector  # imported only if traces are configured
     except ImportError as error:
         raise ConfigError("observability.traces: needs pip install 'loralane[otel]'") from error
     tracing = Tracing(collector(config.traces.endpoint), config.traces.ratio)

@@ -1,4 +1,4 @@
-"""The last requests that have ended, and the last that failed, for the console. This gateway process's own."""
+"""Memory of the last requests that ended and the last that failed in this gateway process, for the console."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ CLIENT_LEFT = 499
 
 
 class RecentRequest(Struct, frozen=True):
-    """A request that has ended. Times are in seconds; null means that the request did not come that far."""
+    """A request that has ended. Times are in seconds; null means that the request did not get that far."""
 
     id: str
     request_id: str
-    """The caller's own id; it need not be unique."""
+    """The caller's own id, which may not be unique."""
     tenant: str
-    """Empty: the caller was refused before its key was known."""
+    """Empty if the caller was refused before its key was known."""
     key: str
     """The short id of the key."""
     model: str
     lane: str
-    """Empty: the request was refused before it had a lane."""
+    """Empty if the request was refused before it had a lane."""
     status: int
     """The HTTP status of the answer; 499 means that the client left."""
     failed: bool
     """Whether it counts as a failure: a status of 400 or more, but not 499."""
     code: str
-    """The error code; empty for an answer."""
+    """The error code; empty if the request succeeded."""
     finish: str
     prompt_tokens: int
     completion_tokens: int
@@ -47,8 +47,8 @@ class RecentRequest(Struct, frozen=True):
 
 
 class RecentRequests:
-    """An observer that remembers requests when they end. Failures have a list of their own, which answers cannot push
-    out: on a busy gateway the last failure may be thousands of requests ago."""
+    """An observer that remembers requests when they end. Failures also have a separate list, so that successes cannot
+    push them out: on a busy gateway the last failure may be thousands of requests ago."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -56,7 +56,7 @@ class RecentRequests:
         self._failed: deque[RecentRequest] = deque(maxlen=KEPT)
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
-        """Nothing is remembered of single tokens."""
+        """Do nothing: single tokens are not remembered."""
 
     def finished(self, record: RequestRecord) -> None:
         """Remember a request that has ended."""

@@ -1,4 +1,4 @@
-"""One line a request: tenant, model, times, tokens and how it ended. Never a prompt, never a key."""
+"""Request log: tenant, model, times, tokens and outcome, one line per request. It has no prompts and no API keys."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gateway.core.lanes import lane_name
 from gateway.request_record import RequestRecord
 
 LONGEST_NAME = 200
-"""Characters."""
+"""Maximum length in characters."""
 
 
 class RequestLog:
-    """An `Observer` that writes to a stream of its own: JSON, or on a terminal a short line."""
+    """An `Observer` that writes one line per request to a stream: JSON or, on a terminal, a short readable line."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """`stream`: standard output unless given."""
+        """`stream`: None means standard output."""
         stream = stream or sys.stdout
         self._terminal = LossyStream(stream) if stream.isatty() else None
         processors: list[Any] = [
@@ -31,7 +31,7 @@ class RequestLog:
         self._log: Any = structlog.wrap_logger(lossy_loggers(stream)(), processors=processors)
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
-        """Not for the log."""
+        """Do nothing: the log has no line for single tokens."""
 
     def finished(self, record: RequestRecord) -> None:
         if self._terminal is None:
@@ -41,7 +41,7 @@ class RequestLog:
 
 
 def access_line(record: RequestRecord, now: datetime) -> str:
-    """What a person who watches the terminal wants to see of a request, in some 80 columns."""
+    """Return the line about a request for an operator who watches the terminal, about 80 columns wide."""
     times = [("first token", record.ttft_seconds), ("in all", record.duration_seconds)]
     parts = [
         f"{now:%H:%M:%S} {record.status}",
@@ -55,12 +55,12 @@ def access_line(record: RequestRecord, now: datetime) -> str:
 
 
 def printable(text: str) -> str:
-    """A caller's words without what a terminal would obey: escape sequences and line ends."""
+    """Replace characters in a caller's text that a terminal would interpret, such as escape sequences and line ends."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def describe(record: RequestRecord) -> dict[str, Any]:
-    """Every field is always there; null is what is not known, or was never reached."""
+    """Return the fields of a log line. All fields are always present; null means unknown or never reached."""
     return {
         "id": record.id,
         "request_id": record.request_id,
@@ -94,7 +94,7 @@ def describe(record: RequestRecord) -> dict[str, Any]:
 
 
 def clipped(name: str) -> str:
-    """A name as a caller gave it, no longer than any that is served: it may be a whole letter."""
+    """Shorten a name to LONGEST_NAME characters. Callers can send names of any length; no served name is longer."""
     return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME] + "..."
 
 

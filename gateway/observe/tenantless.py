@@ -1,4 +1,4 @@
-"""Metrics for readers that may not learn of tenants."""
+"""Removes tenants from metrics, for readers that are not allowed to see them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TENANT = "tenant"
 
 
 def without_tenants(families: Iterable[Metric]) -> Iterator[Metric]:
-    """Drop the label `tenant`: counters and histograms are summed over tenants, gauges by tenant are left out."""
+    """Drop the label `tenant`. Counters and histograms are summed over tenants; gauges by tenant are left out."""
     for family in families:
         if not any(TENANT in sample.labels for sample in family.samples):
             yield family

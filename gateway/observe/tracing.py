@@ -1,7 +1,7 @@
-"""OpenTelemetry traces: one span a request, with its phases as children, made from its record when it has ended.
+"""OpenTelemetry traces: one span per request with child spans for its phases, made from its record after it has ended.
 
-Nothing is done while a request runs, and exporting is a thread's business. Needs the extra `otel`, so it is imported
-only where the configuration names a collector.
+Tracing does nothing while a request runs, and a thread exports the spans. The module needs the extra `otel`, so that it
+is imported only if the configuration names a collector.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from gateway.observe.request_log import clipped
 from gateway.request_record import RequestRecord
 
 EXPORT_SECONDS = 2.0
-"""What one export may take, with its retries. Closing waits for those of the spans that are left, four at most."""
+"""Timeout of one export, including retries. Closing waits for the exports of the remaining spans, four at most."""
 
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
-"""As the GenAI conventions name them; gRPC's methods take chats and texts alike."""
+"""HTTP route -> operation name of the GenAI conventions. gRPC methods take both chats and texts and are not listed."""
 
 Attribute = str | int | float | tuple[str, ...]
 
 
 class Tracing:
-    """An `Observer`: spans of sampled requests, and a trace id for records of those that began no caller's trace."""
+    """An `Observer` that makes spans of sampled requests and writes their trace id to the request record."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Tracing:
     ) -> None:
         """
         Args:
-            ratio: share of traces that begin here and are sampled; for others the caller has decided.
-            clock: what records' times are on, in seconds.
+            ratio: share of traces to sample that begin here (0 to 1). For other traces, the caller has decided.
+            clock: seconds on the clock of the records' times.
             wall_ns: nanoseconds since 1970.
         """
         resource = Resource.create({"service.name": "loralane", "service.version": version("loralane")})
@@ -69,7 +69,7 @@ class Tracing:
         self._wall_ns = wall_ns
 
     def inter_token(self, lane: Lane, seconds: float) -> None:
-        """Not for traces."""
+        """Do nothing: traces have no spans for single tokens."""
 
     def finished(self, record: RequestRecord) -> None:
         offset = self._wall_ns() - round(self._clock() * 1e9)
@@ -89,7 +89,7 @@ class Tracing:
         span.end(None if record.ended is None else _ns(record.ended, offset))
 
     async def close(self) -> None:
-        """Exports what is left."""
+        """Export the remaining spans."""
         await asyncio.to_thread(self._provider.shutdown)
 
     def _phases(self, record: RequestRecord, context: Context, offset: int) -> None:
@@ -103,7 +103,8 @@ class Tracing:
     def _phase(
         self, name: str, start: float | None, end: float | None, context: Context, offset: int
     ) -> Context | None:
-        """Returns what a child of it would be in; None: the request never came to its end."""
+        """Add the span of a phase and return the context for its children. None means that the request did not finish
+        the phase."""
         if start is None or end is None:
             return None
         span = self._tracer.start_span(name, context=context, start_time=_ns(start, offset))
@@ -112,16 +113,17 @@ class Tracing:
 
 
 def collector(endpoint: str) -> SpanProcessor:
-    """Sends spans to an OTLP/HTTP collector, in batches and from a thread; what it does not take is dropped.
+    """Return a processor that sends batches of spans to an OTLP/HTTP collector from a thread. Spans that the collector
+    does not accept are dropped.
 
     Args:
-        endpoint: its base URL, such as http://127.0.0.1:4318.
+        endpoint: base URL of the collector, such as http://127.0.0.1:4318.
     """
     return BatchSpanProcessor(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_SECONDS))
 
 
 def _name(record: RequestRecord) -> str:
-    """Of low cardinality: an adapter's name only where there is such an adapter."""
+    """Return a span name of low cardinality: it includes an adapter's name only if that adapter exists."""
     return f"{_operation(record)} {record.adapter}" if record.adapter else _operation(record)
 
 
@@ -130,7 +132,7 @@ def _operation(record: RequestRecord) -> str:
 
 
 def _attributes(record: RequestRecord) -> Iterator[tuple[str, Attribute]]:
-    """What is known of a request. Never what was said in it, nor by which key."""
+    """Yield the known attributes of a request. They never contain its text or its key."""
     known: dict[str, Attribute | None] = {
         **_called(record),
         "gen_ai.operation.name": _operation(record),
@@ -155,13 +157,13 @@ def _attributes(record: RequestRecord) -> Iterator[tuple[str, Attribute]]:
 
 def _called(record: RequestRecord) -> dict[str, Attribute | None]:
     route = record.ingress.route
-    if "." in route:  # a gRPC service's full name has a package
+    if "." in route:  # the full name of a gRPC service has a package
         return {"rpc.system.name": "grpc", "rpc.method": route.removeprefix("/")}
     return {"http.request.method": "POST", "http.route": route, "http.response.status_code": record.status}
 
 
 def _context(trace: TraceContext | None) -> Context:
-    """What a request's span is in: the caller's, or nothing."""
+    """Return the parent context of a request's span: the caller's span, or none."""
     if trace is None:
         return Context()
     flags = TraceFlags(TraceFlags.SAMPLED if trace.sampled else TraceFlags.DEFAULT)

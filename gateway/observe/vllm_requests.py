@@ -1,6 +1,6 @@
-"""What requests lived through, under the names and labels that vLLM's dashboards and autoscalers query.
+"""Request metrics under the names and labels that dashboards and autoscalers for vLLM query.
 
-Latencies that loralane counts by lane anyway are summed over the lanes at a scrape, which costs requests nothing.
+Latencies that loralane already counts by lane are summed over the lanes at a scrape, which costs requests nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.request_record import RequestRecord
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
-"""A gateway has one engine. vLLM numbers those of one server from 0."""
+"""Value of the label `engine`. A gateway has one engine; vLLM numbers the engines of a server from 0."""
 
 SECONDS = (0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0, 240.0, 960.0, 3600.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -28,16 +28,17 @@ SUMMED = {
     "vllm:request_time_per_output_token_seconds": "loralane_time_per_output_token_seconds",
     "vllm:request_queue_time_seconds": "loralane_queue_time_seconds",
 }
-"""vLLM's histogram -> loralane's by lane. `time_per_output_token_seconds` is vLLM's older name of the one above it."""
+"""vLLM's histogram -> loralane's histogram by lane. `time_per_output_token_seconds` is vLLM's older name of
+`inter_token_latency_seconds`."""
 REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
-"""How a record ends -> vLLM's finished_reason."""
+"""Finish of a request record -> vLLM's finished_reason."""
 
 
 class VllmRequests:
-    """Counts requests that the engine was given."""
+    """Counts requests that were submitted to the engine."""
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
-        """`model`: the base model's name, which vLLM also uses for requests of adapters."""
+        """`model`: name of the base model, with which vLLM also labels requests of adapters."""
         self._labels = (model, ENGINE)
         self._registry = registry
         self._duration = self._histogram("e2e_request_latency_seconds", "Arrival to end.", SECONDS)
@@ -55,7 +56,7 @@ class VllmRequests:
         self._ended = {finish: ended.labels(*self._labels, reason) for finish, reason in REASONS.items()}
 
     def finished(self, record: RequestRecord) -> None:
-        """Count one that has ended. A request that never reached the engine is unknown to vLLM's series."""
+        """Count a request that has ended. Requests that never reached the engine are not in vLLM's series."""
         if record.submitted is None:
             return
         self._ended[record.finish].inc()
@@ -77,7 +78,7 @@ class VllmRequests:
             self._longest.observe(max(record.lengths.values()))
 
     def summed(self, counted: Iterable[Metric]) -> Iterator[Metric]:
-        """vLLM's latencies, from loralane's by lane."""
+        """Yield vLLM's latency histograms, summed from loralane's histograms by lane."""
         by_name = {family.name: family for family in counted}
         for name, source in SUMMED.items():
             yield self._over_lanes(name, by_name[source])

@@ -99,6 +99,7 @@ class LocalLimiter:
         self._live = {scope: limits for scope, limits in self._live.items() if scope.tenant != tenant}
         self._buckets = {scope: bucket for scope, bucket in self._buckets.items() if scope.tenant != tenant}
         self._last = {scope: last for scope, last in self._last.items() if scope.tenant != tenant}
+        self._refused = Counter({key: count for key, count in self._refused.items() if key[0].tenant != tenant})
         self._own = {scope: own for scope, own in self._own.items() if scope.tenant != tenant}
 
     async def limits(self, scope: Scope) -> Limits:
@@ -125,6 +126,8 @@ class LocalLimiter:
     async def forget_use(self, scope: Scope) -> None:
         bucket = self._bucket(scope)
         self._last.pop(scope, None)
+        for name in LIMIT_NAMES:
+            self._refused.pop((scope, name), None)
         self._buckets[scope] = replace(Bucket.empty(bucket.limits), at=self._clock(), running=bucket.running)
         for charges in self._leases.values():
             if scope in charges:

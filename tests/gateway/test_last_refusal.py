@@ -61,3 +61,22 @@ async def test_forgetting_what_is_in_use_forgets_it_too(limiter):
     await refuse(limiter, 500)
     await limiter.forget_use(Scope("acme"))
     assert (await last(limiter)).get("tenant", (None, ())) == (None, ())
+
+
+async def refused_today(limiter):
+    return sum(limit.refused_today for used in await limiter.usage("acme") for limit in used.limits)
+
+
+async def test_forgetting_what_is_in_use_forgets_how_often_a_request_was_refused(limiter):
+    await refuse(limiter, 500)
+    assert await refused_today(limiter) == 2
+    for scope in (Scope("acme"), Scope("acme", key="k1")):
+        await limiter.forget_use(scope)
+    assert await refused_today(limiter) == 0
+
+
+async def test_a_tenant_that_is_removed_and_comes_back_was_never_refused(limiter):
+    await refuse(limiter, 500)
+    await limiter.drop("acme")
+    await limiter.configure([TENANT])
+    assert await refused_today(limiter) == 0

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Check the prose of Python files: `python .ci/prose.py FOLDER...` prints what breaks a rule and exits with status 1.
 
-The rules are those that a machine can keep: docstrings and comments name their actors, and a docstring begins a sentence
-of its own in place of continuing the name that it belongs to.
+The rules are those that a machine can keep: docstrings and comments name their actors, and a docstring begins with a
+sentence of its own in place of continuing the name that it belongs to.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
 def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
     """Yield every string that stands alone as a statement: docstrings, and those of attributes below an assignment."""
     for node in ast.walk(tree):
-        for statement in getattr(node, "body", None) if isinstance(getattr(node, "body", None), list) else ():
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                if isinstance(statement.value.value, str):
-                    yield statement.value
+        body = getattr(node, "body", ())
+        for statement in body if isinstance(body, list) else ():
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str()) as docstring):
+                    yield docstring
 
 
 def strings(tree: ast.AST) -> Iterator[ast.Constant]:

@@ -56,8 +56,9 @@ def write_loading(path: Path, loading: Loading) -> None:
 def read_loading(path: Path) -> Loading | None:
     """Return the last message; None means that there is none yet, or that it is being written."""
     try:
-        return Loading(*json.loads(path.read_text()))
-    except (OSError, ValueError):
+        what, done, total = json.loads(path.read_text())
+        return Loading(str(what), int(done), int(total))
+    except (OSError, ValueError, TypeError):
         return None
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import grpc
@@ -230,7 +230,8 @@ def _teller(loading: Path | None) -> OnProgress:
         if done in (0, total):
             log.info("loading", what=what, done=done, total=total)
         if loading is not None:
-            write_loading(loading, Loading(what, done, total))
+            with suppress(OSError):  # a full disk costs the bar, and not the start
+                write_loading(loading, Loading(what, done, total))
 
     return tell
 

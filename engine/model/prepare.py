@@ -76,7 +76,7 @@ def _convert(
     if not (out / "config.json").is_file():
         _check_space(gguf, data_dir)
         title = f"converting {gguf.name} to bf16 safetensors, once"
-        is_shown = on_progress is not None and console.is_terminal  # by the caller, whose bar a line would break
+        is_shown = on_progress is not None and console.is_interactive  # by the caller, whose bar a line would break
         if not is_shown:
             console.print(title)
         with meanwhile(), nullcontext(on_progress) if on_progress else _bar(console, title) as tell:
@@ -151,17 +151,20 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--device", default="auto", help="as engine.device, for the kernels (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="as engine.dtype, for the kernels (default: %(default)s)")
-    parser.add_argument("--json-progress", action="store_true", help="print progress as JSON lines, before the folder")
+    parser.add_argument("--json-progress", action="store_true", help="print progress and outcome as JSON lines")
     arguments = parser.parse_args()
     console = Console(stderr=True)
+    compiling = partial(compiling_kernels, arguments.device, arguments.dtype)
+    on_progress = _print_progress if arguments.json_progress else None
     try:
-        compiling = partial(compiling_kernels, arguments.device, arguments.dtype)
-        on_progress = _print_progress if arguments.json_progress else None
         folder = prepare_model(arguments.model, arguments.data_dir, console, compiling, on_progress)
     except (ValueError, OSError) as error:
-        console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        if arguments.json_progress:
+            print(json.dumps({"error": str(error)}))
+        else:
+            console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         return 1
-    print(folder.resolve())
+    print(json.dumps({"folder": str(folder.resolve())}) if arguments.json_progress else folder.resolve())
     return 0
 
 

@@ -105,6 +105,7 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
     except (ConfigError, StartError, StoreStartError) as error:
         fail(str(error))
     except (StoppedEarly, KeyboardInterrupt):
+        console.show_cursor(True)  # the bar may have been interrupted where it hides the cursor
         console.print("stopped before it was ready")
         leave(INTERRUPTED)
 

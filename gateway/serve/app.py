@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
@@ -48,8 +47,6 @@ from gateway.usage.metrics import UsageMetrics
 
 ENGINE_START_SECONDS = 600.0
 """How long the engine may take to become ready. Reading tens of gigabytes of weights takes minutes."""
-LOOK_SECONDS = 0.2
-"""Interval at which the progress bar is updated while the engine starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,7 @@ async def built(
         stack.callback(sources.close)
         engine, adapters = await _connect(stack, ground.engine, redis, config, sources)
         tokenizer = await _load_tokenizer(launch)
-        await _wait_for_engine(engine, supervisor, bar)
+        await _wait_for_engine(engine, supervisor)
         await _preload(adapters, config, bar)
         metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, ground.metrics, model_name(config))
         operations = Operations(engine, LatencyWindow(metrics.collect), metrics.promises, model_name(config))
@@ -180,27 +177,21 @@ def _limiter(config: Config, redis: Redis) -> FailoverLimiter:
     return FailoverLimiter(shared, LocalLimiter(limits.replicas, policy=limits.when_redis_is_away))
 
 
-async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | None, bar: StartBar) -> None:
-    """Wait until the engine is ready, and show its progress on the bar.
+async def _wait_for_engine(engine: EngineClient, supervisor: EngineSupervisor | None) -> None:
+    """Wait until the engine is ready.
 
     Raises:
         StartError: the engine died, or was not ready within `ENGINE_START_SECONDS`.
     """
-    bar.report(Stage.STARTING, "starting the engine")
     waiting = [asyncio.create_task(engine.wait_ready())]
     waiting += [asyncio.create_task(supervisor.wait_first_exit())] if supervisor else []
-    deadline = time.monotonic() + ENGINE_START_SECONDS
     try:
-        while not any(wait.done() for wait in waiting):
-            if time.monotonic() > deadline:
-                raise StartError(f"the engine was not ready within {ENGINE_START_SECONDS:g} s")
-            await asyncio.wait(waiting, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if supervisor is not None and (loading := supervisor.loading) is not None:
-                what = f"{loading.what}: {loading.done} of {loading.total}"
-                bar.report(Stage.LOADING, what, loading.done / max(loading.total, 1))
+        done, _ = await asyncio.wait(waiting, timeout=ENGINE_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for wait in waiting:
             wait.cancel()
+    if not done:
+        raise StartError(f"the engine was not ready within {ENGINE_START_SECONDS:g} s")
     if not engine.ready:
         raise StartError("the engine did not start; the reason is above")
 

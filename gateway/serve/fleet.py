@@ -31,7 +31,7 @@ from gateway.serve.orders import ANNOUNCE, FOLLOW, LISTEN, LISTENING, READY, SEE
 from gateway.serve.process import told_to_reload
 from gateway.serve.reload import Read, reloading
 from gateway.serve.sockets import reserved
-from gateway.serve.start_bar import Stage, StartBar
+from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop, tell_stopping
 from gateway.serve.supervisor import Backoff, EngineSupervisor
 
@@ -232,22 +232,20 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
     Args:
         console: shows messages about a stop, or about a configuration that was read again.
         read: reads the configuration again on SIGHUP. None means that there is no file: SIGHUP stops the gateways.
-        bar: shows that the gateways start, and is closed when all of them are ready.
+        bar: shows the progress of the start, and is closed when all gateways are ready.
 
     Raises:
         StoppedEarly: the signal came before all gateways were ready.
         StartError: see `sailing`.
     """
+    bar = bar or StartBar.hidden()
     stop, asked = Stop(), told_to_reload() if read else asyncio.Event()
     stop.listen(hangup=read is None)
     stop.at_last(lambda: console.show_cursor(True))
     with stop.starting():
-        if bar is not None:
-            bar.report(Stage.STARTING, f"starting the engine and {launch.config.gateways} gateways")
-        async with sailing(launch, stop) as fleet:
+        async with sailing(launch, stop, bar) as fleet:
             stop.started()
-            if bar is not None:
-                bar.close()
+            bar.close()
             fleet.members[0].announce()
             async with reloading(asked, read, launch.config, fleet.take_up, console):
                 await stop.asked.wait()
@@ -256,7 +254,7 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
 
 
 @asynccontextmanager
-async def sailing(launch: Launch, stop: Stop | None = None) -> AsyncIterator[Fleet]:
+async def sailing(launch: Launch, stop: Stop | None = None, bar: StartBar | None = None) -> AsyncIterator[Fleet]:
     """Run as many gateways as the configuration says until the block ends. The block begins when all of them serve.
 
     Args:
@@ -272,7 +270,7 @@ async def sailing(launch: Launch, stop: Stop | None = None) -> AsyncIterator[Fle
         ports = tuple(_reserved(stack, front) for front in fronts(launch.config))
         metrics = stack.enter_context(tempfile.TemporaryDirectory(prefix="loralane-metrics-"))
         config = share_of(with_ports(launch.config, ports), launch.config.gateways)
-        async with grounded(launch, stop) as (ground, supervisor):
+        async with grounded(launch, stop, bar or StartBar.hidden()) as (ground, supervisor):
             own, ground = replace(launch, config=config), replace(ground, metrics=Path(metrics))
             members = [Member(Orders(number, own, ground), stop) for number in range(config.gateways)]
             async with _afloat(members, supervisor):

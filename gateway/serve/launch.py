@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from gateway.config.sections import LanesConfig
 from gateway.config.whole import Config
+from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop
 from gateway.serve.supervisor import EngineSupervisor
 from gateway.store import store_url
@@ -54,7 +56,7 @@ class Ground:
 
 
 @asynccontextmanager
-async def grounded(launch: Launch, stop: Stop) -> AsyncIterator[tuple[Ground, EngineSupervisor]]:
+async def grounded(launch: Launch, stop: Stop, bar: StartBar) -> AsyncIterator[tuple[Ground, EngineSupervisor]]:
     """Run the store and the engine until the block ends. Raises StoreStartError."""
     # The socket is in a temporary folder, because socket paths must be short and data directories may be deep. Other
     # users cannot enter the folder: the engine does not authenticate clients that connect to its socket.
@@ -65,13 +67,24 @@ async def grounded(launch: Launch, stop: Stop) -> AsyncIterator[tuple[Ground, En
                 Path(folder) / "socket",
                 launch.engine,
             )
-            async with supervisor:
+            async with supervisor, shown(bar, supervisor):
                 stop.at_last(supervisor.kill)
                 stop.at_last(partial(shutil.rmtree, folder, ignore_errors=True))
                 try:
                     yield Ground(store, supervisor.address), supervisor
                 finally:
                     supervisor.stop_seconds = stop.within(supervisor.stop_seconds)
+
+
+@asynccontextmanager
+async def shown(bar: StartBar, supervisor: EngineSupervisor) -> AsyncIterator[None]:
+    """Let a bar show how far the engine's start is while inside, until the bar is closed."""
+    following = asyncio.create_task(bar.follow(supervisor), name="start-bar")
+    try:
+        yield
+    finally:
+        following.cancel()
+        await asyncio.wait((following,))
 
 
 def model_name(config: Config) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -31,7 +32,7 @@ def prepare(model: str, data_dir: Path, device: str, dtype: str, bar: StartBar) 
         bar: shows the progress of a conversion.
 
     Raises:
-        StartError: there is no such model, or it cannot be read; standard error says why.
+        StartError: there is no such model, or it cannot be read; the message says why.
     """
     with suppress(ModelNotFound, OSError):  # the process started below reports the problem
         if (folder := find_prepared(model, data_dir)) is not None:
@@ -43,29 +44,40 @@ def prepare(model: str, data_dir: Path, device: str, dtype: str, bar: StartBar) 
         try:
             with _uninterrupted():  # this shields the child from Ctrl-C, too: this process ends it
                 process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            folder = _follow(process, bar)
+            outcome = _follow(process, bar)
         finally:
             if process is not None:
                 with _uninterrupted():
                     _end(process, data_dir)
-    if process.returncode != 0 or folder is None:
-        raise StartError(f"the model {model} cannot be served; the reason is above")
-    return folder
+    if process.returncode != 0 or outcome.folder is None:
+        raise StartError(f"the model {model} cannot be served: {outcome.error or 'the reason is above'}")
+    return outcome.folder
 
 
-def _follow(process: subprocess.Popen[str], bar: StartBar) -> Path | None:
-    """Show the converter's progress until it ends. Returns the folder that it prints in its last line, or None."""
+@dataclass(slots=True)
+class _Outcome:
+    """What a converter says at its end."""
+
+    folder: Path | None = None
+    error: str = ""
+
+
+def _follow(process: subprocess.Popen[str], bar: StartBar) -> _Outcome:
+    """Show the converter's progress until the converter ends. Lines that are none of its own are ignored."""
     assert process.stdout is not None
-    folder = None
+    outcome = _Outcome()
     with process.stdout:
         for line in process.stdout:
-            if line.startswith("["):
-                what, share = json.loads(line)
-                bar.report(Stage.CONVERTING, what, share)
-            else:
-                folder = Path(line.strip())
+            with suppress(ValueError):
+                match json.loads(line):
+                    case [str(what), int() | float() as share]:
+                        bar.report(Stage.CONVERTING, what, share)
+                    case {"folder": str(folder)}:
+                        outcome.folder = Path(folder)
+                    case {"error": str(error)}:
+                        outcome.error = error
     process.wait()
-    return folder
+    return outcome
 
 
 def _end(process: subprocess.Popen[str], data_dir: Path) -> None:

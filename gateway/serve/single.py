@@ -7,8 +7,9 @@ start, and the gateway's imports, which take two seconds, run on another core at
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,14 +60,14 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
         StoppedEarly: the signal came before the gateway was ready.
         StartError, ConfigError: see `running`.
     """
+    bar = bar or StartBar.hidden()
     stop, asked = Stop(), told_to_reload() if read else asyncio.Event()
     stop.listen(hangup=read is None)
     stop.at_last(lambda: console.show_cursor(True))
     with stop.starting():
         async with running(launch, stop, bar) as app:
             stop.started()
-            if bar is not None:
-                bar.close()
+            bar.close()
             settle_memory()
             app.banner.print(console)
             async with reloading(asked, read, launch.config, app.take_up, console):
@@ -87,19 +88,36 @@ async def running(launch: Launch, stop: Stop | None = None, bar: StartBar | None
         StartError: something that the configuration names is missing or not usable.
         ConfigError: the configuration needs a package that is not installed, or names an unusable certificate.
     """
-    stop = stop or Stop()
-    async with grounded(launch, stop) as (ground, supervisor):
-        await asyncio.to_thread(_import_gateway)
+    stop, bar = stop or Stop(), bar or StartBar.hidden()
+    async with grounded(launch, stop, bar) as (ground, supervisor):
+        await _import_gateway()
         from gateway.serve.app import built
         from gateway.serve.doors import opened
 
         async with (
-            built(launch, ground, bar or StartBar(Console(quiet=True)), supervisor) as app,
+            built(launch, ground, bar, supervisor) as app,
             opened(app.doors, stop, shared=False) as ports,
         ):
             yield Running(app.gateway, app.engine, supervisor, app.limiter, app.banner(ports), app.live, ports=ports)
 
 
-def _import_gateway() -> None:
-    """Import the gateway's modules. Run this in a thread: the event loop has to handle signals and processes."""
-    import gateway.serve.app  # noqa: F401
+async def _import_gateway() -> None:
+    """Import the gateway's modules in a thread, while the event loop handles signals and processes.
+
+    The thread is a daemon, so that a process that is told to stop meanwhile need not wait for its end.
+    """
+    loop, imported = asyncio.get_running_loop(), asyncio.Event()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            import gateway.serve.app  # noqa: F401
+        except BaseException as error:
+            errors.append(error)
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(imported.set)
+
+    threading.Thread(target=work, name="import", daemon=True).start()
+    await imported.wait()
+    if errors:
+        raise errors[0]

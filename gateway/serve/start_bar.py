@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from enum import Enum
+import asyncio
+from enum import Enum, auto
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from gateway.serve.supervisor import EngineSupervisor
+
+LOOK_SECONDS = 0.2
+"""Seconds between two looks at how far the engine's start is."""
+
 
 class Stage(Enum):
-    """A part of the start. Its value is its duration in seconds, measured on two cores with the embedded model, and
-    gives its share of the bar. With a larger model the bar moves unevenly."""
+    """A part of the start, in the order in which the parts follow each other."""
 
-    CONVERTING = 10.0
-    STARTING = 3.0
-    LOADING = 2.0
-    ADAPTERS = 1.0
+    CONVERTING = auto()
+    STARTING = auto()
+    COMPILING = auto()
+    LOADING = auto()
+    CAPTURING = auto()
+    ADAPTERS = auto()
+
+
+SECONDS = dict(zip(Stage, (10.0, 3.0, 1.0, 1.0, 0.5, 0.5), strict=True))
+"""Duration of each stage on two cores with the embedded model, which gives the stage's share of the bar. With a larger
+model the bar moves unevenly."""
+ENGINE_STAGES = {
+    "compiling kernels": Stage.COMPILING,
+    "loading weights": Stage.LOADING,
+    "capturing graphs": Stage.CAPTURING,
+}
+"""The stage of each part of the start that an engine reports."""
 
 
 class StartBar:
-    """Shows one bar on a terminal until the start is over. If the console is not a terminal, it shows nothing.
+    """Shows one bar on a terminal from the first report until the start is over. If the console is not a terminal, it
+    shows nothing.
 
     Stages follow each other. A stage that has nothing to do need not be reported.
     """
@@ -28,12 +47,28 @@ class StartBar:
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
         times = (TimeElapsedColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, *times, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("starting", total=sum(stage.value for stage in Stage))
+        self._is_shown = console.is_interactive
+        # Standard output and error stay as they are: what writes to them later, such as the request log, would
+        # otherwise keep the bar's redirection for good.
+        self._bar = Progress(
+            *columns,
+            *times,
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            disable=not self._is_shown,
+        )
+        self._task = self._bar.add_task("starting", total=sum(SECONDS.values()))
         self._completed = 0.0
+        self._is_running = self._is_closed = False
+
+    @classmethod
+    def hidden(cls) -> StartBar:
+        """Return a bar that shows nothing."""
+        return cls(Console(quiet=True, force_interactive=False))
 
     def __enter__(self) -> StartBar:
-        self._bar.start()
         return self
 
     def __exit__(
@@ -42,12 +77,28 @@ class StartBar:
         self.close()
 
     def report(self, stage: Stage, what: str, share: float = 0.0) -> None:
-        """Show what is being done, and how far its stage is (`share`, from 0 to 1). The bar never moves back."""
+        """Say what is being done, and which share of its stage is done, from 0 to 1."""
         stages = list(Stage)
-        before = sum(earlier.value for earlier in stages[: stages.index(stage)])
-        self._completed = max(self._completed, before + min(share, 1.0) * stage.value)
+        before = sum(SECONDS[earlier] for earlier in stages[: stages.index(stage)])
+        self._completed = max(self._completed, before + min(share, 1.0) * SECONDS[stage])
         self._bar.update(self._task, description=what, completed=self._completed)
+        if self._is_shown and not (self._is_running or self._is_closed):
+            self._is_running = True
+            self._bar.start()
+
+    async def follow(self, supervisor: EngineSupervisor) -> None:
+        """Show how far the start of the engine is, until the bar is closed."""
+        self.report(Stage.STARTING, "starting the engine")
+        while self._is_shown and not self._is_closed:
+            await asyncio.sleep(LOOK_SECONDS)
+            if (loading := supervisor.loading) is not None:
+                stage = ENGINE_STAGES.get(loading.what, Stage.STARTING)
+                what = f"{loading.what}: {loading.done} of {loading.total}"
+                self.report(stage, what, loading.done / max(loading.total, 1))
 
     def close(self) -> None:
-        """Remove the bar. Further calls have no effect."""
-        self._bar.stop()
+        """Remove the bar for good. May be called again."""
+        self._is_closed = True
+        if self._is_running:
+            self._is_running = False
+            self._bar.stop()

@@ -1,5 +1,6 @@
 """The progress bar of a server's start, and what a converter and an engine report for it."""
 
+import asyncio
 import io
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from gateway.serve.start_bar import Stage, StartBar
 def shown(*reports):
     """What is on a terminal after each report: the share in percent and the description."""
     out = io.StringIO()
-    with StartBar(Console(file=out, force_terminal=True, width=100)) as bar:
+    with StartBar(Console(file=out, force_terminal=True, force_interactive=True, width=100)) as bar:
         seen = []
         for report in reports:
             bar.report(*report)
@@ -53,8 +54,9 @@ def test_an_engines_start_is_read_as_it_was_written(tmp_path):
     assert read_loading(file) is None
     write_loading(file, Loading("loading weights", 3, 30))
     assert read_loading(file) == ("loading weights", 3, 30)
-    file.write_text('["loading w')
-    assert read_loading(file) is None
+    for garbage in ('["loading w', "5", "[1, 2]", '["x", null, 3]', "null"):
+        file.write_text(garbage)
+        assert read_loading(file) is None
 
 
 class Reports(StartBar):
@@ -68,23 +70,54 @@ class Reports(StartBar):
 
 CONVERTER = """
 print('["reading the tokenizer", 0.0]', flush=True)
+print('[a line of a library]', flush=True)
 print('["writing safetensors", 0.95]', flush=True)
-print('/data/models/tiny')
+print('{"folder": "/data/models/tiny"}')
+print()
 """
 
 
-def test_what_a_converter_reports_is_shown_and_its_last_line_is_the_folder():
-    bar, command = Reports(), [sys.executable, "-c", CONVERTER]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert _follow(process, bar) == Path("/data/models/tiny")
-    assert bar.seen == [
-        (Stage.CONVERTING, "reading the tokenizer", 0.0),
-        (Stage.CONVERTING, "writing safetensors", 0.95),
-    ]
+def followed(program):
+    bar = Reports()
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        outcome = _follow(process, bar)
+    return outcome, bar.seen
 
 
-def test_a_converter_that_fails_names_no_folder():
-    command = [sys.executable, "-c", "raise SystemExit(1)"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert _follow(process, Reports()) is None
-    assert process.returncode == 1
+def test_a_converters_progress_is_shown_and_its_folder_is_known():
+    outcome, seen = followed(CONVERTER)
+    assert (outcome.folder, outcome.error) == (Path("/data/models/tiny"), "")
+    assert seen == [(Stage.CONVERTING, "reading the tokenizer", 0.0), (Stage.CONVERTING, "writing safetensors", 0.95)]
+
+
+def test_a_converters_error_is_known():
+    outcome, _ = followed("""print('{"error": "the disk is full"}'); raise SystemExit(1)""")
+    assert (outcome.folder, outcome.error) == (None, "the disk is full")
+
+
+def test_a_converter_that_dies_names_no_folder():
+    outcome, seen = followed("raise SystemExit(1)")
+    assert (outcome.folder, outcome.error, seen) == (None, "", [])
+
+
+def test_standard_output_is_the_same_while_the_bar_is_shown():
+    before = sys.stdout, sys.stderr
+    with StartBar(Console(file=io.StringIO(), force_terminal=True, force_interactive=True)) as bar:
+        bar.report(Stage.STARTING, "starting the engine")
+        assert (sys.stdout, sys.stderr) == before
+
+
+class Supervisor:
+    loading = Loading("compiling kernels", 7, 7)
+
+
+async def test_the_engines_own_report_is_followed_until_the_bar_is_closed():
+    with StartBar(Console(file=io.StringIO(), force_terminal=True, force_interactive=True)) as bar:
+        following = asyncio.create_task(bar.follow(Supervisor()))
+        [task] = bar._bar.tasks
+        while task.description != "compiling kernels: 7 of 7":
+            await asyncio.sleep(0.01)
+        assert round(task.percentage) == 88
+        Supervisor.loading = None
+        bar.close()
+        await asyncio.wait_for(following, 10)

@@ -29,6 +29,7 @@ from gateway.serve import checks, prepare, stopping
 from gateway.serve.checks import check_start
 from gateway.serve.launch import StartError
 from gateway.serve.listeners import HttpServer
+from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import DRAIN_SECONDS, HURRY_SECONDS, INTERRUPTED, Stop, StoppedEarly
 from gateway.store import exclusive, prepared
 from tests.model.tiny_gguf import header
@@ -257,7 +258,7 @@ def test_a_converter_that_is_just_being_started_does_not_outlive_an_interrupt(tm
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(raised):
-            prepare.prepare("model", tmp_path, "cpu", "float32")
+            prepare.prepare("model", tmp_path, "cpu", "float32", StartBar.hidden())
     finally:
         signal.signal(signal.SIGINT, before)
     assert born[0].returncode == -signal.SIGKILL

@@ -1,1 +1,1 @@
-"""`loralane bench`: a load generator for any OpenAI-compatible server, and what it measures."""
+"""`loralane bench`: a load generator for any OpenAI-compatible server, and its measurements."""

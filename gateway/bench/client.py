@@ -1,8 +1,8 @@
-"""One streamed completion over a socket of its own, timed as its bytes arrive.
+"""A minimal HTTP client that streams each completion over its own socket and times the bytes as they arrive.
 
 A load generator shares its event loop with every stream it times. A general HTTP client spends about 100 us on a chunk,
-so that the last of 32 chunks of one engine step would be seen milliseconds late; here an arrival is stamped before it
-is parsed, and parsing costs a few microseconds.
+so that the last of 32 chunks of one engine step would be seen milliseconds late. This client takes the time of an
+arrival before parsing it, and parsing costs a few microseconds.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ LANE_FIELDS: dict[str, dict[str, Any]] = {
     "interactive": {"service_tier": "priority", "priority": 0},
     "batch": {"service_tier": "flex", "priority": 10},
 }
-"""A lane as loralane and OpenAI word it, and as vLLM's priority scheduler does."""
+"""Request fields that name a lane: `service_tier` for loralane and OpenAI, `priority` for vLLM's scheduler."""
 MAX_ERROR_BYTES = 65_536
 CONNECT_SECONDS = 10.0
-"""For the first connection, which finds out whether anybody is there."""
+"""Maximum seconds for the first connection, which only checks that the server accepts connections."""
 
 _decode = msgspec.json.Decoder(Chunk).decode
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server, and how it wants to be asked."""
+    """A server, and the request fields that it accepts."""
 
     url: str
     """Base URL, with or without /v1."""
     key: str = ""
     tiers: bool = True
-    """Say the lane: service_tier and priority."""
+    """Whether requests name their lane, by service_tier and priority."""
     extensions: bool = True
-    """Send ignore_eos and return_token_ids, which vLLM, SGLang and loralane know and strict servers may refuse."""
+    """Whether requests have ignore_eos and return_token_ids. vLLM, SGLang and loralane know them; strict servers may
+    refuse them."""
 
     @property
     def address(self) -> tuple[str, int, bool]:
-        """Host, port and whether it speaks TLS. Raises ValueError."""
+        """Return host, port and whether the server uses TLS. Raises ValueError."""
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the URL must begin with http:// or https:// and name a host, not {self.url!r}")
@@ -63,7 +64,7 @@ class Target:
         return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
     def message(self, item: Item) -> bytes:
-        """The whole HTTP request."""
+        """Return the whole HTTP request for `item`, headers and body."""
         body = msgspec.json.encode(self._body(item))
         headers = {"host": urlsplit(self.url).netloc, "content-type": "application/json", **self.headers}
         headers |= {"accept": "text/event-stream", "connection": "close", "content-length": str(len(body))}
@@ -99,7 +100,7 @@ class Exchange(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by shape only
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from asyncio's
         self._transport.write(self._message)
 
     def data_received(self, data: bytes) -> None:
@@ -129,7 +130,7 @@ class Exchange(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:  # 100 Continue and the like: the answer is yet to come
+        if status < 200:  # such as 100 Continue: the final response follows
             return
         self._end(
             None if self._finished else f"http {status}{error_code(self._rest)}" if status != 200 else "cut short"
@@ -148,7 +149,7 @@ class Exchange(asyncio.Protocol):
         self._stream.usage = chunk.usage or self._stream.usage
 
     def _end(self, error: str | None) -> None:
-        """The first end counts."""
+        """End the exchange with a kind of error, or None for success. Only the first call has an effect."""
         if not self.done.done():
             self._stream.error = error
             self._stream.ended = time.perf_counter() - self._began
@@ -158,7 +159,7 @@ class Exchange(asyncio.Protocol):
 
 
 def error_code(body: bytes) -> str:
-    """` CODE` as OpenAI-style bodies give it, or nothing."""
+    """Return the error code or type in an OpenAI-style body, after a space. Returns an empty string if it has none."""
     try:
         error = msgspec.json.decode(body)["error"]
         code = error.get("code") or error.get("type")
@@ -168,12 +169,12 @@ def error_code(body: bytes) -> str:
 
 
 class Client:
-    """Sends requests to one target. An async context manager, which resolves its name once for all of them.
+    """Sends requests to one target. An async context manager, which resolves the host name once for all requests.
 
     Raises:
-        OSError: on entering, if nobody answers there.
-        ValueError: the URL is none.
-        TrustError: it speaks TLS, and the files that `loralane` was given for that cannot be used.
+        OSError: on entering, no connection to the target can be made.
+        ValueError: the target's URL is invalid.
+        TrustError: the target uses TLS, and the certificate files that `loralane` was given cannot be used.
     """
 
     def __init__(self, target: Target, timeout_s: float = 600.0) -> None:
@@ -194,12 +195,12 @@ class Client:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Every request has closed its own connection."""
+        """Do nothing: every request has closed its own connection."""
 
     async def send(self, item: Item, began: float) -> Stream:
-        """Sees a request through. It does not raise for what a server does: a failed request is a data point.
+        """Send a request and return its outcome when it has ended. A failure is part of the outcome and is not raised.
 
-        `began`: time.perf_counter() at the beginning of the run.
+        `began` is time.perf_counter() at the beginning of the run.
         """
         stream = Stream(item, sent=time.perf_counter() - began)
         try:

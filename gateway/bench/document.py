@@ -1,4 +1,4 @@
-"""A run as JSON: what was sent to whom, with which versions, and what came of it."""
+"""A run as a JSON document: settings, software versions, measurements per lane, and one row per request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMAT = "loralane-bench/1"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole configuration of a run, but for the key.
+    """The whole configuration of a run, except for the API key.
 
     Raises:
         SpecError: the timeout is not finite or not positive.
@@ -31,7 +31,7 @@ class Settings:
     url: str
     plan: Plan
     warmup: int = 8
-    """Requests sent before, at once, and not measured."""
+    """Number of requests sent all at once before the run, and not measured."""
     concurrency: int | None = None
     timeout_s: float = 600.0
     tiers: bool = True
@@ -44,7 +44,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request. Times in seconds; sent since the beginning of the run."""
+    """The outcome of one request. Times are in seconds; `sent` counts from the beginning of the run."""
 
     lane: str
     model: str
@@ -60,11 +60,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What `--json` writes, and `read` gives back."""
+    """A measured run, as `--json` writes it and `read` parses it."""
 
     format: str
     when: str
-    """UTC, ISO 8601."""
+    """Time of measurement in UTC, as ISO 8601."""
     versions: dict[str, str]
     settings: Settings
     lanes: tuple[LaneReport, ...]
@@ -75,12 +75,12 @@ class Document:
 
 
 def read(text: bytes | str) -> Document:
-    """Raises msgspec.DecodeError: it is no such document."""
+    """Parse a document. Raises msgspec.DecodeError if `text` is not one."""
     return msgspec.json.decode(text, type=Document)
 
 
 def document(settings: Settings, streams: Sequence[Stream]) -> Document:
-    """Measures a finished run."""
+    """Measure a finished run. Lanes without requests have no report."""
     reports = []
     for lane in settings.plan.lanes:
         own = [stream for stream in streams if stream.item.lane == lane.name]
@@ -91,7 +91,7 @@ def document(settings: Settings, streams: Sequence[Stream]) -> Document:
 
 
 def versions() -> dict[str, str]:
-    """Of what did the measuring."""
+    """Return the versions of the software that measured, and the platform that it ran on."""
     names = ("loralane", "httptools", *(() if sys.platform == "win32" else ("uvloop",)))
     return {name: version(name) for name in names} | {
         "python": platform.python_version(),

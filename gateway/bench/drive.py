@@ -1,4 +1,4 @@
-"""Sends a run's requests, each at its time whatever became of the others (open loop)."""
+"""Sends a run's requests in an open loop: each at its arrival time, independent of how the others fare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
 
 LEAD_SECONDS = 0.1
-"""Between starting and the first request, so that preparing is not taken for lateness."""
+"""Seconds from the start of a run to its first request, so that setup does not count as lateness."""
 
 
 async def drive(
@@ -26,17 +26,17 @@ async def drive(
     stop_after: str | None = None,
     on_end: Callable[[Stream], None] = lambda stream: None,
 ) -> list[Stream]:
-    """Sends `items`, in order of arrival, and returns what became of each in the order they were sent.
+    """Send `items`, which are in order of arrival, and return their outcomes in the order they were sent.
 
     Args:
-        concurrency: at most this many at once: what is over waits, and its time counts from when it is sent. None:
-            every request goes out at its time.
-        stop_after: a lane; when all of its requests have ended, those of other lanes not sent yet are left out.
-        on_end: told of every request as it ends.
+        concurrency: maximum number of requests at once. A request over it waits, and its latencies count from when it
+            is sent. None means that every request is sent at its arrival time.
+        stop_after: a lane; when all of its requests have ended, requests of other lanes not sent yet are left out.
+        on_end: called with the outcome of every request as it ends.
 
     Raises:
-        OSError: nobody answers at the target.
-        ValueError: the URL is none.
+        OSError: no connection to the target can be made.
+        ValueError: the target's URL is invalid.
     """
     gate = asyncio.Semaphore(concurrency) if concurrency else None
     left, stop = Counter(item.lane for item in items), asyncio.Event()
@@ -62,7 +62,7 @@ async def drive(
 
 
 async def _until(due: float, stop: asyncio.Event) -> bool:
-    """Sleeps until it is time. False: no longer wanted."""
+    """Sleep until `due`, or until `stop` is set. Returns False if `stop` is set: the request is no longer wanted."""
     delay = due - time.perf_counter()
     if delay > 0:
         with suppress(TimeoutError):
@@ -72,7 +72,7 @@ async def _until(due: float, stop: asyncio.Event) -> bool:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """A full collection stops every stream at once, for as long as it takes to look at all prompts."""
+    """Disable garbage collection: a full collection would stall every stream while it traverses all prompts."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What a run comes to, lane by lane. Throughput and latency are two figures, never one."""
+"""Measures a run lane by lane. Throughput and latency are separate figures and are never combined."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.bench.stream import Stream
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """In seconds, linearly interpolated."""
+    """Percentiles in seconds, linearly interpolated."""
 
     p50: float
     p90: float
@@ -24,45 +24,45 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests that met their lane's objective. One that failed did not."""
+    """Requests that met their lane's objective. A failed request does not meet it."""
 
     slo: Slo
     met: int
     attainment: float
-    """Share of all requests."""
+    """Share of all requests that met the objective, 0 to 1."""
     requests_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
 class LaneReport:
-    """A lane of one run. Latencies are of requests that succeeded; None: no samples."""
+    """Results of one lane. Latencies are of requests that succeeded; None means that there are no samples."""
 
     lane: str
     requests: int
     succeeded: int
     errors: dict[str, int]
-    """How many failed, by kind."""
+    """Number of failed requests by kind of error."""
     seconds: float
-    """The lane's own span: from its first request to its last answer."""
+    """Span of the lane in seconds: from its first request to the end of its last answer."""
     requests_per_second: float
     output_tokens_per_second: float
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
     asked_tokens: int
-    """What the requests that succeeded asked for; more than output_tokens: the server stopped early."""
+    """Output tokens that the requests that succeeded asked for. The server stopped early if output_tokens is less."""
     tokens_per_chunk: float
-    """Above 1, an ITL is the gap between groups of tokens, and TPOT says what a token took."""
+    """Mean tokens per arrival. Above 1, an ITL is a gap between groups of tokens; TPOT is still the time per token."""
     ttft: Percentiles | None
     itl: Percentiles | None
     tpot: Percentiles | None
     e2e: Percentiles | None
     late_p99: float
-    """Seconds by which the client itself sent requests after their time."""
+    """99th percentile of the seconds by which the client sent requests after their arrival times."""
     busy: float
-    """Share of the span with at least one request on its way."""
+    """Share of the span with at least one request in flight, 0 to 1."""
     goodput: Goodput | None = None
-    """None: the lane has no objective."""
+    """None means that the lane has no objective."""
 
 
 def percentiles(samples: Sequence[float]) -> Percentiles | None:
@@ -73,7 +73,7 @@ def percentiles(samples: Sequence[float]) -> Percentiles | None:
 
 
 def report(lane: str, streams: Sequence[Stream], slo: Slo | None = None) -> LaneReport:
-    """Measures one lane's requests; at least one."""
+    """Measure the requests of one lane, which must have at least one."""
     good = [stream for stream in streams if succeeded(stream)]
     seconds = max(stream.ended for stream in streams) - min(stream.sent for stream in streams)
     tokens, chunks = sum(stream.tokens for stream in good), sum(len(stream.times) for stream in good)
@@ -106,7 +106,10 @@ def goodput(streams: Sequence[Stream], slo: Slo, seconds: float) -> Goodput:
 
 
 def meets(stream: Stream, slo: Slo) -> bool:
-    """A request is held to its own 99th percentile of ITL, so that one stall in a long answer is forgiven."""
+    """Return whether a request met the objective.
+
+    The ITL limit applies to the request's own 99th percentile, so that one stall in a long answer is tolerated.
+    """
     if not succeeded(stream):
         return False
     itl = percentiles(stream.gaps)
@@ -119,7 +122,7 @@ def succeeded(stream: Stream) -> bool:
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
+    """Return the length of the union of intervals (start, end)."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))

@@ -1,4 +1,4 @@
-"""A whole run's configuration, and the requests it comes to. Seeded: every server gets the same work."""
+"""The workload of a run and the requests generated from it. A seed makes them the same for every server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRACE_BOUNDS = Lengths(1, 2**31)
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One request: a prompt of token ids, and how many tokens it generates whatever they are."""
+    """A request to send: a prompt of token ids and the exact number of tokens to generate."""
 
     model: str
     prompt: Sequence[int]
@@ -31,28 +31,28 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that decides what is sent.
+    """The workload of a run: all that determines which requests are sent.
 
     Raises:
         SpecError: a lane is named twice, would never end or has no arrivals; or a value is out of range.
     """
 
     models: tuple[str, ...]
-    """Base and adapter names."""
+    """Names of the base model and adapters that requests ask for."""
     lanes: tuple[LaneSpec, ...]
     zipf: float | None = None
-    """Exponent of the law models are drawn by, the first most often; None: they take turns."""
+    """Exponent of the Zipf law that models are drawn by, the first most often. None or 0 means that they take turns."""
     trace: str | None = None
-    """File that lanes with neither n nor rate replay."""
+    """Path of the trace that lanes with neither `n` nor `rate` replay."""
     rate_scale: float = 1.0
-    """The trace is replayed this many times as fast."""
+    """Factor by which the trace is replayed faster."""
     duration: float | None = None
-    """No request arrives later than this, in seconds."""
+    """Seconds from the beginning of the run after which no request arrives. None means no limit."""
     seed: int = 0
     prompts: int = 0
-    """Changes the prompts' tokens and nothing else, so that a prefix cache knows none of them from an earlier run."""
+    """Second seed, which changes the prompts' tokens and nothing else: a prefix cache has none from an earlier run."""
     token_ids: tuple[int, int] = (1000, 30_000)
-    """Prompts are drawn from these ids, the last one excluded."""
+    """Range of token ids that prompts are drawn from; its end is excluded."""
 
     def __post_init__(self) -> None:
         names = [lane.name for lane in self.lanes]
@@ -78,12 +78,15 @@ class Plan:
                 raise SpecError(f"{name} must be finite and not negative, not {value}")
 
     def items(self, trace: Sequence[Arrival] = ()) -> list[Item]:
-        """The requests in order of arrival. `trace`: what is replayed, if anything."""
+        """Return the requests in order of arrival. `trace` is what lanes with neither `n` nor `rate` replay."""
         lanes = [self._lane(lane, trace) for lane in self.lanes]
         return sorted(chain.from_iterable(lanes), key=lambda item: item.at)
 
     def warmup(self, count: int) -> list[Item]:
-        """`count` requests at once, of the lanes' shapes and round all models, whose prompts no other has."""
+        """Return `count` requests that arrive at once, with the lanes' lengths and prompts that the run does not send.
+
+        Models take turns within each lane; of all these requests every `len(lanes)`-th is kept.
+        """
         shapes = tuple(replace(lane, n=count, rate=None, start=0.0) for lane in self.lanes)
         other = replace(self, lanes=shapes, zipf=None, trace=None, duration=None, seed=self.seed + 1_000_003)
         return other.items()[:: len(shapes)]
@@ -114,7 +117,10 @@ class Plan:
             yield Arrival(at, inputs.draw(lengths), outputs.draw(lengths))
 
     def _prompt(self, row: Arrival, rng: random.Random) -> Sequence[int]:
-        """Compact, since a trace's prompts together are many millions of ids."""
+        """Return a prompt as an array of 32-bit ids, since the prompts of a trace together are many millions of ids.
+
+        The tokens of a trace's blocks depend on their ids only, so that requests share prefixes as in the trace.
+        """
         shared = [_tokens(random.Random(block), BLOCK_TOKENS, self.token_ids) for block in row.blocks]
         ids = array("I", chain.from_iterable(shared))[: row.prompt_tokens]
         ids.extend(_tokens(rng, row.prompt_tokens - len(ids), self.token_ids))
@@ -128,12 +134,13 @@ class Plan:
             yield self.models[draw()]
 
     def _rng(self, lane: LaneSpec, purpose: str) -> random.Random:
-        """One for each purpose, so that changing a lane's lengths moves none of its arrivals."""
+        """Return a generator for one purpose, so that changing a lane's lengths does not change its arrivals."""
         return random.Random(f"{self.seed}/{lane.name}/{purpose}")
 
 
 def arrivals(lane: LaneSpec, rng: random.Random) -> Iterator[float]:
-    """Seconds at which a lane's requests arrive: gaps are Gamma-distributed with mean 1/rate and the lane's CV."""
+    """Yield a lane's arrival times in seconds. Gaps are Gamma-distributed with mean 1/rate and the lane's CV; without a
+    rate they are 0."""
     at, count = lane.start, 0
     while lane.n is None or count < lane.n:
         if lane.rate:

@@ -1,4 +1,4 @@
-"""One run from its settings: look, warm up, drive, measure."""
+"""Makes one run from its settings: generates the requests, warms up, sends them, and measures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gateway.serve.process import run_loop
 from gateway.trust import chosen_trust
 
 REFRESH_SECONDS = 0.5
-"""Between two looks at the progress bar: drawing takes a millisecond in which no stream is read."""
+"""Seconds between redraws of the progress bar. A redraw takes a millisecond, in which no stream is read."""
 
 
 class BenchError(Exception):
@@ -32,7 +32,7 @@ class BenchError(Exception):
 
 
 def served_models(target: Target) -> list[str]:
-    """What the server lists, the base first. Raises BenchError and TrustError."""
+    """Return the ids of the models that the server lists, the base model first. Raises BenchError and TrustError."""
     try:
         response = httpx.get(
             f"{target.base}/v1/models", headers=target.headers, timeout=10, verify=chosen_trust().context()
@@ -45,7 +45,7 @@ def served_models(target: Target) -> list[str]:
 
 
 def run(settings: Settings, key: str, console: Console) -> Document:
-    """Makes a run and measures it. Raises BenchError, and ValueError or OSError for a trace that cannot be read."""
+    """Make a run and measure it. Raises BenchError, and ValueError or OSError for a trace that cannot be read."""
     target = Target(settings.url, key, settings.tiers, settings.extensions)
     plan = settings.plan
     items = plan.items(read_trace(Path(plan.trace)) if plan.trace else ())
@@ -68,7 +68,7 @@ async def _run(settings: Settings, target: Target, items: Sequence[Item], consol
 
 
 async def warm_up(target: Target, items: Sequence[Item], timeout_s: float) -> None:
-    """Raises BenchError if none of the requests succeeds: then there is nothing to measure."""
+    """Send the warm-up requests. Raises BenchError if none of them succeeds: then there is nothing to measure."""
     streams = await drive(target, items, timeout_s=timeout_s)
     if not any(succeeded(stream) for stream in streams):
         kinds = Counter(stream.error or "no tokens" for stream in streams)
@@ -76,7 +76,7 @@ async def warm_up(target: Target, items: Sequence[Item], timeout_s: float) -> No
 
 
 class Bars:
-    """How many requests of each lane have ended, while they do. An async context manager."""
+    """Progress bars of how many requests of each lane have ended. An async context manager."""
 
     def __init__(self, items: Sequence[Item], console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

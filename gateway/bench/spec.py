@@ -1,4 +1,4 @@
-"""What to send, as it is written on the command line: `interactive:rate=0.7,n=60,in=24-96,out=16,ttft=500ms`."""
+"""Parses lanes as written on the command line: `interactive:rate=0.7,n=60,in=24-96,out=16,ttft=500ms`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from engine.core.counts import parse_count
 LANES = ("interactive", "batch", "default")
 MAX_TOKENS = 2**31
 MAX_TOKEN_ID = 2**32
-"""Prompts are held as 32-bit ids; excluded."""
+"""Exclusive upper bound of token ids: prompts are held as 32-bit integers."""
 MIN_CV, MAX_CV = 0.001, 100.0
 MIN_RATE, MAX_RATE = 1e-6, 1e6
 MAX_REQUESTS = 10_000_000
-"""Of one lane: more do not fit into memory."""
+"""Maximum number of requests of one lane; more do not fit into memory."""
 
 
 class SpecError(ValueError):
-    """A lane is written wrongly; the message says what was expected."""
+    """The specification of a run or lane is invalid; the message says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Lengths:
     low: int
     high: int
     cv: float = 0.0
-    """Coefficient of variation about `low`, which then is the mean."""
+    """Coefficient of variation. If it is not 0, `low` is the mean, and `high` bounds only the lengths of a trace."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high <= MAX_TOKENS:
@@ -47,7 +47,7 @@ class Lengths:
         return max(1, round(rng.lognormvariate(math.log(self.low) - variance / 2, math.sqrt(variance))))
 
     def bound(self, length: int) -> int:
-        """A trace's own length, brought into range."""
+        """Clamp a length of a trace to low..high, or to 1..high if the distribution is log-normal."""
         return min(max(length, 1 if self.cv else self.low), self.high)
 
     def __str__(self) -> str:
@@ -56,13 +56,13 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Seconds a request may take, for goodput; None: as long as it likes."""
+    """Latency objective that goodput counts: limits in seconds. None means that a latency has no limit."""
 
     ttft: float | None = None
     itl: float | None = None
-    """Of the request's own 99th percentile."""
+    """Limit of the 99th percentile of a request's own ITLs."""
     tpot: float | None = None
-    """Of the request's mean."""
+    """Limit of a request's mean time per output token."""
 
     def __bool__(self) -> bool:
         return any(limit is not None for limit in (self.ttft, self.itl, self.tpot))
@@ -78,17 +78,17 @@ class LaneSpec:
 
     name: str
     n: int | None = None
-    """Requests; None: as many as arrive before the run's duration is over, or as the trace has."""
+    """Number of requests. None means as many as arrive within the run's duration, or as the trace has."""
     rate: float | None = None
-    """Mean arrivals a second, whatever the server does with them (open loop). None: all at once, or from the trace."""
+    """Mean arrivals per second, independent of the server (open loop). None means all at once, or as in the trace."""
     cv: float = 1.0
-    """Coefficient of variation of the Gamma-distributed gaps between arrivals; 1 is Poisson, more comes in bursts."""
+    """Coefficient of variation of the Gamma-distributed gaps between arrivals; 1 is Poisson, more is bursty."""
     start: float = 0.0
-    """Seconds after the beginning of the run."""
+    """Seconds from the beginning of the run after which the lane begins."""
     inputs: Lengths | None = None
-    """Prompt tokens; with a trace, bounds on the trace's own. None: 64-256, or the trace's as they are."""
+    """Prompt tokens; with a trace, bounds on the trace's lengths. None means 64-256, or the trace's unchanged."""
     outputs: Lengths | None = None
-    """Output tokens; None: 64, or the trace's."""
+    """Output tokens; with a trace, bounds on the trace's lengths. None means 64, or the trace's unchanged."""
     slo: Slo = Slo()
 
     def __post_init__(self) -> None:
@@ -105,10 +105,10 @@ class LaneSpec:
 
 
 def parse_lane(text: str) -> LaneSpec:
-    """Reads `NAME` or `NAME:key=value,...`.
+    """Parse `NAME` or `NAME:key=value,...`.
 
     Raises:
-        SpecError: the message names the key and what is known.
+        SpecError: the lane or a key is wrong; the message names it and what is known.
     """
     name, _, rest = text.partition(":")
     given = [_pair(item) for item in rest.split(",") if item.strip()]
@@ -127,7 +127,7 @@ def parse_lane(text: str) -> LaneSpec:
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Read `16`, `24-96` (uniform, both ends included), `1k-4k` or `600~1.5` (log-normal: mean and CV)."""
+    """Parse `16`, `24-96` (uniform, both ends included), `1k-4k` or `600~1.5` (log-normal: mean and CV)."""
     mean, tilde, cv = text.partition("~")
     if tilde:
         return Lengths(parse_count(mean), MAX_TOKENS, float(cv))
@@ -136,7 +136,7 @@ def parse_lengths(text: str) -> Lengths:
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """Reads `1000-30000`, of which the second is excluded."""
+    """Parse a range such as `1000-30000`, of which the end is excluded."""
     low, _, high = text.partition("-")
     if not (low.isdecimal() and high.isdecimal() and int(low) < int(high)):
         raise SpecError(f"a range is written LOW-HIGH, as 1000-30000, not {text!r}")
@@ -146,7 +146,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def parse_seconds(text: str) -> float:
-    """Reads `0.5`, `0.5s` or `500ms`."""
+    """Parse a time such as `0.5`, `0.5s` or `500ms` and return it in seconds."""
     scale = 1000.0 if text.endswith("ms") else 1.0
     seconds = float(text.removesuffix("ms").removesuffix("s")) / scale
     if not 0 <= seconds < math.inf:

@@ -1,4 +1,4 @@
-"""What a streamed completion consists of, and what became of one."""
+"""The chunks of a streamed completion, and the timed outcome of one request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Choice(msgspec.Struct):
 
     @property
     def tokens(self) -> int:
-        """Exact where the server sends ids; else one for every chunk that is not just the end."""
+        """Number of tokens: exact if the server sends token ids; else 1, or 0 for a chunk that only ends the stream."""
         if self.token_ids is not None:
             return len(self.token_ids)
         return int(bool(self.text) or self.finish_reason is None)
@@ -34,7 +34,7 @@ class Usage(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """What of a completion chunk is measured."""
+    """The fields of a completion chunk that are measured."""
 
     choices: list[Choice] = []
     usage: Usage | None = None
@@ -43,23 +43,23 @@ class Chunk(msgspec.Struct):
 
 @dataclass(slots=True)
 class Stream:
-    """What became of one request. Times in seconds since the beginning of the run."""
+    """The outcome of one request. Times are in seconds since the beginning of the run."""
 
     item: Item
     sent: float
-    """When it was taken in hand, before connecting."""
+    """When the client began with the request, before connecting."""
     ended: float = 0.0
     times: list[float] = field(default_factory=list)
-    """Of arrivals with tokens; chunks that arrive in one piece are one arrival."""
+    """When tokens arrived. Chunks that are read from the socket together are one arrival."""
     chunk_tokens: list[int] = field(default_factory=list)
-    """Tokens of each arrival."""
+    """Number of tokens in each arrival of `times`."""
     usage: Usage | None = None
     error: str | None = None
-    """Its kind, if it failed."""
+    """Kind of the failure. None means that the request did not fail."""
 
     @property
     def tokens(self) -> int:
-        """As the server counted them, or else as they were seen."""
+        """Output tokens as the server's usage counts them, or as they arrived if the server sends no usage."""
         counted = self.usage.completion_tokens if self.usage else None
         return sum(self.chunk_tokens) if counted is None else counted
 
@@ -70,7 +70,7 @@ class Stream:
 
     @property
     def late(self) -> float:
-        """How much after its time it was sent: the client's own doing."""
+        """Seconds by which the client sent the request after its arrival time, waits for `concurrency` included."""
         return self.sent - self.item.at
 
     @property
@@ -83,10 +83,10 @@ class Stream:
 
     @property
     def tpot(self) -> float | None:
-        """Mean time per token after the first; None for a single one."""
+        """Mean seconds per token after the first. None means that there are fewer than two tokens."""
         return (self.times[-1] - self.times[0]) / (self.tokens - 1) if self.tokens > 1 else None
 
     @property
     def gaps(self) -> list[float]:
-        """Inter-token latencies: between arrivals."""
+        """Inter-token latencies: seconds between consecutive arrivals."""
         return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]

@@ -1,4 +1,4 @@
-"""A run's figures for people: throughput and latency in tables of their own."""
+"""Renders a run's results for the terminal: one table of throughput, one of latency."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 from gateway.bench.measure import LaneReport, Percentiles
 
 LATE_SECONDS = 0.025
-"""From here on the client's own lateness is worth a word; sending a hundred requests at once takes 10 ms."""
+"""Lateness (p99, in seconds) above which `remarks` mentions it. Sending a hundred requests at once takes 10 ms."""
 
 
 def throughput_table(reports: Sequence[LaneReport]) -> Table:
@@ -39,7 +39,7 @@ def latency_table(reports: Sequence[LaneReport]) -> Table:
 
 
 def remarks(reports: Sequence[LaneReport]) -> list[str]:
-    """What a reader must know before believing the tables."""
+    """Return warnings about what may distort the tables: failures, answers cut short, grouped tokens, late sending."""
     found = []
     for lane in reports:
         found += [f"{lane.lane}: {count} failed: {kind}" for kind, count in lane.errors.items()]

@@ -1,4 +1,4 @@
-"""`loralane adapters`: which adapters a running gateway serves, and every change an operator can make."""
+"""`loralane adapters`: lists and changes the adapters that a running gateway serves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def list_adapters(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """List adapters: tier, size, who uses them, and what loading them takes."""
+    """List adapters with their tier, size, requests, and loads."""
     if tier not in (None, *TIERS):
         raise typer.BadParameter(f"{tier!r} is none of {', '.join(TIERS)}", param_hint="--tier")
     with _admin(url, key) as client:
@@ -52,7 +52,7 @@ def list_adapters(
 
 @app.command()
 def show(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Everything there is to know of one adapter, by its name or an alias."""
+    """Show all fields of one adapter, found by its name or an alias."""
     with _admin(url, key) as client:
         found = [adapter for adapter in client.list() if name in (adapter.name, *adapter.aliases)]
     if not found:
@@ -81,7 +81,7 @@ def load(
 
 @app.command()
 def reload(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Read an adapter's files again; running requests end on the version they began with."""
+    """Read an adapter's files again; running requests finish on the version they started with."""
     with _admin(url, key) as client:
         answer = client.reload(name)
     word = "serves" if answer.changed else "has not changed: it serves"
@@ -95,7 +95,7 @@ def unload(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Unload an adapter: running requests may end first."""
+    """Unload an adapter, after running requests have had time to finish."""
     with _admin(url, key) as client:
         aborted = client.unload(name, drain)
     console.print(f"[green]{name}[/green] is unloaded; {aborted} requests were aborted")
@@ -111,7 +111,7 @@ def pin(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None
 
 @app.command()
 def unpin(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Let an adapter make room again when there is need."""
+    """Let an adapter be evicted from the device again."""
     with _admin(url, key) as client:
         client.pin(name, pinned=False)
     console.print(f"[green]{name}[/green] is not pinned")
@@ -138,7 +138,7 @@ def allow(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Keep an adapter for some tenants."""
+    """Reserve an adapter for some tenants; without any, allow every tenant."""
     with _admin(url, key) as client:
         allowed = client.allow(name, tenants or ()).tenants
     console.print(f"[green]{name}[/green] is for {', '.join(allowed) or 'every tenant that may name it'}")

@@ -1,4 +1,4 @@
-"""Which gateway the commands speak to: one address, of HTTP, for all of them."""
+"""Options for the gateway's address: one HTTP address for all commands, from which they learn the gRPC port."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ AdminUrl = Annotated[
 
 
 def grpc_target(url: str) -> str:
-    """Returns the gRPC address of the gateway at `url`, as `Trust.channel` takes it; the gateway itself names its port.
+    """Return the gRPC address of the gateway at `url`, as `Trust.channel` takes it. The gateway itself names the port.
 
-    An address without a scheme is one of gRPC already. Ends the command where no gateway answers.
+    An address without a scheme already is a gRPC address. Ends the command if no gateway answers.
     """
     if "://" not in url:
         return url

@@ -1,4 +1,4 @@
-"""What the commands that administer a running gateway share: options, and how results are shown."""
+"""Options and output shared by the commands that administer a running gateway."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with the field
 
 
 def show_messages(table: Table, messages: Iterable[Message], as_json: bool) -> None:
-    """Messages as JSON, or the table that says the same."""
+    """Print messages as JSON if `as_json`, otherwise `table`, which shows the same."""
     if as_json:
         print(json.dumps([message_json(message) for message in messages], indent=2))
     else:
@@ -32,7 +32,7 @@ def show_messages(table: Table, messages: Iterable[Message], as_json: bool) -> N
 
 @contextmanager
 def until_interrupted() -> Iterator[None]:
-    """Ctrl-C is how watching ends, not an error."""
+    """End the block without an error on Ctrl-C, which is the normal way to stop watching."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What the commands of a tenant share: which gateway, and by which key."""
+"""The key option shared by the commands that use a gateway as a tenant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loralane batch`: files of requests as jobs in the batch lane, from handing them in to fetching their answers."""
+"""`loralane batch`: submits files of requests as jobs of the batch lane, follows them, and fetches their answers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def submit(
     url: ServerUrl = LOCAL_URL,
     key: UserKey = DEMO_KEY,
 ) -> None:
-    """Hand in a file of requests as a job, and print its id.
+    """Submit a file of requests as a job, and print its id.
 
     Each line is `{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": ...}}`.
 
@@ -77,7 +77,7 @@ def submit(
 
 @app.command()
 def status(batch_id: BatchId, as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: UserKey = DEMO_KEY) -> None:
-    """Everything that is known of a job: `loralane batch status batch_6f... --json`."""
+    """Show all that is known of a job: `loralane batch status batch_6f... --json`."""
     with _client(url, key) as client:
         batch = client.get(batch_id)
     if as_json:
@@ -96,7 +96,7 @@ def list_batches(
     url: ServerUrl = LOCAL_URL,
     key: UserKey = DEMO_KEY,
 ) -> None:
-    """The jobs of this key's tenant, the newest first: `loralane batch list --limit 5`."""
+    """List the jobs of this key's tenant, newest first: `loralane batch list --limit 5`."""
     with _client(url, key) as client:
         batches = client.batches(limit, after)
     if as_json:
@@ -116,7 +116,7 @@ def watch(
     url: ServerUrl = LOCAL_URL,
     key: UserKey = DEMO_KEY,
 ) -> None:
-    """Follow a job to its end; Ctrl-C leaves it running. With --json, a line for whatever has changed.
+    """Follow a job to its end; Ctrl-C leaves it running. With --json, each change prints a line.
 
     - `loralane batch watch batch_6f...`
     - `loralane batch watch batch_6f... --output answers.jsonl` saves the answers when it has ended
@@ -129,7 +129,7 @@ def watch(
 
 @app.command()
 def cancel(batch_id: BatchId, as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: UserKey = DEMO_KEY) -> None:
-    """Run no more of a job's lines; what was answered stays: `loralane batch cancel batch_6f...`."""
+    """Cancel a job: no more of its lines run, and its answers so far are kept: `loralane batch cancel batch_6f...`."""
     with _client(url, key) as client:
         batch = client.cancel(batch_id)
     if as_json:
@@ -146,7 +146,7 @@ def download(
     url: ServerUrl = LOCAL_URL,
     key: UserKey = DEMO_KEY,
 ) -> None:
-    """Save a job's answers, and the lines that failed in a file of their own. Files appear when they are whole.
+    """Save a job's answers to one file and its failed lines to another. Each file appears only when it is complete.
 
     - `loralane batch download batch_6f...` writes `batch_6f....output.jsonl` and `batch_6f....errors.jsonl`
     - `loralane batch download batch_6f... --output answers.jsonl --errors failed.jsonl`
@@ -162,7 +162,7 @@ def download(
 
 
 def _submitted(client: BatchClient, file: Path, endpoint: str, window: str, metadata: dict[str, str]) -> Json:
-    """Looks at a file, sends it and begins the job."""
+    """Check a file, upload it and create the job."""
     with _transfer() as progress:
         looked = _looked(file, progress)
         with progress.open(file, "rb", description="sending") as content:
@@ -188,7 +188,7 @@ def _followed(
     output: Path | None,
     errors: Path | None,
 ) -> NoReturn:
-    """Ends the command when the job has ended, or when nobody waits any more."""
+    """Follow a job until it ends, `timeout` seconds pass or Ctrl-C, then end the command with the job's exit status."""
     from gateway.cli.batch_watch import BatchBar, looks
 
     with BatchBar(console) as bar, until_interrupted():
@@ -215,7 +215,7 @@ def _tell_end(batch: Json) -> None:
 
 
 def _saved(client: BatchClient, batch: Json, output: Path | None, errors: Path | None) -> bool:
-    """Whether there was anything."""
+    """Save a job's answers and errors. Returns False if it has neither."""
     from gateway.cli.clients.batch import output_name
 
     if errors is None:
@@ -247,7 +247,7 @@ def _transfer() -> Progress:
 
 
 def _say(text: str) -> None:
-    """In one line, however narrow the terminal: commands in it are there to be copied."""
+    """Print a message without breaking its line, however narrow the terminal, so that commands in it can be copied."""
     console.print(text, highlight=False, soft_wrap=True)
 
 
@@ -268,7 +268,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _check_targets(*paths: Path | None) -> None:
-    """Before the work that fills them begins."""
+    """Check that output files can be written, before the work begins. Raises typer.BadParameter."""
     for path, option in zip(paths, ("--output", "--errors"), strict=True):
         if path is not None:
             try:

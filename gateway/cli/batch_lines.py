@@ -1,4 +1,4 @@
-"""A look at a batch's file before it is sent: what would be refused for its form alone, found in a second."""
+"""Checks a batch's input file before it is uploaded, so that errors of form show in a second."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import BinaryIO, Literal
 import msgspec
 
 LONGEST_LINE = 64 * 2**20
-"""Bytes: longer than any gateway is told to take, and short beside a terminal's memory."""
+"""Maximum bytes read at once: more than gateways are configured to accept in a line, and little memory."""
 BOM = b"\xef\xbb\xbf"
-"""With which some editors begin a file."""
+"""UTF-8 byte order mark, with which some editors begin a file."""
 MOST_TOLD = 10
-"""Lines that are wrong, before nobody reads on."""
+"""Number of wrong lines after which the check stops."""
 
 
 class Body(msgspec.Struct):
@@ -22,7 +22,7 @@ class Body(msgspec.Struct):
 
 
 class Line(msgspec.Struct):
-    """What of a line can be judged without a gateway."""
+    """The fields of a line that can be checked without a gateway."""
 
     custom_id: str
     method: Literal["POST"]
@@ -31,18 +31,18 @@ class Line(msgspec.Struct):
 
 
 class LinesError(ValueError):
-    """A file that would be refused; the message has a line for each of the first few that are wrong."""
+    """The gateway would refuse the file; the message has one line for each of the first few wrong lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
     lines: int
     endpoint: str
-    """That all of them name."""
+    """The endpoint that all lines name as `url`."""
 
 
 def look(file: BinaryIO) -> Looked:
-    """Reads a file to its end, a line at a time. Raises LinesError."""
+    """Check a file line by line, and return its number of lines and its endpoint. Raises LinesError."""
     seen: dict[str, int] = {}
     endpoint = ""
     wrong: list[str] = []
@@ -64,7 +64,7 @@ def look(file: BinaryIO) -> Looked:
 
 
 def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines from 1 on; one that is too long comes in parts, and ends the walk as no JSON."""
+    """Yield non-blank lines with their numbers, from 1. A line over LONGEST_LINE comes in parts, which are not JSON."""
     for number, text in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
         line = text.removeprefix(BOM) if number == 1 else text
         if line.strip():
@@ -79,7 +79,7 @@ def _read(text: bytes) -> tuple[str, Line | None]:
 
 
 def _conflict(line: Line, seen: dict[str, int], endpoint: str) -> str:
-    """With the lines before it, or with what a batch can be; empty: none."""
+    """Return how a line contradicts earlier lines or asks for what a batch cannot do, or an empty string."""
     if line.custom_id in seen:
         return f"custom_id {line.custom_id!r} is that of line {seen[line.custom_id]}, too"
     if line.url != endpoint:

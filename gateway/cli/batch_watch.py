@@ -1,4 +1,4 @@
-"""A batch followed from a terminal: one look after the other, and the bar that shows them."""
+"""Follows a batch from a terminal: polls its state and shows it as a progress bar."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from gateway.cli.clients.batch import BatchClient, Json
 
 PATIENCE_S = 120.0
-"""That a gateway may be away while a job is watched: longer than one takes to start again."""
+"""Seconds that a gateway may be unreachable while a job is watched; longer than a gateway takes to restart."""
 RETRY_S = 1.0
 
 Told = Callable[[str], None]
 
 
 def looks(client: BatchClient, batch_id: str, interval: float, timeout: float | None, told: Told) -> Iterator[Json]:
-    """What a job is like, again and again, until it has ended or `timeout` seconds have passed.
+    """Poll a job every `interval` seconds and yield its state, until it has ended or `timeout` seconds have passed.
+
+    While the gateway is away, `told` is called with the error message of each attempt.
 
     Raises:
         BatchError: there is no such job, or the gateway was away for too long.
@@ -54,7 +56,7 @@ def _look(client: BatchClient, batch_id: str, told: Told) -> Json:
 
 
 class BatchBar:
-    """A context manager: the job's bar, on a terminal; elsewhere a line for each new status."""
+    """Shows a job's progress: a bar on a terminal, elsewhere a line for each new status. A context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -99,7 +101,7 @@ class BatchBar:
 
 
 class RateColumn(ProgressColumn):
-    """Lines a second, of late."""
+    """Shows the recent rate in lines per second."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.speed:,.1f} lines/s" if task.speed else "")

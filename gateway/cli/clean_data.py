@@ -1,6 +1,6 @@
-"""Removes the data directory: `python -m gateway.cli.clean_data`, or `make clean-data`.
+"""Removes loralane's folders from the data directory: `python -m gateway.cli.clean_data`, or `make clean-data`.
 
-Nothing is imported but the standard library, so that it works without an installation.
+This module and what it imports need only the standard library, so that it works without an installation.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CONTENTS = {
     "adapters": "adapters that an operator put there",
     "engine": "what engines learned about this machine",
 }
-"""What a gateway keeps in its data directory. Anything else there is left alone."""
+"""Folders that a gateway keeps in its data directory -> what they hold. All other entries are left alone."""
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit status: 0 if it was removed or there was nothing, 1 if it was not removed."""
+    """Remove the folders if confirmed. Returns the exit status: 0 if they are removed or there were none, else 1."""
     parser = argparse.ArgumentParser(prog="clean_data", description="Remove what loralane keeps in its data directory.")
     parser.add_argument("--data-dir", type=Path, help="default: as `loralane serve` finds it")
     parser.add_argument("--yes", action="store_true", help="do not ask")
@@ -69,7 +69,7 @@ def show(data_dir: Path, found: Sequence[Path]) -> None:
 
 
 def is_confirmed() -> bool:
-    """Ask on the terminal. Without a terminal nothing is confirmed."""
+    """Ask for confirmation on the terminal. Returns False without a terminal."""
     if not sys.stdin.isatty():
         print("there is no terminal to ask on; say YES=1 (or --yes) to remove it", file=sys.stderr)
         return False
@@ -77,7 +77,7 @@ def is_confirmed() -> bool:
 
 
 def size(path: Path) -> int:
-    """Return the bytes below a folder, without following links."""
+    """Return the total bytes of the files below a folder, without following links."""
     if path.is_symlink() or not path.is_dir():
         return path.lstat().st_size
     return sum((Path(root) / name).lstat().st_size for root, _, names in os.walk(path) for name in names)
@@ -91,7 +91,7 @@ def shown(num_bytes: int) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder; of a link only the link."""
+    """Remove a folder, or only the link if it is a symbolic link."""
     if folder.is_symlink() or not folder.is_dir():
         folder.unlink()
     else:

@@ -1,4 +1,4 @@
-"""`loralane limits`: what tenants, keys and adapters may use, changed while a gateway serves."""
+"""`loralane limits`: shows and changes the limits of tenants, keys and adapters on a running gateway."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Value = Annotated[str | None, typer.Option(metavar="NUMBER", help="600, 100k or 
 
 @app.command()
 def get(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """What is set for tenants, their keys and adapters; limits in shadow are in brackets."""
+    """Show the limits of tenants, their keys and adapters; limits that only count (shadow) are in brackets."""
     with _admin(url, key) as client:
         entries = client.get(tenant)
     show_messages(limits_table(entries), entries, as_json)
@@ -62,7 +62,7 @@ def set_limits(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Change limits from the next request on: `loralane limits set acme --tokens-per-minute 100k`."""
+    """Change limits, effective from the next request on: `loralane limits set acme --tokens-per-minute 100k`."""
     texts = (requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day)
     values: dict[str, int | None] = {
         name: _number(text) for name, text in zip(LIMIT_NAMES, texts, strict=True) if text is not None
@@ -83,7 +83,7 @@ def reset(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Return to the configured limits, or with --used give a tenant its whole allowance again."""
+    """Restore the configured limits; with --used, keep the limits and forget what is in use."""
     scope = pb.LimitScope(tenant=tenant, key=key_id, adapter=adapter)
     with _admin(url, key) as client:
         limits = client.reset(scope, used=used)
@@ -92,7 +92,7 @@ def reset(
 
 @app.command()
 def usage(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """How much of each limit is used, and how often each did not fit a request today."""
+    """Show how much of each limit is used, and how many of today's requests did not fit it."""
     with _admin(url, key) as client:
         scopes = client.usage(tenant)
     show_messages(usage_table(scopes), scopes, as_json)
@@ -100,7 +100,7 @@ def usage(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_U
 
 @app.command()
 def watch(tenant: Tenants = "", as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Usage as it changes, until Ctrl-C; --json prints a line for each scope that has changed."""
+    """Follow usage as it changes, until Ctrl-C; --json prints a line for each scope that has changed."""
     with _admin(url, key) as client, until_interrupted():
         if as_json:
             for changed in client.watch(tenant):
@@ -124,7 +124,7 @@ def _number(text: str) -> int | None:
 
 
 def _policies(pairs: list[str] | None) -> dict[str, str] | None:
-    """Limit -> policy; None: nothing was said."""
+    """Parse LIMIT=POLICY pairs into limit -> policy. None means that the option was not given."""
     if pairs is None:
         return None
     split = [pair.partition("=") for pair in pairs if pair != NONE]

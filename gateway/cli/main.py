@@ -1,4 +1,4 @@
-"""The command `loralane` and its subcommands, each imported when it is called."""
+"""The command `loralane`, which imports each subcommand only when it is called."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "batch": ("gateway.cli.batch", "app"),
     "bench": ("gateway.bench.command", "app"),
 }
-"""Of each subcommand, the module and the name in it of a function or of a group of commands."""
+"""Subcommand -> its module, and the name in that module of a function or of a typer app with further commands."""
 MARKUP: Literal["markdown"] = "markdown"
 PEM = "PEM file of certificates"
 
 
 class Commands(TyperGroup):
-    """Imports a subcommand when it is asked for: all of them together take a third of a second of a server's start."""
+    """Imports a subcommand only when it is called: all of them would add a third of a second to a server's start."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         names: dict[str, Any] = dict.fromkeys(COMMANDS)
-        self.commands = names  # which the base class lists, and suggests in place of a typing error
+        self.commands = names  # the base class lists these names, and suggests one for a mistyped name
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command of click, or None if there is none of that name."""
+        """Return the click command of that name, or None if there is none."""
         if cmd_name not in COMMANDS:
             return None
         module, name = COMMANDS[cmd_name]
@@ -62,7 +62,7 @@ app = typer.Typer(
     help="A multi-LoRA, priority-lane serving gateway.",
     no_args_is_help=True,
     rich_markup_mode=MARKUP,
-    pretty_exceptions_show_locals=False,  # which hold keys
+    pretty_exceptions_show_locals=False,  # local variables hold keys
 )
 
 
@@ -81,7 +81,7 @@ def root(
 ) -> None:
     """A multi-LoRA, priority-lane serving gateway.
 
-    Clients of a gateway with TLS are told whom to believe before their name:
+    For a gateway with TLS, name the certificates before the command:
     `loralane --ca ca.pem --cert me.pem --cert-key me.key adapters ls --url https://gateway:8443`.
     """
     CHOSEN.set(Trust(ca, cert, cert_key))

@@ -1,4 +1,4 @@
-"""`loralane lanes` and `loralane requests`: what is served right now, and how to stop it."""
+"""`loralane lanes` and `loralane requests`: show, pause and drain lanes, and show and cancel live requests."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ Watch = Annotated[bool, typer.Option("--watch", help="Go on, once a second, unti
 def list_lanes(
     as_json: AsJson = False, watch: Watch = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY
 ) -> None:
-    """Depth, oldest wait, latencies and goals met: `loralane lanes ls --watch`."""
+    """List lanes with their depth, oldest wait, latencies and goals met: `loralane lanes ls --watch`."""
     with _admin(url, key) as client:
         _show(client.lanes, lanes_table, as_json, watch)
 
 
 @lanes.command()
 def pause(lane: Lane, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Start nothing of a lane: what runs goes on, what comes waits: `loralane lanes pause batch`."""
+    """Pause a lane: running requests go on, all others wait: `loralane lanes pause batch`."""
     _set(lane, "pause", url, key)
 
 
 @lanes.command()
 def resume(lane: Lane, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Serve a lane as ever: `loralane lanes resume batch`."""
+    """Open a lane again after a pause or a drain: `loralane lanes resume batch`."""
     _set(lane, "resume", url, key)
 
 
 @lanes.command()
 def drain(lane: Lane, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Take nothing new into a lane; what it has taken goes on to its end: `loralane lanes drain batch`."""
+    """Take no new requests into a lane, and let those it has taken finish: `loralane lanes drain batch`."""
     _set(lane, "drain", url, key)
 
 
@@ -66,7 +66,7 @@ def drain(lane: Lane, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> No
 def list_requests(
     as_json: AsJson = False, watch: Watch = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY
 ) -> None:
-    """Live requests of every gateway that shares the engine: `loralane requests ls --watch`."""
+    """List live requests of all gateways that share the engine: `loralane requests ls --watch`."""
     with _admin(url, key) as client:
         _show(client.requests, requests_table, as_json, watch)
 
@@ -77,7 +77,7 @@ def cancel(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """End a request; its caller is told, and pays for what was generated: `loralane requests cancel 3f9a1c`."""
+    """Cancel a request. The caller gets an error and pays for tokens generated: `loralane requests cancel 3f9a1c`."""
     with _admin(url, key) as client:
         ended = client.cancel(request_id)
     tokens = f"{ended.generated_tokens:,} of {ended.max_tokens:,} tokens"

@@ -1,4 +1,4 @@
-"""`loralane serve` runs a gateway and its engine; `loralane check` validates the configuration they would run with."""
+"""`loralane serve` runs a gateway and its engine; `loralane check` validates a configuration for them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def serve(
     - `loralane serve --model ./llama-3-8b --lora support=./loras/support`
     - `loralane serve --config configs/production.yaml`
     - `loralane serve --gateways 4` shares the ports between four gateway processes, over one engine
-    - `kill -HUP PID` has the file of `--config` read again, while it serves
+    - `kill -HUP PID` makes the gateway read the file of `--config` again while it serves
     """
     data_dir = (data_dir or default_data_dir(os.environ)).expanduser()
 
@@ -65,9 +65,9 @@ def serve(
 
 
 def check(file: Annotated[Path, typer.Argument(help="YAML configuration.")]) -> None:
-    """Validate a configuration file, where the variables it names are set: `loralane check my.yaml`.
+    """Validate a configuration file: `loralane check my.yaml`. Environment variables that it names must be set.
 
-    Everything that is wrong with it is told at once.
+    All errors are reported at once.
     """
     try:
         load_config(file, os.environ)
@@ -77,7 +77,7 @@ def check(file: Annotated[Path, typer.Argument(help="YAML configuration.")]) -> 
 
 
 def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> None:
-    """`read`: the same configuration anew, where a file says what it is."""
+    """Run the gateways until they stop. `read` reads the configuration again; None means that it has no file."""
     from gateway.serve.stopping import INTERRUPTED, StoppedEarly, dying_at_once, leave
 
     with dying_at_once():
@@ -111,7 +111,7 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
 
 
 def _with_model(config: Config, model: str | None, *, demo: bool) -> Config:
-    """Serve another model. The demo's adapters and its chat template are left out: they fit the demo's model only."""
+    """Replace the model if `model` is given. Drops the demo's adapters and chat template: they fit its model only."""
     if model is None:
         return config
     if demo:

@@ -1,4 +1,4 @@
-"""`loralane simulate`: what the scheduler would make of some traffic on some device, without either."""
+"""`loralane simulate`: runs the scheduler on recorded or random traffic, with a cost model in place of the device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ FROM_CONFIG = (
     "batch",
     "scheduling",
 )
-"""Fields of EngineConfig that CoreConfig has too; the device's file says the others, unless they are set."""
+"""Fields that EngineConfig shares with CoreConfig and that a configuration may override; the device's file sets the
+others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,12 @@ def simulate(
 
 
 def _check_outputs(json_file: Path | None, plot: Path | None, *, goals: bool) -> None:
-    """Raises ValueError or PlotUnavailable, before there are results to lose."""
+    """Check that outputs can be written before simulating, so that no results get lost.
+
+    Raises:
+        ValueError: a file cannot be written, or --goals and --plot are both given.
+        PlotUnavailable: the plot cannot be drawn.
+    """
     if json_file is not None:
         check_writable(json_file, "--json")
     if plot is None:
@@ -133,7 +139,7 @@ def _check_outputs(json_file: Path | None, plot: Path | None, *, goals: bool) ->
 
 
 def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setup:
-    """A device with the sizes of its file, or of a configuration where that says more.
+    """Return a device with the sizes of its file, overridden by what a configuration sets.
 
     Raises:
         ValueError: the device or the configuration is wrong, or they contradict each other.
@@ -149,7 +155,10 @@ def make_setup(device: str, config: Path | None, env: Mapping[str, str]) -> Setu
 
 
 def _chosen(engine: EngineConfig) -> dict[str, Any]:
-    """What the configuration sets: its defaults are an engine's on a CPU, and the device's file knows better."""
+    """Return the fields that the configuration sets, which are those that differ from the defaults.
+
+    The defaults suit an engine on a CPU, so the device's file takes precedence over them.
+    """
     default, names = EngineConfig(model=""), (*FROM_CONFIG, "num_pages", "max_model_len")
     return {name: getattr(engine, name) for name in names if getattr(engine, name) != getattr(default, name)}
 
@@ -157,7 +166,7 @@ def _chosen(engine: EngineConfig) -> dict[str, Any]:
 def _run_curve(
     setup: Setup, scenario: Scenario, modes: Modes, rates: list[float], jobs: int, out: Path
 ) -> dict[str, Report]:
-    """Every mode at every rate, drawn."""
+    """Run every mode at every rate, and draw the curves to `out`."""
     workloads = {rate: scenario.workload(rate) for rate in sorted(rates)}
     setups = {run_name(p, s): under(setup, p, s) for p in modes.policies for s in modes.schedulers}
     runs = [
@@ -219,7 +228,7 @@ def _write_json(path: Path, setup: Setup, scenario: Scenario, reports: dict[str,
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """What is wrong with the request, in a line."""
+    """End the command with a one-line message if the block raises an expected error."""
     try:
         yield
     except (ValueError, OSError, PlotUnavailable, Stalled) as error:

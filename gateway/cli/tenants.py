@@ -1,4 +1,4 @@
-"""`loralane tenants` and `loralane keys`: who may come in, changed while a gateway serves."""
+"""`loralane tenants` and `loralane keys`: shows and changes tenants and their keys on a running gateway."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def create_tenant(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Make a tenant: `loralane tenants create initech --adapter 'support-*' --default-lane batch`."""
+    """Create a tenant: `loralane tenants create initech --adapter 'support-*' --default-lane batch`."""
     with _admin(url, key) as client:
         tenant = client.create(name, _fields(default_lane, highest_lane, adapter, weight, unknown_fields))
     show_messages(_tenant_table([tenant]), [tenant], False)
@@ -59,7 +59,7 @@ def set_tenant(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Change what a tenant may do; what is not named stays. Limits are `loralane limits`."""
+    """Change what a tenant may do; options not given leave their values. For limits see `loralane limits`."""
     with _admin(url, key) as client:
         tenant = client.update(name, _fields(default_lane, highest_lane, adapter, weight, unknown_fields))
     show_messages(_tenant_table([tenant]), [tenant], False)
@@ -75,7 +75,7 @@ def list_tenants(as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminK
 
 @tenants.command("show")
 def show_tenant(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """One tenant."""
+    """Show one tenant."""
     with _admin(url, key) as client:
         tenant = client.tenant(name)
     show_messages(_tenant_table([tenant]), [tenant], as_json)
@@ -83,7 +83,7 @@ def show_tenant(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, 
 
 @tenants.command("disable")
 def disable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Refuse a tenant's requests from the next one on."""
+    """Refuse a tenant's requests, from the next one on."""
     with _admin(url, key) as client:
         client.disable(name, enable=False)
     console.print(f"[green]{name}[/green] is disabled")
@@ -91,7 +91,7 @@ def disable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_K
 
 @tenants.command("enable")
 def enable_tenant(name: Name, url: AdminUrl = LOCAL_URL, key: AdminKey = DEMO_KEY) -> None:
-    """Let a tenant in again."""
+    """Accept a tenant's requests again."""
     with _admin(url, key) as client:
         client.disable(name, enable=True)
     console.print(f"[green]{name}[/green] is enabled")
@@ -112,7 +112,7 @@ def create_key(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Make a key; it is printed this once."""
+    """Create a key, which is printed only this once."""
     with _admin(url, key) as client:
         _print_once(client.create_key(tenant, label))
 
@@ -137,7 +137,7 @@ def rotate_key(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Make a new key in place of one, which is disabled; the new one is printed this once."""
+    """Replace a key: the old one is disabled unless --keep, and the new one is printed only this once."""
     with _admin(url, key) as client:
         _print_once(client.rotate(key_id, keep=keep))
 
@@ -181,7 +181,7 @@ def _fields(
 
 
 def _print_once(new: pb.NewKey) -> None:
-    """The key alone on standard output, so that it can be piped to where it belongs."""
+    """Print the key alone on standard output, so that it can be piped, and its description on standard error."""
     console.print(f"key [green]{new.key.id}[/green] of {new.key.tenant}; it is not shown again:")
     print(new.secret)
 

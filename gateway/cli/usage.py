@@ -1,4 +1,4 @@
-"""`loralane usage`: what was used, by whom, and what it is worth."""
+"""`loralane usage`: reports tokens, device time, amounts and costs of tenants, keys, adapters and lanes."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def usage(
     url: AdminUrl = LOCAL_URL,
     key: AdminKey = DEMO_KEY,
 ) -> None:
-    """Tokens, device time, amounts and costs by tenant, key, adapter, lane and day.
+    """Report tokens, device time, amounts and costs by tenant, key, adapter, lane and day.
 
-    - `loralane usage` is this month, by tenant, adapter and lane
+    - `loralane usage` reports this month, by tenant, adapter and lane
     - `loralane usage --tenant acme --by key,day --from 2026-07-01 --to 2026-07-31 --csv > july.csv`
-    - `loralane usage --by lane` has what a million tokens of each lane cost
+    - `loralane usage --by lane` shows what a million tokens of each lane cost
     """
     if as_csv and as_json:
         raise typer.BadParameter("choose one of --csv and --json")
@@ -74,7 +74,7 @@ def usage(
 
 
 def usage_table(lines: Sequence[Line], total: Line, group_by: Sequence[str], currency: str) -> Table:
-    """The last row is the total; money columns nobody can fill are left out."""
+    """Return a table with the total as its last row. Money columns without a total are left out."""
     columns = [*FIGURES, *(name for name in MONEY if total[name] is not None)]
     table = Table(box=None, show_footer=bool(group_by))
     for number, name in enumerate(group_by):

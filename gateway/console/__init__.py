@@ -1,1 +1,1 @@
-"""The console's page: HTML, CSS and plain modules, as browsers read them."""
+"""The page of the web console: HTML, CSS and JavaScript modules, which browsers load without a build step."""

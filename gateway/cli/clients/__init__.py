@@ -1,1 +1,1 @@
-"""How the commands ask a running gateway."""
+"""Clients through which the commands call a running gateway."""

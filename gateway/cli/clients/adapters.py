@@ -1,4 +1,4 @@
-"""AdapterAdmin from a terminal: a thin synchronous client."""
+"""A thin synchronous client of the gRPC service AdapterAdmin."""
 
 from __future__ import annotations
 

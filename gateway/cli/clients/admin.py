@@ -1,4 +1,4 @@
-"""What the clients of a gateway's admin services share: one channel, one key, errors told in a line."""
+"""The base of the clients of a gateway's admin services: one gRPC channel, one key, and one-line errors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gateway.trust import chosen_trust
 
 
 class AdminClient:
-    """A context manager around one channel. Calls raise grpc.RpcError."""
+    """A context manager that closes its gRPC channel at the end. Calls raise grpc.RpcError."""
 
     def __init__(self, target: str, key: str) -> None:
-        """Raises TrustError."""
+        """Open a channel to `target`. Raises TrustError."""
         self._channel = chosen_trust().channel(target, [("grpc.max_receive_message_length", -1)])
         self._metadata = (("authorization", f"Bearer {key}"),)
 
@@ -35,7 +35,7 @@ Client = TypeVar("Client", bound=AdminClient)
 
 @contextmanager
 def told(client: Client, url: str) -> Iterator[Client]:
-    """Yield the client; what the gateway at `url` refuses, or that there is none, ends the command with a line."""
+    """Yield the client. If the gateway at `url` refuses a call or does not answer, end the command with one line."""
     try:
         with client:
             yield client

@@ -1,4 +1,4 @@
-"""Files and batches over OpenAI's HTTP API: a thin synchronous client."""
+"""A thin synchronous client for files and batches over OpenAI's HTTP API."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ HINTS: Mapping[int, str] = {
     401: "show a key with --key or LORALANE_API_KEY",
     404: "`loralane batch list` has the jobs this key may see",
 }
-"""What to do about a status, where the gateway's own words may not say."""
+"""HTTP status -> advice that follows the gateway's own message, which may not say what to do."""
 
 Json = dict[str, Any]
 
 
 class BatchError(Exception):
-    """It cannot be done, whoever tries again; the message is for people."""
+    """A request failed, and trying again would not help; the message is for people."""
 
 
 class AwayError(BatchError):
-    """The gateway is not there, or not able to answer just now."""
+    """The gateway is unreachable or cannot answer at the moment; trying again may help."""
 
 
 class BatchClient:
-    """A context manager around one connection pool. Calls raise BatchError, or AwayError where it is worth waiting."""
+    """A context manager around one connection pool. Calls raise BatchError, or AwayError if it is worth waiting."""
 
     def __init__(self, url: str, key: str) -> None:
         self._http = open_http(url, key)
@@ -46,7 +46,7 @@ class BatchClient:
         self._http.close()
 
     def upload(self, name: str, content: BinaryIO) -> Json:
-        """The file's object. `content` is read in pieces, as fast as the gateway takes them."""
+        """Upload a file and return its file object. `content` is read in pieces, as fast as the gateway takes them."""
         parts = {"file": (name, content, "application/jsonl")}
         return self._ask("POST", "/v1/files", data={"purpose": "batch"}, files=parts)
 
@@ -58,7 +58,7 @@ class BatchClient:
         return self._ask("GET", f"/v1/batches/{batch_id}")
 
     def batches(self, limit: int, after: str) -> list[Json]:
-        """The newest first."""
+        """Return at most `limit` jobs, newest first, from those older than the job `after` if it is not empty."""
         after_it = {"after": after} if after else {}
         return self._ask("GET", "/v1/batches", params={"limit": limit, **after_it})["data"]
 
@@ -66,11 +66,11 @@ class BatchClient:
         return self._ask("POST", f"/v1/batches/{batch_id}/cancel")
 
     def size(self, file_id: str) -> int:
-        """Bytes of a file."""
+        """Return the size of a file in bytes."""
         return self._ask("GET", f"/v1/files/{file_id}")["bytes"]
 
     def content(self, file_id: str) -> Iterator[bytes]:
-        """A file's bytes as they come."""
+        """Yield the bytes of a file as they arrive, in chunks of at most CHUNK_BYTES."""
         with self._told(), self._http.stream("GET", f"/v1/files/{file_id}/content") as response:
             if response.is_error:
                 response.read()
@@ -92,7 +92,7 @@ class BatchClient:
 
 
 def _check(response: httpx.Response) -> None:
-    """Raises BatchError, AwayError."""
+    """Raise AwayError for a status of 500 or more and BatchError for any other error status."""
     if not response.is_error:
         return
     message, hint = refusal(response), HINTS.get(response.status_code)
@@ -102,7 +102,7 @@ def _check(response: httpx.Response) -> None:
 
 @contextmanager
 def told(client: BatchClient) -> Iterator[BatchClient]:
-    """A client whose errors end the command with a line."""
+    """Yield the client. Its errors end the command with a one-line message."""
     try:
         with client:
             yield client
@@ -111,7 +111,7 @@ def told(client: BatchClient) -> Iterator[BatchClient]:
 
 
 def save(client: BatchClient, file_id: str, target: BinaryIO, expected: int) -> Iterator[int]:
-    """Writes a file's bytes to `target`; yields how many there are so far. Raises BatchError: some are missing."""
+    """Write a file's bytes to `target`, and yield the number written so far. Raises AwayError if bytes are missing."""
     done = 0
     for piece in client.content(file_id):
         done += target.write(piece)
@@ -121,5 +121,5 @@ def save(client: BatchClient, file_id: str, target: BinaryIO, expected: int) -> 
 
 
 def output_name(batch: Json, kind: str) -> Path:
-    """Where results go if nobody says. `kind`: output or errors."""
+    """Return the default path of a job's results. `kind` is output or errors."""
     return Path(f"{batch['id']}.{kind}.jsonl")

@@ -1,4 +1,4 @@
-"""A terminal chat over the gateway's own HTTP API."""
+"""A terminal chat over the gateway's HTTP API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.markup import escape
 from gateway.cli.clients.http import open_http, refusal, unreachable
 
 LANES = {"interactive": "default", "batch": "flex"}
-"""Lane -> the `service_tier` that asks for it."""
+"""Lane -> the `service_tier` sent with questions."""
 HELP = """\
 /model         list the models
 /model NAME    go on with another model, and the same conversation
@@ -24,24 +24,24 @@ HELP = """\
 
 
 class ChatError(Exception):
-    """The server could not be reached, or refused; the message is for people."""
+    """The gateway could not be reached or refused a request, or a command is invalid; the message is for people."""
 
 
 class ChatClient:
-    """Keeps the conversation and streams each answer as it comes."""
+    """Keeps the conversation and prints each answer as it streams."""
 
     def __init__(self, url: str, key: str, model: str | None, system: str | None) -> None:
         self._http = open_http(url, key)
         self._model = model or ""
         self._lane = ""
-        """Empty means the tenant's default lane."""
+        """Lane that questions go to. Empty means the tenant's default lane."""
         self._messages = [{"role": "system", "content": system}] if system else []
 
     def run(self, console: Console) -> None:
         """Chat until end of input, Ctrl-C or /exit.
 
         Raises:
-            ChatError: before the first question, where no gateway answers or the model is unknown.
+            ChatError: before the first question, no gateway answers or the model is unknown.
         """
         models = self._models()
         self._model = checked_model(self._model or models[0], models)
@@ -62,7 +62,7 @@ class ChatClient:
                 console.print(f"[red]{escape(str(error))}[/red]", highlight=False)
 
     def _command(self, text: str) -> str:
-        """Obey a command; returns what to say. Raises ChatError: it cannot be done."""
+        """Run a command and return the text to show. Raises ChatError: the command is invalid, or the gateway fails."""
         name, _, given = text.partition(" ")
         given = given.strip()
         if name == "/help":
@@ -96,7 +96,7 @@ class ChatClient:
         if answer:
             self._messages.append({"role": "assistant", "content": answer})
         else:
-            self._messages.pop()  # a question that was not answered may be asked again
+            self._messages.pop()  # drop an unanswered question, so that it can be asked again
 
     def _stream(self) -> Iterator[str]:
         body = {"model": self._model, "messages": self._messages, "stream": True}
@@ -124,7 +124,7 @@ class ChatClient:
 
 
 def checked_model(name: str, models: list[str]) -> str:
-    """Returns `name`. Raises ChatError: the gateway has no model of that name for this key."""
+    """Return `name`. Raises ChatError if it is not among `models`, those that this key may use."""
     if name in models:
         return name
     nearest = get_close_matches(name, models, 1)

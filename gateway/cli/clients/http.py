@@ -1,4 +1,4 @@
-"""What the clients of a gateway's own HTTP API share: how it is reached, and how it refuses."""
+"""Connections and error messages shared by the clients of a gateway's HTTP API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT = httpx.Timeout(10.0, read=600.0)
 
 
 def open_http(url: str, key: str) -> httpx.Client:
-    """Raises TrustError."""
+    """Return an HTTP client for the gateway at `url` that sends `key`. Raises TrustError."""
     headers, tls = {"authorization": f"Bearer {key}"}, chosen_trust().context()
     return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, verify=tls)
 
@@ -21,7 +21,7 @@ def unreachable(http: httpx.Client, error: Exception) -> str:
 
 
 def refusal(response: httpx.Response) -> str:
-    """What a gateway says for itself; the response has been read."""
+    """Return the message of an error response, or its status if it has none. The response must have been read."""
     try:
         return response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""LimitAdmin from a terminal: a thin synchronous client."""
+"""A thin synchronous client of the gRPC service LimitAdmin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ class LimitsClient(AdminClient):
         shadow: Sequence[str] | None,
         away: Mapping[str, str] | None = None,
     ) -> pb.LimitEntry:
-        """`values`: None lifts a limit. `shadow`, `away` (limit -> policy): None leaves it as it is."""
+        """Change the limits of a scope.
+
+        Args:
+            values: limit -> new value; None lifts the limit.
+            shadow: limits that only count. None leaves the setting unchanged.
+            away: limit -> policy while Redis is away. None leaves the setting unchanged.
+        """
         given = {name: value for name, value in values.items() if value is not None}
         request = pb.SetLimitsRequest(
             scope=scope,
@@ -42,6 +48,6 @@ class LimitsClient(AdminClient):
         return self._stub.Usage(pb.LimitUsageRequest(tenant=tenant), metadata=self._metadata).scopes
 
     def watch(self, tenant: str) -> Iterator[Sequence[pb.ScopeUsage]]:
-        """Scopes whose usage has become different, all of them first."""
+        """Yield the usage of all scopes first, then that of the scopes in which it has changed."""
         for response in self._stub.Watch(pb.WatchLimitsRequest(tenant=tenant), metadata=self._metadata):
             yield response.scopes

@@ -1,4 +1,4 @@
-"""LaneAdmin and RequestAdmin from a terminal: a thin synchronous client."""
+"""A thin synchronous client of the gRPC services LaneAdmin and RequestAdmin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OperationsClient(AdminClient):
         return self._lanes.List(pb.ListLanesRequest(), metadata=self._metadata).lanes
 
     def set_lane(self, lane: str, action: str) -> pb.LaneStatus:
-        """`action`: pause, drain or resume."""
+        """Change a lane's mode and return its status. `action` is pause, drain or resume."""
         return self._lanes.Set(pb.SetLaneRequest(lane=lane, action=action), metadata=self._metadata)
 
     def requests(self) -> Sequence[pb.LiveRequest]:

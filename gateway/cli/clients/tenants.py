@@ -1,4 +1,4 @@
-"""TenantAdmin from a terminal: a thin synchronous client."""
+"""A thin synchronous client of the gRPC service TenantAdmin."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TenantsClient(AdminClient):
         return self._stub.DisableTenant(pb.DisableTenantRequest(name=name, enable=enable), metadata=self._metadata)
 
     def delete(self, name: str) -> int:
-        """Returns how many keys went with it."""
+        """Delete a tenant and its keys. Returns the number of keys deleted."""
         return self._stub.DeleteTenant(pb.DeleteTenantRequest(name=name), metadata=self._metadata).keys
 
     def create_key(self, tenant: str, label: str) -> pb.NewKey:

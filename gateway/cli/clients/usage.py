@@ -1,4 +1,4 @@
-"""UsageAdmin from a terminal: a thin synchronous client."""
+"""A thin synchronous client of the gRPC service UsageAdmin."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ class UsageClient(AdminClient):
         self._stub = pb_grpc.UsageAdminStub(self._channel)
 
     def report(self, fields: Mapping[str, str]) -> pb.UsageReportResponse:
-        """`fields`: of UsageReportRequest."""
+        """Return a usage report. `fields` are the fields of UsageReportRequest."""
         return self._stub.Report(pb.UsageReportRequest(**fields), metadata=self._metadata)

@@ -1,1 +1,1 @@
-"""How the commands show what they were told."""
+"""Tables in which the commands show a gateway's answers."""

@@ -1,4 +1,4 @@
-"""How adapters look in a terminal: a table of many, all there is of one, or JSON."""
+"""Renders adapters for the terminal: a table of many, all fields of one, or JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION_CHARS = 12
 
 
 class SortKey(StrEnum):
-    """By what `adapters ls` may sort; names and tiers go up, numbers down, and what was used last comes first."""
+    """Sort keys of `adapters ls`. Names and tiers ascend, numbers descend, and last use puts the most recent first."""
 
     name = "name"
     tier = "tier"
@@ -51,7 +51,7 @@ ORDERS: dict[SortKey, Callable[[pb.Adapter], Any]] = {
 
 
 def chosen(adapters: Iterable[pb.Adapter], pattern: str, tier: str | None, sort: SortKey) -> list[pb.Adapter]:
-    """Those with a name or an alias like `pattern`, in one tier if any is named, sorted."""
+    """Return the adapters whose name or an alias matches the shell pattern, sorted; a `tier` of None means any tier."""
     found = [
         adapter
         for adapter in adapters
@@ -72,7 +72,7 @@ def adapter_table(adapters: Iterable[pb.Adapter]) -> Table:
 
 
 def adapter_facts(adapter: pb.Adapter) -> Table:
-    """Every field of one adapter, a line each."""
+    """Return a table of all fields of one adapter, one a row."""
     table = Table.grid(padding=(0, 2))
     for name, value in adapter_json(adapter).items():
         table.add_row(Text(name, style="dim"), Text(_fact(name, value)))
@@ -80,7 +80,7 @@ def adapter_facts(adapter: pb.Adapter) -> Table:
 
 
 def adapter_json(adapter: pb.Adapter) -> dict[str, Any]:
-    """Every field, by the names of the HTTP API."""
+    """Return all fields of an adapter, named as in the HTTP API."""
     return message_json(adapter)
 
 

@@ -1,4 +1,4 @@
-"""How batches look in a terminal: one a row, one in full, and what was wrong with a file."""
+"""Renders batches for the terminal: a table of many, all fields of one, and the errors of an input file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 COLOURS: Mapping[str, str] = {"completed": "green", "failed": "red", "expired": "red", "cancelled": "yellow"}
 TITLES = ("id", "status", "lines", "done", "failed", "left", "created", "expires", "endpoint")
 MOST_ERRORS = 20
-"""Of a file, in a terminal; --json has all that the gateway tells."""
+"""Maximum number of a file's errors shown in a terminal; --json prints all that the gateway reports."""
 
 
 def batches_table(batches: Iterable[Json]) -> Table:
@@ -28,7 +28,7 @@ def batches_table(batches: Iterable[Json]) -> Table:
 
 
 def batch_facts(batch: Json) -> Table:
-    """Everything that is known of one job, one fact a row; what is null is left out."""
+    """Return a table of the fields of one job, one a row. Fields that are null are left out."""
     table = Table(box=None, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -38,7 +38,7 @@ def batch_facts(batch: Json) -> Table:
 
 
 def errors_table(batch: Json) -> Table:
-    """What was wrong with a file, the first lines of it."""
+    """Return a table of the first MOST_ERRORS errors of a job's input file."""
     table = Table(box=None)
     for title in ("line", "code", "message"):
         table.add_column(title, justify="right" if title == "line" else "left", overflow="fold")
@@ -59,7 +59,7 @@ def status_text(batch: Json) -> Text:
 
 
 def duration_text(seconds: float) -> str:
-    """In the two largest units that it has."""
+    """Format a duration in its largest unit and the next smaller one, such as `1 min 15 s`."""
     whole = round(seconds)
     for unit, size, part, part_size in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if whole >= size:

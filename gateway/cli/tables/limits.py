@@ -1,4 +1,4 @@
-"""How limits look in a terminal: tables of what is set and what is used, or JSON."""
+"""Renders limits for the terminal: a table of what is set, and one of what is used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TITLES = ("requests/min", "tokens/min", "at once", "tokens/day")
 
 
 def limits_table(entries: Iterable[pb.LimitEntry]) -> Table:
-    """A row for each scope; a limit in shadow is in brackets."""
+    """Return a table with a row for each scope. A limit in shadow, which only counts, is in brackets."""
     table = Table(box=None)
     for title in ("tenant", "scope"):
         table.add_column(title, no_wrap=True)
@@ -56,7 +56,7 @@ def _limit(limits: pb.Limits, name: str) -> str:
 
 
 def _refused(scope: pb.ScopeUsage, name: str) -> str:
-    """When, if this limit was one of those that last refused a request."""
+    """Return the local time of the scope's last refusal if this limit was among its causes, otherwise `-`."""
     if name not in scope.refused_by:
         return "-"
     return datetime.fromtimestamp(scope.refused_at).astimezone().strftime("%H:%M:%S")

@@ -1,4 +1,4 @@
-"""How lanes and live requests look in a terminal."""
+"""Renders lanes and live requests for the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ID_CHARS = 12
 
 
 def lanes_table(lanes: Iterable[pb.LaneStatus]) -> Table:
-    """A row for each lane; percentiles are 50th / 95th / 99th, in milliseconds."""
+    """Return a table with a row for each lane. Latencies are 50th / 95th / 99th percentiles in milliseconds."""
     table = Table(box=None)
     for title in ("lane", "mode"):
         table.add_column(title, no_wrap=True)
@@ -57,6 +57,6 @@ def _percentiles(seconds: pb.Percentiles) -> str:
 def _request_cells(request: pb.LiveRequest) -> Iterable[Text]:
     texts = (request.id[:ID_CHARS], request.tenant, request.key, request.model, request.lane, request.state)
     counts = (request.prompt_tokens, request.cached_tokens, request.generated_tokens, request.max_tokens)
-    yield from map(Text, texts)  # not markup: callers chose some of them
+    yield from map(Text, texts)  # not parsed as markup: callers choose some of these texts
     yield from (Text(f"{count:,}") for count in counts)
     yield Text(f"{request.age_seconds:.1f} s")

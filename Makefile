@@ -56,11 +56,12 @@ serve: setup  ## Serve the demo: HTTP 8000, gRPC 50051 (ARGS="--http-port 9000" 
 test: setup-dev  ## Run all tests (ARGS="-k limiter" passes arguments on)
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
-lint: setup-dev  ## Style, types and layering
+lint: setup-dev  ## Style, types, layering and prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/prose.py gateway engine lora_kernels
 
 format: setup-dev  ## Mend style
 	$(BIN)/ruff check --fix .

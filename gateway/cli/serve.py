@@ -81,7 +81,7 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
     from gateway.serve.stopping import INTERRUPTED, StoppedEarly, dying_at_once, leave
 
     with dying_at_once():
-        # Imported here: `--help` and `check` should not wait for a tokenizer library.
+        # Imported here because `--help` and `check` need none of it.
         from gateway.serve.checks import check_start
         from gateway.serve.launch import Launch, StartError
         from gateway.serve.prepare import prepare

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from gateway.cli.clients.http import open_http, refusal, unreachable
 
-LANES = {"interactive": "default", "batch": "flex"}
+LANES = {"interactive": "priority", "batch": "flex"}
 """Lane -> the `service_tier` sent with questions."""
 HELP = """\
 /model         list the models

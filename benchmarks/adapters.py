@@ -1,11 +1,11 @@
-"""`make bench-adapters`: what adapters cost, resident and not, beside vLLM in one run.
+"""`make bench-adapters`: what adapters cost in throughput, resident or not, compared with vLLM in one run.
 
     python -m benchmarks.adapters [--vllm-python PATH] [--cores 0,1] [--repeat 2] [--json FILE]
 
-The same 64 requests (32 to 127 tokens in, 16 to 95 out) at once, for the base model, one adapter, 8, 64 that are all
-resident, and 64 where the device has memory for 8. Both servers have 32 sequences, the same weights and the same cores,
-and serve first come first served: this is about throughput, and lanes hold it back for people's sake. Each case is run
-so many times, and the best one counts, for both. Without a Python that has vLLM only loralane is measured.
+The same 64 requests (32 to 127 tokens in, 16 to 95 out) are sent at once to the base model, to one adapter, to 8, to 64
+that are all resident, and to 64 with device memory for 8. Both servers run 32 sequences with the same weights on the
+same cores, and schedule FCFS, because lanes give up throughput for interactive latency. Each case is run --repeat
+times, and the best run counts, for both servers. Without a Python that has vLLM, only loralane is measured.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RANK, COUNT, FEW = 8, 64, 8
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """How many adapters the requests ask for, and how many the device holds; 0: none are configured at all."""
+    """How many adapters the requests use and how many (`slots`) the device holds; 0 means that none are configured."""
 
     name: str
     adapters: int
@@ -60,11 +60,11 @@ class Measured:
     case: str
     best: LaneReport
     tokens_per_second: tuple[float, ...]
-    """Of every repetition."""
+    """Throughput of every repetition."""
 
 
 def by_slots(cases: Sequence[Case]) -> dict[int, list[Case]]:
-    """Cases that one server, set up for so many adapters, can run."""
+    """Group the cases by the number of slots, so that one server can run each group."""
     groups: dict[int, list[Case]] = {}
     for case in cases:
         groups.setdefault(case.slots, []).append(case)
@@ -72,10 +72,10 @@ def by_slots(cases: Sequence[Case]) -> dict[int, list[Case]]:
 
 
 def run_case(target: Target, case: Case, folders: Mapping[str, Path], repeat: int, server: str) -> Measured:
-    """Raises RuntimeError if a request fails."""
+    """Run a case `repeat` times after a warm-up; the best run counts. Raises RuntimeError if a request fails."""
     models = list(folders)[: case.adapters] or [MODEL]
     reports = []
-    for turn in range(repeat + 1):  # the first only warms up, with prompts of its own
+    for turn in range(repeat + 1):  # the first turn only warms up, with different prompts
         items = requests(models, COUNT, seed=turn == 0)
         streams = answered(target, items, COUNT)
         reports.append(report(case.name, streams))
@@ -84,7 +84,7 @@ def run_case(target: Target, case: Case, folders: Mapping[str, Path], repeat: in
 
 
 def ours(model: Path, folders: Mapping[str, Path], slots: int, scratch: Path, cpus: frozenset[int]) -> Peer:
-    """`slots` bounds what the device holds, as memory for so many would."""
+    """Return a loralane server whose device holds at most `slots` adapters, as if it had memory for only so many."""
     preload = {"adapters": {"preload": {name: str(path) for name, path in folders.items()}}} if slots else {}
     place = scratch / f"ours-{slots}"
     place.mkdir()
@@ -93,7 +93,7 @@ def ours(model: Path, folders: Mapping[str, Path], slots: int, scratch: Path, cp
 
 
 def peers(arguments: argparse.Namespace, model: Path, folders: Mapping[str, Path], scratch: Path) -> Iterator[Any]:
-    """(how to start a server, the cases it is for), ours first."""
+    """Yield pairs of a server and the cases to run on it, loralane's first."""
     cpus = arguments.cores
     for slots, cases in by_slots(CASES).items():
         yield ours(model, folders, slots, scratch, cpus), cases

@@ -1,4 +1,4 @@
-"""What a tenant with a key can send to hurt its neighbours: each attack returns how the gateway answered."""
+"""Attacks that a tenant with a key can mount against its neighbours. Each returns how the gateway answered."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ GRAMMARS: Mapping[str, Mapping[str, Any]] = {
     "nesting without an end": {"guided_json": "[" * 60_000},
     "brackets of a regex": {"guided_regex": "(" * 20_000 + "a" + ")" * 20_000},
 }
-"""Schemas and grammars that crash or overflow a compiler of grammars."""
+"""Schemas and grammars that crash or overflow a grammar compiler."""
 GROWING = "(.*e.{200}){5}"
-"""An expression that compiles, and whose states become too many a few tokens into an answer."""
+"""A regex that compiles, but whose number of states grows too large a few tokens into an answer."""
 A_CLIENT = 50
-"""Requests of a flood that share a client: httpx takes time with the square of those that a client has under way, which
-would slow the neighbour's chats in the same process."""
+"""Number of requests in a flood that share a client. httpx takes time quadratic in the requests that a client has in
+flight, which would slow the neighbour's chats in the same process."""
 TLS = ssl.create_default_context()
-"""Shared by all clients, so that the certificates are read once. The demo speaks plain HTTP."""
+"""TLS context shared by all clients, so that the certificates are read once. The demo itself uses plain HTTP."""
 TERMINAL = frozenset(("completed", "failed", "expired", "cancelled"))
 MALFORMED = b"\x0a\xff\xff\xff\xff\x0f"
 
 
 @dataclass(frozen=True, slots=True)
 class Attacker:
-    """A tenant's key, and where it is used."""
+    """The attacking tenant's key and its clients."""
 
     http: httpx.AsyncClient
-    """Its base URL and its authorization are set."""
+    """Client with base URL and authorization set."""
     grpc_target: str
     model: str
     key: str
@@ -54,13 +54,13 @@ class Attacker:
         return {"model": self.model, "messages": messages, "max_tokens": 8, **fields}
 
     def another_client(self) -> httpx.AsyncClient:
-        """Return a client with the same base URL and key, and connections of its own."""
+        """Return a client with the same base URL and key, but its own connections."""
         limits = httpx.Limits(max_connections=None)
         url, headers = self.http.base_url, {"authorization": f"Bearer {self.key}"}
         return httpx.AsyncClient(base_url=url, headers=headers, timeout=self.http.timeout, limits=limits, verify=TLS)
 
     async def chat(self, **fields: Any) -> str:
-        """Return the status of an answer, and the error's code where there is one."""
+        """Send a chat; returns the status, followed by the error's code if there is one."""
         answer = await self.http.post("/v1/chat/completions", json=self.body(**fields))
         error = answer.json().get("error") or {}
         return " ".join(filter(None, (str(answer.status_code), error.get("code"))))
@@ -74,7 +74,7 @@ async def crashing_grammars(attacker: Attacker) -> Counter[str]:
 
 
 async def expensive_grammars(attacker: Attacker, count: int = 12) -> Counter[str]:
-    """Send patterns that all have to hold: the states of 200 or 500 of them fill gigabytes without a bound."""
+    """Send schemas that require 200 to 500 patterns at once, whose states would fill gigabytes without a bound."""
     sizes = [*range(200, 200 + count), 500]
     schemas = [{"allOf": [{"type": "string", "pattern": f"^.*a.*{i}$"} for i in range(size)]} for size in sizes]
     return Counter(await asyncio.gather(*[attacker.chat(guided_json=schema) for schema in schemas]))
@@ -88,7 +88,7 @@ async def many_grammars(attacker: Attacker, count: int = 300) -> Counter[str]:
 
 
 async def growing_grammar(attacker: Attacker) -> Counter[str]:
-    """Stream an answer whose grammar becomes too much on the way. Returns the error's param and the last event."""
+    """Stream an answer whose grammar grows too large on the way. Returns the error's param and the last event."""
     body = attacker.body(guided_regex=GROWING, max_tokens=64, stream=True)
     async with attacker.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         events = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]
@@ -97,7 +97,7 @@ async def growing_grammar(attacker: Attacker) -> Counter[str]:
 
 
 async def flood(attacker: Attacker, count: int = 1500) -> Counter[str]:
-    """Send more requests with four answers each than a lane takes, all at once."""
+    """Send more requests at once, with four answers each, than a lane admits."""
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(attacker.another_client()) for _ in range(-(-count // A_CLIENT))]
         attackers = [replace(attacker, http=client) for client in clients]
@@ -106,7 +106,7 @@ async def flood(attacker: Attacker, count: int = 1500) -> Counter[str]:
 
 
 async def poisoned_batch(attacker: Attacker) -> Counter[str]:
-    """Run a batch whose lines are the grammars that crash. Returns the batch's status and the codes of its lines."""
+    """Run a batch of the grammars that crash and one sound line. Returns its status and its counts of lines."""
     lines = [
         {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": attacker.body(**fields)}
         for name, fields in GRAMMARS.items()
@@ -135,7 +135,7 @@ async def malformed_protobuf(attacker: Attacker) -> Counter[str]:
 
 
 async def hang_ups(attacker: Attacker, count: int = 20) -> Counter[str]:
-    """Begin long streams and go away after the first bytes."""
+    """Begin long streams and disconnect after the first bytes."""
 
     async def one() -> str:
         body = attacker.body(stream=True, max_tokens=500)
@@ -157,4 +157,4 @@ ATTACKS: Mapping[str, Attack] = {
     "streams that are left": hang_ups,
     "a flood with n = 4": flood,
 }
-"""In the order in which they are sent."""
+"""All attacks by name, in the order in which they are sent."""

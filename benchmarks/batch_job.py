@@ -1,12 +1,12 @@
-"""`make bench-batch-job`: a batch job beside people who chat, and the largest file there may be.
+"""`make bench-batch-job`: a batch job beside interactive chats, and a batch file of the largest size.
 
     python -m benchmarks.batch_job [--lines 10000] [--adapters 50] [--cores 0,1] [--json FILE]
 
-Done with the official `openai` client, as its documentation does it: upload, create, poll, download. Answered:
+It uses the official `openai` client as its documentation describes: upload, create, poll, download. It measures:
 
-    volume      50,000 lines in nearly 200 MB: seconds to take them in and to check them, memory meanwhile, and whether
-                a bad line 49,999 is reported with its number
-    workflow    a job over many adapters: every line answered once, lines and tokens a second
+    volume      50,000 lines in nearly 200 MB: seconds to upload and to check them, the memory growth meanwhile, and
+                whether a bad line 49,999 is reported with its number
+    workflow    a job over many adapters: whether every line is answered once, and lines and tokens per second
     beside      TTFT of interactive requests alone and beside that job, against the lane's goal
 """
 
@@ -52,7 +52,7 @@ TOPICS = ("rivers", "mountains", "planets", "birds", "bridges", "trees", "poems"
 
 
 class Memory:
-    """The most that a server's processes but its engine held, in MiB above what they held at first."""
+    """Records the peak memory of a server's processes except engine and store, in MiB above its initial value."""
 
     def __init__(self, pid: int) -> None:
         self._server = psutil.Process(pid)
@@ -64,7 +64,7 @@ class Memory:
             self.most = max(self.most, self._held() - self._idle)
 
     def _held(self) -> float:
-        """Of what each holds alone: pages of libraries that all share count once at idle, and do not grow."""
+        """Return the sum of the processes' unshared memory (USS) in MiB. Shared library pages do not grow."""
         total = 0
         for process in (self._server, *self._server.children(recursive=True)):
             try:
@@ -101,7 +101,7 @@ def write_lines(path: Path, lines: Iterator[dict[str, Any]]) -> Path:
 
 
 def volume_lines(model: str, bad: int | None) -> Iterator[dict[str, Any]]:
-    """Nearly as large, all together, as a file may be; line `bad`, from 1, has no messages."""
+    """Yield lines that together are nearly as large as a file may be. Line number `bad`, from 1, has no messages."""
     filler = "x" * (VOLUME_BYTES // VOLUME_LINES - 220)
     for number in range(1, VOLUME_LINES + 1):
         line = chat_line(number, model, f"{number} {filler}", 1)
@@ -109,7 +109,7 @@ def volume_lines(model: str, bad: int | None) -> Iterator[dict[str, Any]]:
 
 
 def submit(client: OpenAI, path: Path) -> tuple[Batch, float]:
-    """The job, and seconds of the upload."""
+    """Upload a file and create a job. Returns the job and the seconds that the upload took."""
     began = time.perf_counter()
     with path.open("rb") as file:
         uploaded = client.files.create(file=file, purpose="batch")
@@ -131,7 +131,7 @@ def is_over(batch: Batch) -> bool:
 
 
 def volume(client: OpenAI, model: str, pid: int, scratch: Path) -> list[Figure]:
-    """Raises RuntimeError: the job was not taken, or the bad line not found."""
+    """Measure the upload and check of the largest file. Raises RuntimeError if the good file is not accepted."""
     good = write_lines(scratch / "good.jsonl", volume_lines(model, None))
     bad = write_lines(scratch / "bad.jsonl", volume_lines(model, BAD_LINE))
     with watched(pid) as memory:
@@ -155,7 +155,7 @@ def volume(client: OpenAI, model: str, pid: int, scratch: Path) -> list[Figure]:
 
 
 def job_lines(models: Sequence[str], count: int, max_tokens: int) -> Iterator[dict[str, Any]]:
-    """Adapters go round, as callers mix them; what a customer asks begins alike."""
+    """Yield chat lines that use the models in turn and whose prompts begin alike."""
     rng = random.Random(0)
     for index in range(count):
         content = f"Say one short thing about {rng.choice(TOPICS)} number {rng.randrange(1000)}."
@@ -163,14 +163,14 @@ def job_lines(models: Sequence[str], count: int, max_tokens: int) -> Iterator[di
 
 
 def chats(count: int) -> list[Item]:
-    """One after the other from a steady stream of people, so that no two runs share a prefix."""
+    """Return interactive requests that arrive every GAP_S seconds, with prompts that no other run has."""
     rng = random.Random(time.time_ns())
     prompts = [tuple(rng.randrange(1000, 40_000) for _ in range(rng.randrange(24, 96))) for _ in range(count)]
     return [Item("base", prompt, 8, "interactive", index * GAP_S) for index, prompt in enumerate(prompts)]
 
 
 def people(target: Target, count: int) -> Any:
-    """TTFT percentiles in seconds."""
+    """Send `count` interactive chats; returns their TTFT percentiles in seconds."""
     found = report("chats", answered(target, chats(count))).ttft
     if found is None:
         raise RuntimeError("no chat was answered")
@@ -224,7 +224,7 @@ def followed(client: OpenAI, batch: Batch, progress: Progress) -> Batch:
 
 
 def during(beside: Future[Any]) -> Any:
-    """Raises RuntimeError: the job was over first, so that chats were alone for a part of the time."""
+    """Return the chats' result. Raises RuntimeError if the job ended first, so that some chats ran alone."""
     if beside.done():
         return beside.result()
     raise RuntimeError("the job was over before the chats were: more --lines, or fewer --chats")

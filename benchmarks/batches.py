@@ -1,9 +1,9 @@
-"""`make bench-batches`: how many lines of a batch one gateway process runs in a second.
+"""`make bench-batches`: how many lines of a batch one gateway process runs per second.
 
     python -m benchmarks.batches [--lines 20000] [--tokens 16] [--cores 0,1,2,3] [--rounds 3]
 
-One gateway process on one core, with limits and batches in a Valkey and files in a folder, over an engine that takes no
-time; the engine, Valkey and client have a core each.
+It runs one gateway process on one core, with limits and batches in a Valkey and files in a folder, over an engine that
+takes no time. The engine, Valkey and client have a core each.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from engine.paths import default_data_dir
 ENDPOINT = "/v1/chat/completions"
 POLL_SECONDS = 0.1
 FIRST, LAST = 0.1, 0.9
-"""Shares of the lines between which time is taken: what comes before and after is not the dispatcher's."""
+"""Fractions of the lines between which time is measured, to exclude the work before and after dispatching."""
 
 
 def requests(lines: int, tokens: int) -> bytes:
-    """An input file."""
+    """Return a batch input file."""
     body = {"model": MODEL, "messages": MESSAGES, "max_tokens": tokens}
     texts = ({"custom_id": f"{number}", "method": "POST", "url": ENDPOINT, "body": body} for number in range(lines))
     return b"\n".join(numbered(msgspec.json.encode(text)) for text in texts)
 
 
 def lines_per_second(client: httpx.Client, text: bytes, lines: int) -> float:
-    """Of one batch. Raises RuntimeError: it did not complete."""
+    """Run one batch; returns its rate in lines per second. Raises RuntimeError if it does not complete."""
     file = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", text)}).raise_for_status()
     wish = {"input_file_id": file.json()["id"], "endpoint": ENDPOINT, "completion_window": "1h"}
     batch = client.post("/v1/batches", json=wish).raise_for_status().json()

@@ -1,10 +1,10 @@
-"""`make bench-limits`: how many requests limits admit on a busy machine.
+"""`make bench-limits`: checks that limits admit exactly the right number of requests on a busy machine.
 
     python -m benchmarks.busy_limits [--rounds 50] [--gateways 3] [--busy 6]
 
-A round is 50 requests at once, each of 300 tokens, of a tenant that may use 1,000 tokens a minute: exactly 3 fit. The
-gateways are real, over an engine that takes no time, and share one Valkey; the busy processes compute without end.
-Every round has a tenant of its own. A round that took so long that a fourth request fits (12 s) proves nothing and is
+A round sends 50 requests at once, each of 300 tokens, from a tenant that may use 1,000 tokens a minute: exactly 3 fit.
+The gateways are real, run over an engine that takes no time, and share one Valkey; the busy processes loop until
+killed. Every round uses a new tenant. A round that took so long (12 s) that a fourth request fits is inconclusive and
 repeated, with at most as many repetitions as rounds. The exit status is 1 if fewer rounds than asked for admitted
 exactly 3, or if any request of any round, late ones included, was answered with a status other than 200 and 429.
 """
@@ -42,17 +42,17 @@ from gateway.core.tenants import hash_key
 REQUESTS, TOKENS, LIMIT = 50, 300, 1000
 FIT = LIMIT // TOKENS
 PROMPT = [1000]
-"""One token."""
+"""A prompt of one token."""
 MOST_SECONDS = (TOKENS - LIMIT % TOKENS) / LIMIT * 60
-"""A round that took so long is late: what 3 requests leave of the limit is 100 tokens, and 200 more, which another
-request needs, come back in 12 s. Not before: the bucket was unused when the round began."""
+"""A round that took this long is late. Three requests leave 100 tokens of the limit, and the bucket, which was full
+when the round began, refills the 200 tokens that a fourth request lacks in 12 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     admitted: int
     others: Counter[int]
-    """Answers that were neither 200 nor 429, by their status."""
+    """Number of answers that were neither 200 nor 429, by status."""
     seconds: float
 
     @property
@@ -62,7 +62,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the rounds that were played say of the rounds that were asked for."""
+    """The result of all rounds that were run, against the number that was asked for."""
 
     asked: int
     rounds: Sequence[Round]
@@ -85,7 +85,7 @@ class Verdict:
 
     @property
     def faults(self) -> str:
-        """Numbers that rounds in time admitted other than the right one, and statuses of errors, with their counts."""
+        """Wrong numbers of admitted requests in timely rounds, and error statuses, each with its count, as text."""
         admitted = Counter(each.admitted for each in self._timely if each.admitted != FIT)
         words = [f"{number} admitted: {count}x" for number, count in admitted.items()]
         return ", ".join(words + [f"status {status}: {count}x" for status, count in self.errors.items()])
@@ -100,14 +100,14 @@ def key_of(number: int) -> str:
 
 
 def spin() -> None:
-    """Compute until killed."""
+    """Busy-loop until killed."""
     while True:
         pass
 
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """Keep the machine busy with processes of the same priority as the gateways."""
+    """Keep the machine busy, inside the block, with processes of the same priority as the gateways."""
     started = [multiprocessing.Process(target=spin, daemon=True) for _ in range(processes)]
     for process in started:
         process.start()
@@ -158,12 +158,12 @@ async def one_round(urls: Sequence[str], number: int) -> Round:
 
 
 def most_rounds(asked: int) -> int:
-    """Return how many rounds are played at most, late ones included."""
+    """Return the largest number of rounds to run, late ones included."""
     return 2 * asked
 
 
 def play(asked: int, one: Callable[[int], Round], console: Console) -> Verdict:
-    """Play rounds, each of another tenant, until as many as asked for were in time."""
+    """Run rounds, each with a different tenant, until `asked` rounds were in time or `most_rounds` have run."""
     rounds: list[Round] = []
     for number in track(range(most_rounds(asked)), "rounds", asked, console=console, transient=True):
         rounds.append(one(number))

@@ -1,4 +1,4 @@
-"""What every benchmark of servers has in common: its options, its cores, and how it ends."""
+"""Command line options, core pinning and error handling shared by all benchmarks of servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.paths import default_data_dir
 
 
 def make_parser(module: str, description: str | None, *, peer: bool = True) -> argparse.ArgumentParser:
-    """`peer`: vLLM may stand beside us."""
+    """Return a parser with the shared options. `peer` adds the option for comparing with vLLM."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{module}",
         description=description,
@@ -33,7 +33,7 @@ def make_parser(module: str, description: str | None, *, peer: bool = True) -> a
 
 
 def client_cores(servers: frozenset[int]) -> frozenset[int]:
-    """Those that are left, so that the client does not take the servers' time."""
+    """Return the cores that the servers do not use, so that the client does not take the servers' CPU time."""
     return frozenset(os.sched_getaffinity(0)) - servers
 
 
@@ -43,9 +43,12 @@ def tell_of_missing_peer(python: Path | None, console: Console) -> None:
 
 
 def run(bench: Callable[[Console, Path], None]) -> None:
-    """Runs a benchmark with a console for its progress and a scratch folder, which goes with it, as servers do."""
+    """Run a benchmark with a console for progress and a scratch folder that is deleted afterwards.
+
+    PeerError, RuntimeError and ValueError end the process with a message and status 1.
+    """
     console = Console(stderr=True)
-    # As Ctrl-C does, so that a benchmark that is told to end takes its servers with it.
+    # SIGTERM raises SystemExit, so that a benchmark that is terminated also stops its servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="loralane-bench-") as scratch:
         try:

@@ -1,4 +1,4 @@
-"""What a benchmark has measured, held against what it should be."""
+"""Measured values of a benchmark with their goals, and a table of them."""
 
 from __future__ import annotations
 

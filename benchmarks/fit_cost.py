@@ -1,10 +1,10 @@
-"""Measures what steps take on this machine and writes a device file for `loralane simulate`.
+"""Measures how long steps take on this machine and writes a device file for `loralane simulate`.
 
     python -m benchmarks.fit_cost --out my-machine.json [--model DIR] [--threads 2] [--steps 120]
 
-Steps of every kind (decodes, prompt chunks, mixtures, adapters, page copies) run on the real model, each several times;
-two linear models, for small steps and for the others, are fitted to their medians by least squares of relative errors.
-Run it on a quiet machine: the file says how well the fit does and how much a step varies.
+Steps of every kind (decodes, prompt chunks, mixtures, adapters, page copies) run on the real model, each several times.
+Two linear models, for small and for larger steps, are fitted to the medians by least squares of relative errors. Run it
+on a quiet machine: the file records the error of the fit and how much the time of a step varies.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from engine.model.runner import ModelRunner
 from engine.paths import default_data_dir
 
 SMALL_STEP = 48
-"""Tokens up to which the cost of a step is fitted apart from the others."""
+"""Largest number of tokens in a step that counts as small; small steps have their own fit."""
 MAX_TOKENS = 256
 MAX_SEQS = 32
 RANKS = (8, 32)
@@ -60,7 +60,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A sequence with `start` tokens computed, of which `count` more are computed now."""
+    """A sequence in a step: `start` tokens are computed already, `count` more are computed in the step."""
 
     start: int
     count: int
@@ -74,7 +74,7 @@ class Sample:
 
 
 class Bench:
-    """A model with some adapters resident, and the steps it is asked to do."""
+    """Runs and times steps on a model with some resident adapters."""
 
     def __init__(self, model: Path, threads: int, scratch: Path) -> None:
         config = EngineConfig(str(model), dtype="bfloat16", threads=threads, max_seqs=MAX_SEQS, num_pages=PAGES)
@@ -93,7 +93,7 @@ class Bench:
         self.disk_bytes_per_s = self._read_again(fetches)
 
     def run(self, rows: Sequence[Row], copies: int, repeats: int) -> Sample:
-        """The rows as one step, `repeats` times; the same positions are computed again each time."""
+        """Time a step of the given rows `repeats` times. The same positions are computed again each time."""
         self.next_page = self.first_free
         admitted = tuple(self._admission(f"r{index}", row) for index, row in enumerate(rows))
         self._carry_out(StepPlan(admitted=admitted))
@@ -109,7 +109,7 @@ class Bench:
         return Sample(measure(plan, live), seconds)
 
     def _read_again(self, fetches: Sequence[AdapterFetch]) -> float:
-        """Bytes a second at which adapters come from disk, or the page cache, into host memory."""
+        """Return the rate, in bytes per second, of reading adapters from disk or page cache into host memory."""
         answers: SimpleQueue[Answer] = SimpleQueue()
         self.runner.connect(answers.put)
         started = time.perf_counter()
@@ -144,7 +144,7 @@ def _chunks(rows: Sequence[Row]) -> Iterator[ScheduledChunk]:
 
 
 def draw_step(rng: random.Random, adapters: Sequence[AdapterId]) -> tuple[list[Row], int]:
-    """A step as schedulers make them, and pages it copies: decodes, prompt chunks or both."""
+    """Draw a realistic step of decodes, prompt chunks or both. Returns its rows and the number of pages it copies."""
     used = rng.sample(list(adapters), rng.choice((0, 1, 2, 4, 8)))
 
     def adapter() -> AdapterId | None:
@@ -159,7 +159,7 @@ def draw_step(rng: random.Random, adapters: Sequence[AdapterId]) -> tuple[list[R
 
 
 def fit(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
-    """Non-negative coefficients of TERMS, and the relative error of every sample."""
+    """Return the non-negative coefficients of TERMS and the relative error of every sample."""
     seconds = np.array([statistics.median(sample.seconds) for sample in samples])
     terms = np.array([[1, *(getattr(sample.work, name) for name in TERMS[1:])] for sample in samples], dtype=float)
     relative, kept = terms / seconds[:, None], list(range(len(TERMS)))
@@ -174,7 +174,7 @@ def fit(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
 
 
 def describe(name: str, bench: Bench, samples: Sequence[Sample], threads: int) -> dict[str, object]:
-    """The device file."""
+    """Return the contents of the device file."""
     small, large = ([s for s in samples if (s.work.tokens <= SMALL_STEP) == is_small] for is_small in (True, False))
     ratios = [value / statistics.median(s.seconds) for s in samples for value in s.seconds]
     cost: dict[str, object] = {"small_step": SMALL_STEP}

@@ -1,10 +1,10 @@
-"""`make bench-gateway`: what a gateway costs a request and a token, beside LiteLLM's proxy, in one run.
+"""`make bench-gateway`: overhead of a gateway per request and per token, compared with LiteLLM's proxy in one run.
 
     python -m benchmarks.gateway [--litellm-python PATH] [--cores 0,1,2,3] [--rounds 3] [--seconds 5] [--json FILE]
 
-One gateway process on one core, with authentication and limits in a Valkey, over an engine that takes no time;
-LiteLLM's proxy with one worker on the same core, with neither, over an upstream that takes no time. Engine or upstream,
-Valkey and client have a core each. The two take turns, round after round.
+It runs one gateway process on one core, with authentication and limits in a Valkey, over an engine that takes no time,
+and LiteLLM's proxy with one worker on the same core, without authentication and limits, over an upstream that takes no
+time. Engine or upstream, Valkey and client have a core each. The two servers take turns, round after round.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from gateway.outputs import print_wide
 from gateway.serve.process import run_loop
 
 MESSAGES = [{"role": "user", "content": f"What is the capital of France, and what is it known for? {NUMBER}"}]
-"""No two are alike: what a gateway has seen before it may remember."""
+"""The prompt. NUMBER makes each request different, because a gateway may cache what it has seen."""
 PROMPT_TOKENS = 53
-"""What that is to SmolLM2, chat template included."""
+"""Length of the prompt in SmolLM2 tokens, chat template included."""
 ANSWER_TOKENS, CONCURRENT = 16, 64
-"""Of requests that are not streamed, and how many of them are on their way at once."""
+"""Tokens of each answer that is not streamed, and the number of such requests in flight."""
 STREAM_TOKENS, STREAMS = 256, 32
 PAUSE_SECONDS = 0.5
-"""For what an abandoned stream leaves to be done."""
+"""Pause in which the server cleans up abandoned streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One server's, of one round or of several."""
+    """Measurements of one server, in one round or as the medians of several."""
 
     requests_per_second: float
     tokens_per_second: float
     whole_ms: float
-    """Median latency of one request at a time."""
+    """Median latency with one request at a time."""
     added_ms: float
-    """Of it, what is left when that of asking what stands behind it directly is taken off."""
+    """`whole_ms` minus the latency of asking the engine or upstream directly."""
     memory_mib: float
 
 
@@ -75,7 +75,7 @@ def body(tokens: int, *, stream: bool) -> dict[str, Any]:
 
 
 def measure(station: Station, direct_ms: float, seconds: float, silent_events: int) -> Figures:
-    """One round."""
+    """Measure one round. `direct_ms` is the latency of the engine or upstream without a gateway."""
     short = shot(station.url, body(ANSWER_TOKENS, stream=False), station.key)
     long = shot(station.url, body(STREAM_TOKENS, stream=True), station.key)
     alone_ms = latency_ms(short, seconds)
@@ -87,12 +87,12 @@ def measure(station: Station, direct_ms: float, seconds: float, silent_events: i
 
 
 def latency_ms(target: Shot, seconds: float) -> float:
-    """Median of one request at a time."""
+    """Return the median latency in milliseconds with one request at a time."""
     return median(strike(target, 1, seconds=seconds / 2).latencies) * 1000
 
 
 def silent_events(station: Station) -> int:
-    """Of a stream, how many events carry no token. Raises RuntimeError: tokens do not come in events of their own."""
+    """Return how many events of a stream carry no token. Raises RuntimeError if there is not one event per token."""
     headers = {"authorization": f"Bearer {station.key}"} if station.key else {}
     url = f"{station.url}/v1/chat/completions"
     answer = httpx.post(url, json=body(STREAM_TOKENS, stream=True), headers=headers, timeout=60).raise_for_status()
@@ -107,7 +107,11 @@ def silent_events(station: Station) -> int:
 def rounds(
     stations: Sequence[tuple[Station, Callable[[], float]]], count: int, seconds: float
 ) -> dict[str, list[Figures]]:
-    """`stations`: each with what measures the latency of what stands behind it, in milliseconds."""
+    """Measure all stations in turn, `count` rounds. Returns the figures of each round by station name.
+
+    Args:
+        stations: Each station with a function that returns its engine's or upstream's own latency in milliseconds.
+    """
     silent = {station.name: silent_events(station) for station, _ in stations}
     found: dict[str, list[Figures]] = {station.name: [] for station, _ in stations}
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""The gateways that are measured side by side, and what stands behind them."""
+"""The gateways to compare, and the engine or upstream behind each of them."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from engine.config import EngineConfig
 from engine.core.types import Request, SamplingParams
 
 PLENTY = 1_000_000_000
-"""A limit that is checked in every request, and refuses none."""
+"""A limit that is checked for every request and never reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Who runs where."""
+    """The CPU core of each process."""
 
     gateway: int
     behind: int
-    """The engine, or the upstream."""
+    """Core of the engine or the upstream."""
     store: int
     client: int
 
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """A gateway that runs."""
+    """A running gateway."""
 
     name: str
     url: str
@@ -46,7 +46,7 @@ class Station:
 
     @property
     def memory_mib(self) -> float:
-        """Resident memory of the gateway process; engine, upstream and store are others."""
+        """Resident memory of the gateway process in MiB, without engine, upstream and store."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         [kib] = [line.split()[1] for line in lines if line.startswith("VmRSS:")]
         return int(kib) / 1024
@@ -54,7 +54,7 @@ class Station:
 
 @contextmanager
 def upstream(scratch: Path, cores: Cores) -> Iterator[str]:
-    """Yields the URL of a server that takes no time."""
+    """Run an OpenAI-compatible server that takes no time; yields its URL."""
     port = free_port()
     words = [sys.executable, "-m", "benchmarks.instant_upstream", "--port", str(port)]
     command = Command(words, f"http://127.0.0.1:{port}", "/health", cpus=frozenset((cores.behind,)))
@@ -64,7 +64,7 @@ def upstream(scratch: Path, cores: Cores) -> Iterator[str]:
 
 @contextmanager
 def engine(model: Path, scratch: Path, cores: Cores) -> Iterator[str]:
-    """Yields the address of an engine that takes no time, to be asked without a gateway."""
+    """Run an engine that takes no time, for requests without a gateway; yields its address."""
     address = f"unix:{scratch / 'engine.sock'}"
     words = [sys.executable, "-m", "benchmarks.instant_engine", "--config", EngineConfig(str(model)).to_json()]
     process = Popen([*words, "--address", address, "--cores", str(cores.behind)])
@@ -76,7 +76,7 @@ def engine(model: Path, scratch: Path, cores: Cores) -> Iterator[str]:
 
 
 async def engine_latencies(address: str, prompt_tokens: int, tokens: int, seconds: float) -> list[float]:
-    """Of one request at a time, in seconds, the first second's left out."""
+    """Send one request at a time to an engine. Returns the latencies in seconds, without those of the first second."""
     client, latencies = EngineClient(address), []
     await client.start()
     await client.wait_ready()
@@ -95,7 +95,7 @@ async def engine_latencies(address: str, prompt_tokens: int, tokens: int, second
 
 @contextmanager
 def loralane(model: Path, scratch: Path, cores: Cores) -> Iterator[Station]:
-    """With a key and with limits of its tenant, its key and its adapter, all of them in a Valkey."""
+    """Run a loralane gateway with a key and with limits for tenant, key and adapter, which are kept in a Valkey."""
     port, limits = free_port(), {"requests_per_minute": PLENTY, "tokens_per_minute": PLENTY}
     with pinned(frozenset((cores.store,))):
         store = ValkeyServer()
@@ -122,10 +122,10 @@ def loralane(model: Path, scratch: Path, cores: Cores) -> Iterator[Station]:
 
 @contextmanager
 def litellm(python: Path, upstream_url: str, scratch: Path, cores: Cores) -> Iterator[Station]:
-    """One worker at its best: no keys, no database, no logging, no callbacks, prices from its own files.
+    """Run LiteLLM's proxy with one worker in its fastest setup: no keys, database, logging or callbacks, local prices.
 
     Raises:
-        PeerError: there is no LiteLLM beside that Python.
+        PeerError: LiteLLM is not installed with that Python.
     """
     program = python.absolute().parent / "litellm"
     if not program.is_file():

@@ -1,4 +1,4 @@
-"""One gateway over an instant engine: `loralane serve` in all but the engine. Run by `benchmarks.gateway`."""
+"""Runs `loralane serve` with an engine that computes nothing (`benchmarks.instant_engine`), for other benchmarks."""
 
 from __future__ import annotations
 

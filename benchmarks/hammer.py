@@ -1,6 +1,7 @@
-"""A load generator that costs a few microseconds a request: the same bytes but for a number, answers counted by lines.
+"""A load generator that takes a few microseconds per request: it sends fixed bytes and counts the answers' lines.
 
-`gateway/bench` sends what people send, and times every token; this one only has to be faster than any gateway.
+`gateway/bench` sends realistic requests and times every token. This load generator only has to be faster than any
+gateway.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ import msgspec
 from gateway.serve.process import run_loop
 
 NUMBER = "########"
-"""In a request: stands for digits that are others each time."""
+"""Placeholder in a request that is replaced by different digits each time the request is sent."""
 _numbers = count()
 
 
 class HammerError(RuntimeError):
-    """The server did not answer as it should; the message has what it said."""
+    """The server did not answer as expected. The message quotes its answer."""
 
 
 def numbered(message: bytes) -> bytes:
-    """With a number of its own."""
+    """Return the message with `NUMBER` replaced by a new number."""
     return message.replace(NUMBER.encode(), b"%0*d" % (len(NUMBER), next(_numbers)))
 
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One request, as it goes out but for its `NUMBER`."""
+    """The bytes of a request, with the placeholder `NUMBER`, and the server's address."""
 
     host: str
     port: int
@@ -42,7 +43,7 @@ class Shot:
 
 
 def shot(url: str, body: Mapping[str, Any], key: str = "") -> Shot:
-    """A chat completion."""
+    """Return the request for a chat completion with `body`."""
     place, text = urlsplit(url), msgspec.json.encode(body)
     headers = {"host": place.netloc, "content-type": "application/json", "content-length": str(len(text))}
     headers |= {"authorization": f"Bearer {key}"} if key else {}
@@ -52,13 +53,13 @@ def shot(url: str, body: Mapping[str, Any], key: str = "") -> Shot:
 
 @dataclass(slots=True)
 class Tally:
-    """What came back between two moments."""
+    """Results of one measuring interval."""
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
-    """Of requests that ended, in seconds."""
+    """Latency in seconds of each request that ended in the interval."""
     events: int = 0
-    """Server-sent events, without those that carry no token."""
+    """Number of server-sent events that carry a token."""
 
     @property
     def requests_per_second(self) -> float:
@@ -70,7 +71,7 @@ class Tally:
 
 
 class Connection(asyncio.Protocol):
-    """Sends the next request when an answer has ended, until it is told to leave."""
+    """A keep-alive connection that sends the next request when an answer has ended, until `leave` is called."""
 
     def __init__(self, hammer: Hammer) -> None:
         self._hammer = hammer
@@ -104,7 +105,7 @@ class Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(self._send)
 
     def leave(self) -> None:
-        """In the middle of an answer, as it may be."""
+        """Close the connection, possibly in the middle of an answer."""
         self._end(None)
 
     def _send(self) -> None:
@@ -127,7 +128,7 @@ class Connection(asyncio.Protocol):
 
 
 class Hammer:
-    """Counts what all its connections get between `open` and `close`."""
+    """Provides the requests of all connections and counts their answers since the last `reset`."""
 
     def __init__(self, target: Shot) -> None:
         self._message = target.message
@@ -145,7 +146,7 @@ class Hammer:
         self._latencies = []
 
     def tally(self, seconds: float, silent_events: int) -> Tally:
-        """`silent_events`: of each stream, those that carry no token."""
+        """Return the results since `reset`. `silent_events` is the number of events per stream that carry no token."""
         events = self.newlines // 2 - silent_events * len(self._latencies)
         return Tally(seconds, self._latencies, max(0, events))
 
@@ -167,7 +168,7 @@ async def _strike(target: Shot, connections: int, warmup_s: float, seconds: floa
 
 
 async def _until_done_or(links: Sequence[Connection], seconds: float) -> None:
-    """Raises HammerError as soon as a connection fails."""
+    """Wait `seconds`. Raises HammerError as soon as a connection fails."""
     done, _ = await asyncio.wait([link.done for link in links], timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     for link in done:
         link.result()
@@ -176,5 +177,10 @@ async def _until_done_or(links: Sequence[Connection], seconds: float) -> None:
 def strike(
     target: Shot, connections: int, *, warmup_s: float = 1.0, seconds: float = 5.0, silent_events: int = 0
 ) -> Tally:
-    """Keeps `connections` requests on their way. Raises HammerError, OSError."""
+    """Keep `connections` requests in flight and measure. Raises HammerError, OSError.
+
+    Args:
+        seconds: Length of the measuring interval, which begins after `warmup_s`.
+        silent_events: Number of events per stream that carry no token.
+    """
     return run_loop(_strike(target, connections, warmup_s, seconds, silent_events))

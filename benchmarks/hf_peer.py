@@ -1,6 +1,6 @@
-"""The peer: Hugging Face `generate` with PEFT's mixed-adapter batches, in static batches of the same requests.
+"""A peer to compare with: Hugging Face `generate` with PEFT's mixed-adapter batches, on static batches of requests.
 
-A program of its own, so that it has the machine to itself: `python -m benchmarks.hf_peer < job.json > result.json`.
+It is a separate program, so that it has the machine to itself: `python -m benchmarks.hf_peer < job.json > result.json`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, StoppingCriteria
 from transformers.utils import logging
 
 BASE = "__base__"
-"""PEFT's name for rows without an adapter."""
+"""PEFT's adapter name for batch rows without an adapter."""
 
 
 class Clock(StoppingCriteria):
-    """Is called after every token of a batch; only looks at the time."""
+    """Stopping criterion that never stops: it is called after every step and records the time."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -43,7 +43,7 @@ def load(model_dir: str, adapters: dict[str, str]) -> Any:
 
 
 def generate(model: Any, items: Sequence[dict[str, Any]]) -> Clock:
-    """One static batch: padded on the left, run until its longest request is done."""
+    """Run one static batch, padded on the left, until its longest request is done. Returns the time of each step."""
     width = max(len(item["prompt"]) for item in items)
     ids = torch.zeros(len(items), width, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -68,7 +68,10 @@ def generate(model: Any, items: Sequence[dict[str, Any]]) -> Clock:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Times all batches one after the other, as a server without continuous batching would run them."""
+    """Time all batches one after the other, as a server without continuous batching would run them.
+
+    Returns the total seconds, and for each request the times of its tokens in seconds since the beginning.
+    """
     model, size = load(job["model"], job["adapters"]), job["batch"]
     generate(model, [{**item, "max_tokens": 4} for item in job["items"][:size]])
     streams, started = [], time.perf_counter()

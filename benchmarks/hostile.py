@@ -1,13 +1,13 @@
-"""`make bench-hostile`: what a tenant feels while another tenant attacks the gateway with everything a key allows.
+"""`make bench-hostile`: latency of a tenant while another tenant attacks the gateway with everything a key allows.
 
     python -m benchmarks.hostile [--chats 200] [--rounds 4]
 
-A neighbour streams short chats, one after the other: alone, and beside each attack, which is repeated meanwhile. Before
-every attack of every round it streams alone again, so that a machine that changes does so for both. The table says how
-much longer its TTFT is beside each attack, and how the attacks were answered. The exit status is 1 if its p99 beside an
-attack exceeds twice its p99 alone, if a process died, or if one of the neighbour's chats failed. The attacker is a
-process of its own with the lowest priority, because a real one has a machine of its own; what it takes of this machine
-all the same is part of the figures. On two slow cores all of it takes half an hour.
+A neighbour tenant streams short chats, one after the other: alone, and beside each attack, which is repeated meanwhile.
+Before every attack of every round it streams alone again, so that changes of the machine's speed affect both cases. The
+table shows how much longer the neighbour's TTFT is beside each attack, and how the attacks were answered. The exit
+status is 1 if its p99 beside an attack exceeds twice its p99 alone, if the engine died, or if one of the neighbour's
+chats failed. The attacker is a separate process with the lowest priority, because a real attacker has its own machine;
+the CPU time that it still takes is part of the figures. On two slow cores a run takes half an hour.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from gateway.outputs import print_wide
 MODEL = "smollm2-135m-instruct"
 NEIGHBOUR_KEY = "sk-demo-globex"
 MOST_TIMES = 2.0
-"""The neighbour's p99 beside an attack over its p99 alone."""
+"""Largest ratio of the neighbour's p99 beside an attack to its p99 alone."""
 LEAST_CHATS = 100
-"""The least number of chats of each kind. With fewer the p99 would be the maximum."""
+"""Smallest number of chats alone and beside each attack. With fewer, the p99 would be the maximum."""
 LOWEST_PRIORITY = 19
-"""The niceness of the attacker."""
+"""Niceness of the attacker process."""
 PAUSE_SECONDS = 0.15
-"""Between two of the neighbour's chats: its limit is 600 requests a minute."""
+"""Pause between two of the neighbour's chats, whose tenant may send 600 requests a minute."""
 
 
 @dataclass
 class Phase:
-    """What the neighbour felt, and how the attacker was answered, during one attack."""
+    """The neighbour's latencies and the attacker's answers during one attack."""
 
     name: str
     ttft: list[float] = field(default_factory=list)
-    """Seconds of each of the neighbour's chats."""
+    """TTFT of each of the neighbour's chats, in seconds."""
     answers: Counter[str] = field(default_factory=Counter)
     most_bytes: int = 0
 
@@ -71,7 +71,7 @@ class Phase:
 
 
 async def stream_chats(url: str, phase: Phase, count: int) -> None:
-    """Raises RuntimeError if a chat is not answered in whole."""
+    """Stream chats as the neighbour and record their TTFT. Raises RuntimeError if an answer is not complete."""
     headers = {"authorization": f"Bearer {NEIGHBOUR_KEY}"}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120) as client:
         for _ in range(count):
@@ -93,7 +93,7 @@ async def stream_chats(url: str, phase: Phase, count: int) -> None:
 async def continue_phase(
     phase: Phase, url: str, attack: Callable[[], Awaitable[Counter[str]]] | None, server: psutil.Process, chats: int
 ) -> None:
-    """Have the neighbour stream some more chats of a phase, while the attack, if there is one, is repeated."""
+    """Stream more of the neighbour's chats for a phase, and repeat the attack meanwhile. None means no attack."""
     neighbour = asyncio.create_task(stream_chats(url, phase, chats))
     while not neighbour.done():
         if attack is None:
@@ -105,7 +105,7 @@ async def continue_phase(
 
 
 def attack_once(name: str, url: str, grpc_target: str) -> Counter[str]:
-    """Runs in the attacker's process."""
+    """Execute an attack once, in the attacker's process. Returns the number of answers of each kind."""
     return asyncio.run(_attack(ATTACKS[name], url, grpc_target))
 
 
@@ -120,7 +120,7 @@ async def in_attacker(attacker: Executor, name: str, url: str, grpc_target: str)
 
 
 def memory(server: psutil.Process) -> int:
-    """Return the bytes of a server's processes; pages that they share count once."""
+    """Return the memory of a server's processes in bytes (PSS, so shared pages count once)."""
     total = 0
     for process in (server, *server.children(recursive=True)):
         try:
@@ -133,7 +133,7 @@ def memory(server: psutil.Process) -> int:
 async def all_phases(
     url: str, grpc_target: str, server: psutil.Process, arguments: argparse.Namespace, console: Console
 ) -> list[Phase]:
-    """Returns the phase without an attack first."""
+    """Run all rounds of all attacks. Returns the phases, the one without an attack first."""
     chats, rounds = -(-arguments.chats // arguments.rounds), range(arguments.rounds)
     alone, phases = Phase("alone"), {name: Phase(name) for name in ATTACKS}
     await continue_phase(Phase("warm-up"), url, None, server, 20)
@@ -149,7 +149,7 @@ async def all_phases(
 
 
 def slowed(phases: list[Phase]) -> list[str]:
-    """Return a sentence for each attack beside which the neighbour's p99 was too long."""
+    """Return a message for each attack beside which the neighbour's p99 was too long."""
     alone = phases[0]
     return [
         f"beside {phase.name} the neighbour's p99 TTFT is {phase.p99 * 1e3:.0f} ms, alone {alone.p99 * 1e3:.0f} ms:"

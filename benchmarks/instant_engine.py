@@ -1,9 +1,9 @@
-"""An engine that takes no time, for measuring a gateway: answers are a few tokens over and over.
+"""An engine that computes nothing, for measuring a gateway: its answers repeat a few fixed tokens.
 
     python -m benchmarks.instant_engine --config JSON --address unix:PATH --until-stdin-closes [--cores 1]
 
-It takes the arguments of `engine.server`, so that a gateway's own supervisor starts it, and answers through the same
-service: one message a step, with one token for every request. `--cores` keeps it off the gateway's.
+It accepts the arguments of `engine.server`, so that a gateway's own supervisor can start it, and answers through the
+same gRPC service: one message per step, with one token for every request. `--cores` keeps it off the gateway's cores.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from engine.service import EngineService
 T = TypeVar("T")
 
 TOKENS = range(1000, 1016)
-"""Words of the vocabulary, in turn."""
+"""Token ids that answers cycle through; each is a word of the vocabulary."""
 MAX_MODEL_LEN = 65_536
 THREADS = 16
 
 
 class InstantEngine:
-    """What of an `Engine` its service uses."""
+    """Implements the part of `Engine` that `EngineService` uses."""
 
     clock = staticmethod(time.monotonic)
     step_seconds = 0.0
@@ -49,7 +49,7 @@ class InstantEngine:
     def __init__(self) -> None:
         self.inbox: queue.SimpleQueue[Submit | Abort | None] = queue.SimpleQueue()
         self._left: dict[str, int] = {}
-        """Tokens still to come of each request."""
+        """Number of tokens still to generate, by request id."""
         self._state = EngineState.create(CoreConfig(num_pages=2))
 
     def look(self, question: Callable[[EngineState], T]) -> T:
@@ -61,7 +61,7 @@ class InstantEngine:
         self.inbox.put(None)
 
     def run(self, deliver: Callable[[list[TokenEvent]], None]) -> None:
-        """Until `stop`."""
+        """Process commands and deliver tokens until `stop` is called."""
         while True:
             begun: list[TokenEvent] = []
             while not self._left or not self.inbox.empty():
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--address", required=True)
     parser.add_argument("--until-stdin-closes", action="store_true")
     parser.add_argument("--cores", type=core_set, default=frozenset(), help="to run on; none: all")
-    arguments, _ = parser.parse_known_args()  # the rest is about hangs and crashes, of which it has none
+    arguments, _ = parser.parse_known_args()  # ignores --pulse and --previous: this engine does not hang or crash
     if arguments.cores:
         os.sched_setaffinity(0, arguments.cores)
     serve(EngineConfig.from_json(arguments.config), arguments.address, arguments.until_stdin_closes)

@@ -1,9 +1,8 @@
-"""An OpenAI-compatible server that takes no time, for measuring what stands in front of it: raw ASGI, fixed bytes.
+"""An OpenAI-compatible server that takes no time, for measuring proxies in front of it: raw ASGI with fixed bytes.
 
     python -m benchmarks.instant_upstream --port 9000
 
-An answer has as many chunks as `max_tokens` says, each its own server-sent event, written as fast as the socket takes
-them.
+An answer has `max_tokens` chunks, each its own server-sent event, written as fast as the socket accepts them.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import uvicorn
 
 Send = Any
 WORDS = tuple(f" word{number}" for number in range(16))
-"""In turn: LiteLLM takes a hundred equal chunks in a row for a model that has lost its mind."""
+"""Words that answers cycle through: LiteLLM takes a hundred equal chunks in a row for a model stuck in a loop."""
 HEAD = {"id": "chatcmpl-instant", "created": 1_700_000_000, "model": "instant"}
 JSON = [(b"content-type", b"application/json")]
 EVENTS = [(b"content-type", b"text/event-stream")]
 
 
 class Asked(msgspec.Struct):
-    """What of a request matters here."""
+    """The request fields that this server uses."""
 
     max_tokens: int = 1
     stream: bool = False
@@ -64,7 +63,7 @@ async def _respond(send: Send, body: bytes) -> None:
 async def _stream(send: Send, count: int) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
     await _body(send, _event({"role": "assistant", "content": ""}))
-    # Many at a time, so that this server writes faster than any other can read.
+    # Many events per write, so that this server writes faster than any proxy can read.
     words = [_event({"content": word}) for word in WORDS]
     for begin in range(0, count, len(words)):
         await _body(send, b"".join(words[: count - begin]))

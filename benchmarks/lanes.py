@@ -1,10 +1,10 @@
-"""`make bench-lanes`: what the interactive lane feels of the batch lane, and the other way round.
+"""`make bench-lanes`: how much the interactive lane and the batch lane slow each other down.
 
     python -m benchmarks.lanes [--vllm-python PATH] [--cores 0,1] [--json FILE]
 
 Each server gets interactive requests alone, a batch alone, and both together, in one run on the same two cores and with
-the same arrivals and lengths. Interactive requests come for as long as the batch runs; its throughput is over its own
-span. Without a Python that has vLLM only loralane is measured.
+the same arrivals and lengths. Interactive requests arrive for as long as the batch runs; the batch's throughput is over
+its own span. Without a Python that has vLLM, only loralane is measured.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gateway.serve.process import run_loop
 
 INTERACTIVE, BATCH = "interactive", "batch"
 HEAD_START = 3.0
-"""Seconds that the batch has to itself before interactive requests join it, to fill the engine."""
+"""Seconds that the batch runs alone before interactive requests join it, so that it fills the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Work:
     """Sizes of the benchmark."""
 
     interactive: int
-    """Requests measured alone."""
+    """Number of interactive requests that are measured alone."""
     rate: float
     batch: int
     warmup: int
@@ -68,7 +68,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One server's three phases."""
+    """Results of one server's three phases."""
 
     name: str
     version: str
@@ -87,20 +87,20 @@ class Outcome:
 
     @property
     def normalised(self) -> float | None:
-        """Batch throughput beside interactive work, of what that leaves to it; None: it leaves nothing."""
+        """`batch_ratio` divided by the fraction of time without interactive requests. None means that there is none."""
         left = 1 - self.interactive_alone.busy
         return self.batch_ratio / left if left > 0 else None
 
 
 def phase(target: Target, plan: Plan, stop_after: str | None = None) -> dict[str, LaneReport]:
-    """Runs a plan and measures its lanes."""
+    """Run a plan and measure its lanes."""
     streams = run_loop(drive(target, plan.items(), timeout_s=3000, stop_after=stop_after))
     lanes = {name: [stream for stream in streams if stream.item.lane == name] for name in (INTERACTIVE, BATCH)}
     return {name: report(name, own) for name, own in lanes.items() if own}
 
 
 def measure(peer: Peer, work: Work, scratch: Path, console: Console) -> Outcome:
-    """Starts a server, and puts it through the three phases."""
+    """Start a server and measure it in the three phases."""
     with console.status(f"{peer.name}: starting") as status, running(peer.command, scratch / f"{peer.name}.log") as url:
         target = Target(url, peer.key)
         warm = work.plan(0, work.interactive_lane(1), work.batch_lane())
@@ -110,7 +110,7 @@ def measure(peer: Peer, work: Work, scratch: Path, console: Console) -> Outcome:
         alone = phase(target, work.plan(1, work.interactive_lane(work.interactive)))
         status.update(f"{peer.name}: {work.batch} batch requests alone")
         alone |= phase(target, work.plan(2, work.batch_lane()))
-        # More than can come while the batch runs, even at a quarter of its speed; what is over is not sent.
+        # More requests than can arrive while the batch runs, even at a quarter of its speed; the rest is not sent.
         enough = math.ceil(4 * alone[BATCH].seconds * work.rate) + work.interactive
         status.update(f"{peer.name}: both")
         both = work.plan(3, work.interactive_lane(enough, HEAD_START), work.batch_lane())
@@ -125,7 +125,7 @@ def measure(peer: Peer, work: Work, scratch: Path, console: Console) -> Outcome:
 
 
 def server_version(url: str) -> str:
-    """As vLLM tells it; a server that does not is ours."""
+    """Return the version from vLLM's /version; a server without that endpoint is loralane."""
     response = httpx.get(f"{url}/version")
     return str(response.json()["version"]) if response.is_success else version("loralane")
 
@@ -143,7 +143,7 @@ def table(outcomes: Sequence[Outcome], cores: int) -> Table:
 
 
 def rows(outcome: Outcome) -> list[tuple[str, ...]]:
-    """Label, alone, beside and ratio of every figure."""
+    """Return the label, the values alone and beside the other lane, and their ratio, for every figure."""
     alone, beside = outcome.interactive_alone, outcome.interactive_beside
     found = [
         _latency("TTFT p50", alone.ttft, beside.ttft, "p50"),

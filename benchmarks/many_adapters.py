@@ -2,14 +2,14 @@
 
     python -m benchmarks.many_adapters [--adapters 2000] [--repeat 7] [--cores 0,1] [--keep FOLDER] [--json FILE]
 
-Adapters have ranks of 4 to 64 (a rank is as likely as it is small) on all seven projections. Answered, in one run:
+Adapters have ranks of 4 to 64, with a probability proportional to 1/rank, on all seven projections. One run measures:
 
-    throughput   requests over all of them (Zipf, s = 1) against the same requests for one, first come first served
+    throughput   requests over all adapters (Zipf, s = 1) against the same requests for one adapter, scheduled FCFS
     memory       whether host memory stays within its bound
-    listing      how long the list of all adapters takes while they run
-    waiting      whether a request for an adapter on the device waits while others' are read from disk
-    cold         first token with an adapter in host memory against one on the device
-    twice        the same work with adapters that are twice what the device holds
+    listing      how long listing all adapters takes under load
+    waiting      whether requests for adapters on the device wait while other adapters are read from disk
+    cold         time to first token with an adapter in host memory against one on the device
+    twice        the same work with twice as many adapters as the device holds
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ LISTINGS, LISTING_EVERY_S = 20, 0.5
 FEW, GAP_S = 16, 0.35
 BESIDE = 64
 PAIRS = 24
-"""Of a cold and a warm request."""
+"""Number of adapters that are measured cold and warm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running loralane."""
+    """A running loralane server and clients for it."""
 
     target: Target
     admins: httpx.Client
@@ -74,17 +74,17 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
     def run(self, items: Sequence[Item], concurrency: int | None = CONCURRENCY) -> list[Stream]:
-        """Raises RuntimeError if a request fails."""
+        """Send requests, at most `concurrency` at a time. Raises RuntimeError if one fails."""
         return answered(self.target, items, concurrency)
 
 
 def draw_ranks(count: int, seed: int) -> list[int]:
-    """A rank is as likely as it is small: 4 half of the time, 64 one time in thirty."""
+    """Draw ranks with a probability proportional to 1/rank: 4 half of the time, 64 one time in thirty."""
     return random.Random(seed).choices(RANKS, [1 / rank for rank in RANKS], k=count)
 
 
 def spread(items: Sequence[Item], names: Sequence[str], seed: int) -> list[Item]:
-    """The same requests, each for an adapter drawn from all by Zipf's law."""
+    """Return the same requests, each for an adapter drawn from all by Zipf's law."""
     zipf = Zipf(len(names), 1.0, random.Random(seed))
     return [replace(item, model=names[zipf()]) for item in items]
 
@@ -92,8 +92,11 @@ def spread(items: Sequence[Item], names: Sequence[str], seed: int) -> list[Item]
 def one_against_all(
     server: Server, folders: Mapping[str, Path], ranks: Sequence[int], arguments: argparse.Namespace
 ) -> list[Figure]:
-    """In turn, each time over other adapters: a shared machine's speed moves by a tenth from minute to minute, so that
-    many short turns say more than few long ones."""
+    """Measure requests for one adapter and for all adapters in turn, each time with newly drawn adapters.
+
+    The speed of a shared machine varies by a tenth from minute to minute, so many short turns are more accurate than a
+    few long ones.
+    """
     names = list(folders)
     items = requests(names[:1], arguments.requests)
     one = [replace(item, model=names[ranks.index(8)]) for item in items]
@@ -121,14 +124,15 @@ def one_against_all(
 
 
 def warm_page_cache(folders: Iterable[Path]) -> None:
-    """13 GB of adapters do not stay in every machine's memory, and its disk is not what is measured."""
+    """Read the adapters' files so that the page cache has them: 13 GB of adapters may not stay in memory, and the
+    disk's speed is not to be measured."""
     for folder in set(folders):
         for file in folder.iterdir():
             file.read_bytes()
 
 
 def listing_under_load(server: Server, items: Sequence[Item]) -> Figure:
-    """Apart from the throughput: a list takes some of the engine's time, and it is made by the same cores."""
+    """Measure how long listing all adapters takes under load. It is separate because it would lower throughput."""
     with ThreadPoolExecutor(1) as pool:
         listing = pool.submit(listing_seconds, server)
         server.run(items)
@@ -137,12 +141,12 @@ def listing_under_load(server: Server, items: Sequence[Item]) -> Figure:
 
 
 def beside_loads(server: Server, folders: Mapping[str, Path]) -> list[Figure]:
-    """Requests for adapters on the device, beside others for adapters on the device and then for adapters on disk."""
+    """Measure requests for adapters on the device, first beside more such requests, then beside loads from disk."""
     warm = list(folders)[:CONCURRENCY]
     server.run(requests(warm, len(warm), seed=4))
     on_disk = [name for name, adapter in server.adapters().items() if adapter["tier"] == "disk"][:BESIDE]
     if not on_disk:
-        return []  # host memory has room for all
+        return []  # all adapters fit in host memory
     warm_page_cache(folders[name] for name in on_disk)
     own = at_times(requests(warm, BESIDE, seed=5), 0.0)
     calm, busy = (
@@ -165,12 +169,12 @@ def beside_loads(server: Server, folders: Mapping[str, Path]) -> list[Figure]:
 
 
 def at_times(items: Sequence[Item], start: float) -> list[Item]:
-    """Short ones, at a rate that leaves the engine some air, so that queueing is not what is measured."""
+    """Return short requests that arrive every GAP_S seconds from `start`, slowly enough that they do not queue."""
     return [replace(item, at=start + index * GAP_S, max_tokens=16) for index, item in enumerate(items)]
 
 
 def listing_seconds(server: Server) -> float:
-    """Median seconds until a list of all adapters has been read, its megabyte of JSON not yet understood."""
+    """Return the median seconds to receive the list of all adapters, a megabyte of JSON, without parsing it."""
     took = []
     for _ in range(LISTINGS):
         began = time.perf_counter()
@@ -182,10 +186,10 @@ def listing_seconds(server: Server) -> float:
 
 
 def cold_against_warm(server: Server) -> list[Figure]:
-    """One request at a time, for adapters in host memory, each twice."""
+    """Measure the first token for adapters in host memory, one request at a time: one cold, then three warm."""
     host = [name for name, adapter in server.adapters().items() if adapter["tier"] == "host"][:PAIRS]
     if not host:
-        return []  # everything fits the device
+        return []  # all adapters fit on the device
     cold, warm = [], []
     for name in host:
         cold.append(first_token(server, name))
@@ -227,7 +231,7 @@ def twice_what_fits(
 def serve(
     arguments: argparse.Namespace, model: Path, scratch: Path, folders: Mapping[str, Path], **engine: Any
 ) -> Iterator[Server]:
-    """A loralane with these adapters."""
+    """Run a loralane server with these adapters until the block ends. `engine` adds engine settings."""
     place = Path(tempfile.mkdtemp(dir=scratch))
     preload = {name: str(path) for name, path in folders.items()}
     admin = {"keys": [f"sha256:{hashlib.sha256(ADMIN_KEY.encode()).hexdigest()}"]}

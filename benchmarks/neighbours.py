@@ -1,12 +1,12 @@
-"""`make bench-neighbours`: what one stream costs on a machine that others use as well.
+"""`make bench-neighbours`: latency of one stream on a machine that other processes use as well.
 
     python -m benchmarks.neighbours [--streams 20]
 
-One client streams short chats, one after the other: alone, beside one and two processes that compute without end,
-beside a flood of requests to the gateway that need no engine, and beside a second server that streams as well. Then the
-server is started anew on one core, and under a CPU quota of 1.5 cores where control groups can be made (as root).
-Ratios are to the first phase, alone on all cores, which the client shares. vLLM is put through the same where
-LORALANE_VLLM_PYTHON names one.
+One client streams short chats, one after the other: alone, beside one and two busy-looping processes, beside a flood of
+requests to the gateway that need no engine, and beside a second server that streams as well. Then the server is
+restarted on one core, and, where control groups can be created (as root), under a CPU quota of 1.5 cores. Ratios are
+relative to the first phase, alone on all cores, which the client shares. The same is measured for vLLM if
+LORALANE_VLLM_PYTHON names a Python that has it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from engine.model.prepare import prepare_model
 from gateway.outputs import print_wide
 
 LENGTH = 48
-"""Tokens of an answer."""
+"""Number of tokens in each answer."""
 FLOOD_CLIENTS = 16
 QUOTA = 1.5
 PERIOD_US = 100_000
@@ -45,7 +45,7 @@ CPU_V1, CPU_V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 @dataclass
 class Phase:
-    """The streams of one phase, in seconds."""
+    """Latencies of all streams in one phase, in seconds."""
 
     name: str
     ttft: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 async def stream(peer: Peer, phase: Phase, streams: int) -> None:
-    """Raises RuntimeError if a chat is not answered."""
+    """Stream chats one after the other and add their latencies to `phase`. Raises RuntimeError if one has no answer."""
     headers = {"authorization": f"Bearer {peer.key}"} if peer.key else {}
     async with httpx.AsyncClient(base_url=peer.command.url, headers=headers, timeout=600) as client:
         for number in range(streams):
@@ -91,13 +91,13 @@ def has_text(line: str) -> bool:
 
 
 def spin() -> None:
-    """Compute until killed."""
+    """Busy-loop until killed."""
     while True:
         pass
 
 
 def flood(url: str, key: str) -> None:
-    """Ask for the list of models again and again, from many connections, until killed."""
+    """Request the list of models in a loop on FLOOD_CLIENTS connections until killed."""
 
     async def ask(client: httpx.AsyncClient) -> None:
         while True:
@@ -116,7 +116,7 @@ def stream_forever(peer: Peer) -> None:
 
 @contextmanager
 def beside(*work: Callable[[], None]) -> Iterator[None]:
-    """Run functions in processes of their own meanwhile."""
+    """Run each function in its own process until the block ends; then kill the processes."""
     processes = [multiprocessing.get_context("fork").Process(target=target, daemon=True) for target in work]
     for process in processes:
         process.start()
@@ -130,7 +130,7 @@ def beside(*work: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def quota() -> Iterator[Path | None]:
-    """Yield the file that takes the processes of a control group with a CPU quota; None where none can be made."""
+    """Create a control group with a CPU quota; yields its cgroup.procs file. None means that it cannot be created."""
     version_1 = (CPU_V1 / "cpu.cfs_quota_us").exists()
     folder = (CPU_V1 if version_1 else CPU_V2) / f"loralane-bench-{os.getpid()}"
     try:
@@ -150,7 +150,7 @@ def quota() -> Iterator[Path | None]:
 
 
 def phases(make: Callable[[str], Peer], scratch: Path, streams: int, progress: Progress) -> Iterator[Phase]:
-    """Put one peer through all phases. `make` makes it anew for each server start, by a name for its files."""
+    """Measure one peer in all phases. `make` creates the peer for each server start; its argument names its files."""
     peer, other = make("shared"), make("other")
     with running(peer.command, scratch / f"{peer.name}-shared.log"):
         measured(peer, "warm-up", 3)

@@ -1,4 +1,4 @@
-"""The servers that are measured side by side, each set up for the same work on the same cores."""
+"""Commands for the servers to compare, each configured for the same work on the same cores."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import yaml
 from benchmarks.server import KEY, Command, free_port
 
 MODEL = "base"
-"""What every server calls the model."""
+"""Name of the model on every server."""
 MAX_SEQS = 32
 MAX_MODEL_LEN = 2048
 KV_GIB = 2
 
 
 class PeerError(Exception):
-    """A peer cannot be run as it should be; the message says what it needs."""
+    """A peer cannot be run properly. The message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Peer:
 
 
 def loralane(model: Path, scratch: Path, cpus: frozenset[int], extra: Mapping[str, Any]) -> Peer:
-    """`extra`: a configuration's sections, laid over the benchmark's own."""
+    """Return a loralane server. `extra` has configuration sections that override the benchmark's own."""
     port = free_port()
     own: dict[str, dict[str, Any]] = {
         "model": {"source": str(model), "name": MODEL},
@@ -57,11 +57,11 @@ def loralane(model: Path, scratch: Path, cpus: frozenset[int], extra: Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class VllmAdapters:
-    """What vLLM needs to be told of adapters before it starts."""
+    """Adapter settings that vLLM needs at start."""
 
     folders: Mapping[str, Path]
     slots: int
-    """Adapters on the device at a time; the others are in host memory."""
+    """Number of adapters on the device at a time; the others are in host memory."""
     max_rank: int
 
     @property
@@ -72,10 +72,10 @@ class VllmAdapters:
 
 
 def vllm(python: Path, model: Path, cpus: frozenset[int], adapters: VllmAdapters | None = None) -> Peer:
-    """vLLM with its priority scheduler, run as its makers advise for a CPU.
+    """Return a vLLM server with its priority scheduler, run as its documentation advises for CPUs.
 
     Raises:
-        PeerError: the allocator or the OpenMP library is missing, without which it runs at half its speed.
+        PeerError: the allocator or the OpenMP library is missing, without which vLLM runs at half its speed.
     """
     port = free_port()
     words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]

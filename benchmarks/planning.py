@@ -1,9 +1,9 @@
-"""What planning a step costs, against what runs, what waits and what is known: `python -m benchmarks.planning`.
+"""Time to plan a step, by numbers of running and waiting requests and known adapters: `python -m benchmarks.planning`.
 
-The core alone, no model: sequences of both lanes, 32 tenants and their adapters are brought into the state by the
-engine itself, then the same plan is made again and again. Steady decoding is the common step; the other column is a
-step in which everybody waiting is looked at because there is room for some of them. Host memory holds half of the
-adapters and fetches never end, so that with thousands of them many requests wait for adapters that are nowhere.
+It runs the core without a model. The engine brings sequences of both lanes, of 32 tenants and their adapters, into the
+state; then the same plan is computed repeatedly. Steady decoding is the common step. The other column is a step that
+examines the waiting queue because some slots are free. Host memory holds half of the adapters and fetches never finish,
+so that with thousands of adapters many requests wait for one that is not in memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DEFAULTS = [
 
 
 class Slow(FakeExecutor):
-    """Never done with a fetch, once it has begun to be `slow`."""
+    """An executor whose fetches never finish once `slow` is set."""
 
     slow = False
 
@@ -51,16 +51,17 @@ class Slow(FakeExecutor):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Milliseconds."""
+    """Planning times of one configuration, in milliseconds."""
 
     running: int
     waiting: int
     adapters: int
     decoding: float
-    """Median plan while every slot is taken."""
+    """Median while every slot is taken."""
     starting: float
-    """Median plan when a sixteenth of the slots has come free."""
+    """Median when a sixteenth of the slots is free."""
     p99: float
+    """99th percentile while every slot is taken."""
 
 
 def measure(running: int, waiting: int, adapters: int, repeat: int) -> Cost:
@@ -71,7 +72,7 @@ def measure(running: int, waiting: int, adapters: int, repeat: int) -> Cost:
 
 
 def _engine(slots: int, waiting: int, adapters: int, started: int) -> Engine:
-    """An engine with `started` sequences decoding, a quarter of them interactive, and a batch backlog in its queue."""
+    """Return an engine that decodes `started` sequences, a quarter of them interactive, and has a batch backlog."""
     pages = (slots + 8) * (PROMPT + OUTPUT) // 16 + slots * ADAPTER_PAGES
     everybody = Scheduling(itl_stretch=1e6, ttft_stretch=1e6, yield_stretch=1e6, yield_bound_s=1e6, probe_every=1 << 30)
     config = CoreConfig(
@@ -108,7 +109,7 @@ def _request(number: int, adapters: int, lane: Lane) -> Request:
 
 
 def _taught(state: EngineState) -> StepTimeModel:
-    """A model of a device so fast that every sequence may have its chunk: the most a plan can be."""
+    """Return a step time model of a device so fast that every sequence gets its chunk, which gives the largest plan."""
     rules = state.config.scheduling
     model = StepTimeModel(rules.forgetting, rules.knots, rules.margin_floor, rules.margin_ceiling)
     for step in range(64):
@@ -118,7 +119,7 @@ def _taught(state: EngineState) -> StepTimeModel:
 
 
 def _time_plans(engine: Engine, repeat: int) -> Iterator[float]:
-    """Milliseconds of each plan, the collector's pauses included as they would be in service."""
+    """Yield the milliseconds that each plan takes, including garbage collection, as in production."""
     for _ in range(repeat):
         start = time.perf_counter()
         plan = plan_step(engine.state, engine.policy, 1.0)

@@ -1,11 +1,11 @@
-"""`make bench-restarts`: whether streams outlive their engine.
+"""`make bench-restarts`: checks that streams survive the end of their engine process.
 
     python -m benchmarks.restarts [--streams 200] [--kills 20] [--stops 3] [--restarts 3]
 
-The demo in fp32 answers a number of different requests undisturbed: over HTTP and gRPC, from the base and the adapters,
-greedy, sampled with a seed, held to a schema, and two answers at once. Then it is asked the same again and again while
-its engine is killed, stopped by a signal, and told to end. Every text has to be what it was, no request may fail, and
-usage has to be the sum of what the answers say. The exit status is 1 if anything is not so.
+The demo in fp32 first answers a number of different requests undisturbed: over HTTP and gRPC, from the base and the
+adapters, greedy, sampled with a seed, constrained by a schema, and with two answers at once. Then the same requests are
+repeated while the engine is killed, stopped by SIGSTOP, and terminated by SIGTERM. Every text must be the same as
+before, no request may fail, and the charged usage must be the sum over the answers. Otherwise the exit status is 1.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ KEY, ADMIN_KEY, TENANT = "sk-restarts", "sk-restarts-admin", "restarts"
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 40}}, "required": ["answer"]}
 AT_ONCE = 12
 LENGTH = 40
-"""Tokens of an answer at most: some two seconds beside eleven others, so that one outlives one or two engines."""
+"""Largest number of tokens in an answer. It takes some two seconds beside eleven others, in which an engine or two may
+end."""
 CALM_SECONDS = (1.0, 3.0)
-"""From one engine's being ready to the next one's end."""
+"""Range of the pause from when an engine is ready to when it is ended."""
 TIMEOUT = 300.0
 FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "restarted": signal.SIGTERM}
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One of the different requests."""
+    """A test request, whose number determines its protocol, model, sampling and number of answers."""
 
     number: int
 
@@ -85,13 +86,13 @@ class Ask:
 
 @dataclass
 class Tally:
-    """What came of all requests."""
+    """Results of all requests."""
 
     texts: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Undisturbed answers by the number of their request."""
+    """Texts of the undisturbed answers, by request number."""
     answered: int = 0
     tokens: int = 0
-    """Prompt and completion tokens, as the answers say."""
+    """Sum of prompt and completion tokens that the answers report."""
     seconds: list[float] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
@@ -104,7 +105,7 @@ class Tally:
 
 
 async def over_http(http: httpx.AsyncClient, ask: Ask) -> tuple[tuple[str, ...], int]:
-    """Return the texts of a request's answers, and its tokens."""
+    """Send a request over HTTP. Returns the texts of its answers and its prompt and completion tokens."""
     texts, tokens = [""] * ask.body.get("n", 1), 0
     body = ask.body | {"stream": True, "stream_options": {"include_usage": True}}
     async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -123,7 +124,7 @@ async def over_http(http: httpx.AsyncClient, ask: Ask) -> tuple[tuple[str, ...],
 
 
 async def over_grpc(stub: Any, ask: Ask) -> tuple[tuple[str, ...], int]:
-    """The same over gRPC."""
+    """Send a request over gRPC. Returns the texts of its answers and its prompt and completion tokens."""
     body, texts, tokens = ask.body, [""] * ask.body.get("n", 1), 0
     chat = pb.Chat(messages=[pb.ChatMessage(**message) for message in body["messages"]])
     sampling = pb.SamplingParams(max_tokens=LENGTH, temperature=body["temperature"], seed=body["seed"])
@@ -137,7 +138,7 @@ async def over_grpc(stub: Any, ask: Ask) -> tuple[tuple[str, ...], int]:
 
 
 class Callers:
-    """Ask the requests in turn, so many at once."""
+    """Send the requests in turn, AT_ONCE at a time."""
 
     def __init__(self, http: httpx.AsyncClient, channel: grpc.aio.Channel, tally: Tally, streams: int) -> None:
         self._http = http
@@ -147,7 +148,7 @@ class Callers:
         self._next = 0
 
     async def ask_until(self, is_over: Callable[[int], bool], on_answer: Callable[[], None]) -> None:
-        """Ask until `is_over` says so of the number of requests begun."""
+        """Send requests until `is_over` returns True for the number of requests begun."""
         self._next = 0
         await asyncio.gather(*(self._one_caller(is_over, on_answer) for _ in range(AT_ONCE)))
 
@@ -166,7 +167,7 @@ class Callers:
 
 def engine_of(server: psutil.Process) -> psutil.Process | None:
     for child in server.children():
-        with suppress(psutil.NoSuchProcess):  # it has ended in this moment
+        with suppress(psutil.NoSuchProcess):  # the process may end at this moment
             if "engine.server" in child.cmdline():
                 return child
     return None
@@ -186,7 +187,7 @@ async def is_ready(http: httpx.AsyncClient) -> bool:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Raises TimeoutError if it does not come true in `TIMEOUT` seconds."""
+    """Wait until a condition is true. Raises TimeoutError after `TIMEOUT` seconds."""
     async with asyncio.timeout(TIMEOUT):
         while not await condition():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -195,7 +196,10 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 async def disturb(
     server: psutil.Process, http: httpx.AsyncClient, faults: list[str], tally: Tally, on_fault: Callable[[], None]
 ) -> list[float]:
-    """End engine after engine, so late that no request outlives more than three; returns how long each was missing."""
+    """End engine after engine. Returns how long each replacement took to become ready, in seconds.
+
+    The pauses between faults are so long that no request outlives more than three engines.
+    """
     seconds = []
     for fault in faults:
         before = tally.answered

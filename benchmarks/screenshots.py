@@ -1,9 +1,9 @@
-"""`make screenshots`: pictures of every view of the console, under traffic.
+"""`make screenshots`: takes screenshots of every view of the console, under traffic.
 
     python -m benchmarks.screenshots [--folder build/screenshots] [--minutes 3]
 
-Starts the demo in a temporary data directory, sends chats of both tenants and a batch for a while, and takes every view
-in light and dark, in a wide window and on a phone. Needs a Chromium in the path.
+Starts the demo in a temporary data directory, sends chats of both tenants and a batch for a while, and captures every
+view in light and dark mode, in a wide window and on a phone. Needs Chromium in the PATH.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VIEWS = ("overview", "tenants", "adapters", "batches", "usage", "playground")
 CHATTERS = 3
 BATCH_LINES = 60
 SETTLE_MS = 7000
-"""For figures and charts to arrive, the slowest of which are read once in five seconds."""
+"""How long to wait for figures and charts, in milliseconds; the slowest are updated every five seconds."""
 PROMPTS = ("Tell me about the sea.", "What should I cook tonight?", "Describe a sunrise.", "Why is the sky blue?")
 
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _shoot_demo(folder: Path, minutes: float, console: Console, scratch: Path) -> None:
-    """Raises RuntimeError: there is no Chromium, or the demo does not start."""
+    """Run the demo under traffic and take all pictures. Raises RuntimeError without Chromium or if the demo fails."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         raise RuntimeError("no Chromium in the path: apt-get install chromium")
@@ -73,7 +73,7 @@ def _demo(data_dir: Path) -> Command:
 
 @contextmanager
 def _traffic(url: str) -> Iterator[None]:
-    """Sends chats and a batch until the block ends."""
+    """Submit two batch jobs, and send chats until the block ends."""
     stop = Event()
     with ThreadPoolExecutor(CHATTERS) as threads:
         _submit_batch(url)
@@ -127,7 +127,7 @@ def _take_all(url: str, chromium: str, folder: Path) -> None:
 
 
 def _take(browser: Browser, url: str, window: str, scheme: Any, folder: Path) -> None:
-    """Take every view in one window and one colour scheme."""
+    """Take a picture of every view in one window size and one colour scheme."""
     width, height = WINDOWS[window]
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()

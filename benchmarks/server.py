@@ -1,4 +1,4 @@
-"""Starts a server for a benchmark, and stops it."""
+"""Starts and stops servers for benchmarks."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ STOP_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a server is started, and how it says that it is ready."""
+    """How to start a server, and how to tell that it is ready."""
 
     words: Sequence[str]
     url: str
     ready: str
-    """Path that answers 200 once requests can be sent."""
+    """URL path that answers 200 once requests can be sent."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """On top of this process's own."""
+    """Environment variables added to this process's own."""
     cpus: frozenset[int] = frozenset()
-    """Cores it is kept on; none: all of them."""
+    """Cores that the server is pinned to; empty means all."""
 
 
 def free_port() -> int:
@@ -41,7 +41,7 @@ def free_port() -> int:
 
 
 def serving(model: Path, adapters: Mapping[str, Path], data_dir: Path, log: Path) -> AbstractContextManager[str]:
-    """A loralane with the demo's settings. Raises RuntimeError if it is not ready in time."""
+    """Run a loralane server with the demo's settings; yields its URL. Raises RuntimeError if it does not start."""
     port = free_port()
     words = [sys.executable, "-m", "gateway", "serve", "--model", str(model), "--data-dir", str(data_dir)]
     words += ["--http-port", str(port), "--grpc-port", str(free_port())]
@@ -51,16 +51,16 @@ def serving(model: Path, adapters: Mapping[str, Path], data_dir: Path, log: Path
 
 @contextmanager
 def running(command: Command, log: Path) -> Iterator[str]:
-    """Yields the base URL of a server that is ready. Raises RuntimeError if it is not in time."""
+    """Run a server until the block ends; yields its base URL when it is ready. Raises RuntimeError if it never is."""
     with launched(command, log):
         yield command.url
 
 
 @contextmanager
 def launched(command: Command, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Yields the process of a server that is ready. Raises RuntimeError if it is not in time."""
+    """Run a server until the block ends; yields its process when it is ready. Raises RuntimeError if it never is."""
     with log.open("w") as output, pinned(command.cpus):
-        # In a session of its own, so that what it starts can be stopped with it.
+        # In its own session, so that its child processes can be killed with it.
         process = subprocess.Popen(
             command.words, stdout=output, stderr=output, env={**os.environ, **command.env}, start_new_session=True
         )
@@ -73,7 +73,10 @@ def launched(command: Command, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def pinned(cpus: frozenset[int]) -> Iterator[None]:
-    """Keeps this process, and for good what it starts meanwhile, on some cores; none: wherever it is."""
+    """Pin this process to some cores until the block ends; empty means no pinning.
+
+    Processes that are started inside the block stay pinned.
+    """
     if not cpus:
         yield
         return

@@ -1,9 +1,9 @@
-"""`make bench`: base and 8 adapters on this machine, beside Hugging Face generate with PEFT, in one run.
+"""`make bench`: loralane with the base model and 8 adapters, compared with Hugging Face generate with PEFT in one run.
 
     python -m benchmarks.serving [--requests 64] [--concurrency 32] [--adapters 8] [--json FILE]
 
-Both sides get the same requests, the same weights in bfloat16 and all cores, one after the other. Throughput counts
-the tokens that were asked for: what a static batch computes past a request's end is not counted.
+Both sides run one after the other with the same requests, the same weights in bfloat16 and all cores. Throughput counts
+only the tokens that were asked for, not the ones that a static batch computes past a request's end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BASE = "base"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run."""
+    """Measurements of one run."""
 
     name: str
     report: LaneReport
@@ -46,7 +46,7 @@ class Measured:
 
 
 def run_ours(url: str, name: str, items: Sequence[Item], concurrency: int, progress: Progress) -> Measured:
-    """Raises RuntimeError if a request fails."""
+    """Send the requests to a loralane server and measure. Raises RuntimeError if one fails."""
     task = progress.add_task(f"loralane, {name}", total=len(items))
     streams = answered(Target(url, KEY), items, concurrency, lambda _: progress.advance(task))
     return Measured(name, report(name, streams), streams)

@@ -1,11 +1,10 @@
-"""`make bench-start`: how long `loralane serve` takes until it can serve, the first time and later, and with what.
+"""`make bench-start`: how long `loralane serve` takes until it is ready, at the first start and later, part by part.
 
     python -m benchmarks.start [--starts 3]
 
-The first start is of a copy of the code without compiled kernels and of an empty data directory, as after an
-installation: it converts the model and compiles the kernels. The other starts find both. The table says when each part
-ended, in seconds after the command was given, from the times in the server's log; `-` means that a start had no such
-part.
+The first start uses a copy of the code without compiled kernels and an empty data directory, as after an installation:
+it converts the model and compiles the kernels. Later starts find both. The table shows when each part ended, in seconds
+after the command was given, from the times in the server's log; `-` means that a start had no such part.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from gateway.outputs import print_wide
 
 ROOT = Path(__file__).parent.parent
 FIRST_GOAL, LATER_GOAL = 20.0, 4.0
-"""Seconds on two cores."""
+"""Goals for the first start and for later starts, in seconds on two cores."""
 PARTS = ("engine imported", "kernels compiled", "weights loaded", "engine ready", "ready")
 
 
 def copied_code(scratch: Path) -> Path:
-    """Return a folder with the code and without what was compiled."""
+    """Copy the code without compiled kernels, and byte-compile it. Returns the folder."""
     code = scratch / "code"
     for package in ("gateway", "engine", "lora_kernels", "configs"):
         shutil.copytree(ROOT / package, code / package, ignore=shutil.ignore_patterns("kernels-*", "*.nb[ic]"))
@@ -45,7 +44,7 @@ def copied_code(scratch: Path) -> Path:
 
 
 def start_once(code: Path, scratch: Path, name: str) -> dict[str, float]:
-    """Start a server and stop it. Returns the seconds at which each part had ended."""
+    """Start a server and stop it. Returns when each part of the start ended, in seconds after the command."""
     port, log = free_port(), scratch / f"{name}.log"
     words = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(scratch / "data")]
     words += ["--http-port", str(port), "--grpc-port", str(free_port())]
@@ -57,7 +56,7 @@ def start_once(code: Path, scratch: Path, name: str) -> dict[str, float]:
 
 
 def parts_of(log: str, begun: float) -> dict[str, float]:
-    """Read from a server's log when parts of its start ended."""
+    """Return from a server's log when each part of its start ended, in seconds after `begun`."""
     parts: dict[str, float] = {}
     for line in log.splitlines():
         if not line.startswith("{"):

@@ -1,4 +1,4 @@
-"""The requests every benchmark sends, and the adapters they name. Seeded: every server does the same work."""
+"""Seeded requests and random adapters for benchmarks, so that every server does the same work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUMBERS = 1 << 24
 
 
 def requests(models: Sequence[str], count: int, seed: int = 0) -> list[Item]:
-    """`count` requests of 32 to 127 prompt and 16 to 95 output tokens, going round the models."""
+    """Return `count` requests of 32 to 127 prompt and 16 to 95 output tokens, for the models in turn."""
     rng = random.Random(seed)
 
     def item(index: int) -> Item:
@@ -42,7 +42,11 @@ def answered(
     concurrency: int | None = None,
     on_end: Callable[[Stream], None] = lambda stream: None,
 ) -> list[Stream]:
-    """Sends requests, `concurrency` at once or else each at its time. Raises RuntimeError if one fails."""
+    """Send requests and return their results. Raises RuntimeError if one fails.
+
+    Args:
+        concurrency: Largest number of requests in flight. None means that each is sent at its scheduled time.
+    """
     streams = run_loop(drive(target, items, concurrency=concurrency, timeout_s=3000, on_end=on_end))
     failed = [stream.error or "no tokens" for stream in streams if not succeeded(stream)]
     if failed:
@@ -57,10 +61,12 @@ def write_adapters(
     seed: int = 0,
     on_written: Callable[[], None] = lambda: None,
 ) -> dict[str, Path]:
-    """One random PEFT adapter a rank, on all seven projections of a Llama-family model; name -> folder. Folders that
-    are there already are taken to be from an earlier run."""
+    """Write a random PEFT adapter for each rank, on all seven projections of a Llama-family model.
+
+    Existing folders are reused. Returns name -> folder.
+    """
     config = json.loads((model_dir / "config.json").read_text())
-    # Every adapter is cut from the same numbers at places of its own: drawing 13 GB of them takes twenty minutes.
+    # All adapters are slices of the same random numbers, at different offsets: drawing 13 GB takes twenty minutes.
     numbers = (torch.randn(NUMBERS, generator=torch.Generator().manual_seed(seed)) * 0.02).to(torch.bfloat16)
     rng, folders = random.Random(seed), {}
     for index, rank in enumerate(ranks):

@@ -1,1 +1,1 @@
-"""The GPU suite: what a device says of our kernels and our engine. See README.md."""
+"""The GPU suite: correctness and performance of the kernels and the engine on a GPU. See README.md."""

@@ -1,9 +1,9 @@
-"""Section A, second half: the engine on the device says what Hugging Face says on the CPU in fp32.
+"""Section A, second half: the engine on the device generates the same tokens as Hugging Face on the CPU in fp32.
 
-A small random model, base and two adapters mixed, both lanes, every prompt asked twice, in a page pool so small that
-sequences are preempted and adapters come and go; as it is served on a GPU, with steps captured and planned ahead, and
-with neither. Hugging Face judges each stream by one forward pass over it: a stream
-in which every token is the likeliest after those before it is its greedy stream.
+It runs a small random model with the base and two adapters mixed, in both lanes, every prompt twice, in a page pool so
+small that sequences are preempted and adapters are evicted. It runs with CUDA graphs and planning ahead, as in
+production on a GPU, and with neither. Hugging Face checks each stream by one forward pass over it: if every token is
+the most likely one after those before it, the stream is the greedy stream.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TESTS = Path(__file__).parents[2] / "tests" / "model"
 VOCAB, BLOCK, MAX_LEN = 97, 4, 128
 RANKS = {"x": 2, "y": 5}
 MARGIN = 1e-3
-"""Of a logprob: a likeliest token this far ahead of the next is beyond what rounding in fp32 moves."""
+"""Logprob difference between the two most likely tokens above which rounding in fp32 cannot change the choice."""
 LEAST_S = 5.0
 
 
@@ -60,7 +60,7 @@ def run(journal: Journal) -> None:
 
 
 def make_model(folder: Path) -> Path:
-    """Weights so large that what attention reads decides which token follows."""
+    """Save a random model to `folder`. Its weights are so large that the attended context determines the next token."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -78,7 +78,7 @@ def make_model(folder: Path) -> Path:
 
 
 def make_adapters(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """PEFT folders `folder / name`; what each adds to which weight."""
+    """Write PEFT adapters to `folder / name`. Returns, for each adapter, the delta of each weight that it changes."""
     sys.path.insert(0, str(TESTS))
     from tiny_adapters import save_adapter
 
@@ -102,7 +102,11 @@ def check(
     questions: Mapping[str, Answer],
     engine: Engine,
 ) -> dict[str, int]:
-    """Raises AssertionError. Returns what happened."""
+    """Run all requests on an engine and check their tokens. Returns counts of tokens, preemptions and adapter loads.
+
+    Raises:
+        AssertionError: a token, the engine's state or a count is not as expected.
+    """
     answers = {name: Answer(answer.prompt, answer.adapter) for name, answer in questions.items()}
     ids = {name: engine.load_adapter(str(scratch / name)).id for name in RANKS}
     for name, answer in answers.items():
@@ -144,7 +148,7 @@ def make_engine(model: Path, device: str, preemption: str, ahead: bool) -> Engin
 
 
 def request(name: str, answer: Answer, ids: Mapping[str, AdapterId]) -> Request:
-    """Batch requests first, which interactive ones then interrupt."""
+    """Return a request. The second of each pair is interactive and arrives later, to preempt batch requests."""
     interactive = name.endswith("/1")
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     lane = Lane.INTERACTIVE if interactive else Lane.BATCH
@@ -163,7 +167,11 @@ def run_to_end(engine: Engine, answers: Mapping[str, Answer]) -> None:
 
 @torch.inference_mode()
 def judge(model: Path, delta: Mapping[str, Tensor], answers: Sequence[Answer], adapter: str | None) -> int:
-    """Tokens of an adapter's streams that no rounding can have chosen, all of which must be Hugging Face's."""
+    """Check the streams of one adapter against Hugging Face. Returns how many tokens rounding cannot have changed.
+
+    Raises:
+        AssertionError: one of those tokens is not Hugging Face's.
+    """
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     for name, value in delta.items():
         reference.get_parameter(name).add_(value)

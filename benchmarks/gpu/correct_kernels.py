@@ -1,6 +1,6 @@
-"""Section A: every kernel at the 8B shape in bf16, on the device, against products and softmaxes in fp32.
+"""Section A: checks every kernel at the 8B shape in bf16, on the device, against products and softmaxes in fp32.
 
-What nobody owns is NaN, and a row must have the same bits whoever shares its batch.
+Unowned memory is NaN, and a row must have the same bits regardless of the other rows in its batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lora_kernels.segments import plan_segments
 
 LEAST_S = 2.0
 Check = Callable[[], float | None]
-"""Raises AssertionError. Returns the relative error; None where bits were compared."""
+"""Returns the relative error. None means that bits were compared. Raises AssertionError if the check fails."""
 
 
 def run(journal: Journal) -> None:
@@ -43,7 +43,7 @@ def run(journal: Journal) -> None:
 
 
 def big_checks(tiny: bool, device: torch.device) -> Iterator[tuple[str, Check]]:
-    """At the 8B shape: numbers, and the same bits for a row whoever shares its batch."""
+    """Yield the checks at the 8B shape: of the results' accuracy, and of batch-invariant bits."""
     spec, dtype = with_layers(model_spec(tiny), 1), model_dtype(tiny)
     lengths = (1, 2, 3) if tiny else (1, 1, 2, 5, 16, 17, 40, 130)
     ranks = (1, 3, 17) if tiny else (8, 64, 16, 1, 33, 128, 256, 8)
@@ -62,7 +62,7 @@ def big_checks(tiny: bool, device: torch.device) -> Iterator[tuple[str, Check]]:
 
 
 def check_lora(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int]) -> float:
-    """Added to outputs as large as the deltas are, so that errors of both show."""
+    """Check LoRA deltas, added to outputs of the same magnitude, so that errors of both are visible."""
     out, x = lora_inputs(bank, group, sum(lengths))
     delta = exact_delta(bank, group, lengths, x)
     out *= float(delta.std())
@@ -71,7 +71,7 @@ def check_lora(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int]
 
 
 def check_lora_bits(bank: AdapterBank, lengths: Sequence[int]) -> None:
-    """Rows of the first adapters alone, without those of the others."""
+    """Check that rows of the first adapters have the same bits with and without the rows of the others."""
     group, alone = bank.groups[2], lengths[: len(lengths) // 2]
     out, x = lora_inputs(bank, group, sum(lengths))
     together = add_lora(our_backend(bank.arena.device), bank, group, lengths, out, x)[: sum(alone)]
@@ -80,7 +80,7 @@ def check_lora_bits(bank: AdapterBank, lengths: Sequence[int]) -> None:
 
 
 def lora_inputs(bank: AdapterBank, group: ProjectionGroup, rows: int) -> tuple[Tensor, Tensor]:
-    """(base output, x)."""
+    """Return random (base output, x)."""
     generator = torch.Generator(bank.arena.device).manual_seed(0)
     like: dict[str, Any] = {"generator": generator, "device": bank.arena.device}
     out = torch.randn(rows, sum(group.out_features), **like).to(bank.arena.dtype)
@@ -90,14 +90,14 @@ def lora_inputs(bank: AdapterBank, group: ProjectionGroup, rows: int) -> tuple[T
 def add_lora(
     backend: Backend, bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int], out: Tensor, x: Tensor
 ) -> Tensor:
-    """The sum, leaving `out` as it was."""
+    """Return `out` plus the LoRA delta, without changing `out`."""
     prepared, result = backend.prepare_lora(bank.arena, bank.table, plan_segments(row_slots(lengths))), out.clone()
     backend.add_lora(result, x, prepared, 0, group)
     return result
 
 
 def exact_delta(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int], x: Tensor) -> Tensor:
-    """In fp32, adapter by adapter."""
+    """Compute the LoRA delta in fp32, adapter by adapter."""
     parts = []
     for slot, rows in enumerate(x.float().split(list(lengths))):
         deltas = [
@@ -109,7 +109,7 @@ def exact_delta(bank: AdapterBank, group: ProjectionGroup, lengths: Sequence[int
 
 
 def _block(bank: AdapterBank, slot: int, target: int, side: int, width: int) -> Tensor:
-    """[rank, width] in fp32."""
+    """Return A or B of an adapter's projection as [rank, width] in fp32."""
     rank, tiles = bank.ranks[slot], []
     for tile in range(-(-rank // RANK_TILE)):
         rows = min(RANK_TILE, rank - tile * RANK_TILE)
@@ -124,7 +124,7 @@ def check_attention(load: AttentionLoad, window: int | None) -> float:
 
 
 def exact_attention(load: AttentionLoad, window: int | None) -> Tensor:
-    """In fp32, sequence by sequence."""
+    """Compute attention in fp32, sequence by sequence."""
     outs, kv = [], load.kv[0]
     group = load.query.shape[1] // kv.shape[3]
     for sequence, (rows, context) in enumerate(load.chunks):
@@ -142,7 +142,7 @@ def exact_attention(load: AttentionLoad, window: int | None) -> Tensor:
 
 
 def check_attention_bits(load: AttentionLoad) -> None:
-    """Every sequence alone, over the same pages."""
+    """Check that every sequence has the same bits when it is computed alone, over the same pages."""
     together = our_backend(load.query.device).attention(load.query, load.kv[0], load.batch, load.scale)
     for sequence, (_, context) in enumerate(load.chunks):
         own = slice(sequence, sequence + 1)
@@ -164,7 +164,7 @@ def check_attention_bits(load: AttentionLoad) -> None:
 def pointwise_checks(
     ours: Pointwise, rows: int, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[str, Check]]:
-    """Against torch's own, both rounding where Hugging Face's models do."""
+    """Yield checks against torch's own operations. Both sides round where Hugging Face's models do."""
     torchs = TorchPointwise()
 
     def draw(*shape: int) -> Tensor:
@@ -192,8 +192,12 @@ def pointwise_checks(
 
 
 def relative_error(result: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
-    """||result - exact|| / ||exact||. Raises AssertionError where it is more than rounding to `dtype` once in the
-    middle and once at the end can make of it, or where one number is further off than twice the largest's rounding."""
+    """Return ||result - exact|| / ||exact||.
+
+    Raises:
+        AssertionError: the error is more than rounding to `dtype` once in the middle and once at the end explains, or
+            one number is off by more than twice the rounding of the largest number.
+    """
     assert result.isfinite().all(), f"{int((~result.isfinite()).sum())} numbers are not finite"
     unit = torch.finfo(dtype).eps * (64 if dtype == torch.float32 else 1)
     off = result.float() - exact

@@ -1,7 +1,7 @@
-"""Section A: the device's sampler chooses the tokens that the CPU's chooses from the same logits.
+"""Section A: the device's sampler chooses the same tokens as the CPU's sampler from the same logits.
 
-Exponentials round otherwise on a GPU: a draw may fall on the other side of a bound that lies within that rounding of
-it. Greedy tokens and logprobs leave no such room.
+Exponentials round differently on a GPU, so a draw within rounding error of a bound may fall on its other side. Greedy
+tokens must be equal, and logprobs must agree to 1e-3.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from engine.model.sampler import Sampler
 
 TESTS = Path(__file__).parents[2] / "tests" / "model"
 EQUAL_SHARE = 0.99
-"""Of drawn tokens: a draw is that near to a bound once in ten thousand times, and some rows have many bounds."""
+"""Smallest fraction of tokens that must be equal. A draw is within rounding error of a bound once in ten thousand
+times, and some rows have many bounds."""
 LEAST_S = 2.0
 
 
@@ -33,8 +34,11 @@ def run(journal: Journal) -> None:
 
 
 def check(vocab: int, rounds: int, device: torch.device) -> tuple[int, int]:
-    """(tokens that are equal, all tokens), of requests of every kind. Raises AssertionError where one that may not
-    differ does."""
+    """Sample for requests of every kind on both devices. Returns the number of equal tokens and of all tokens.
+
+    Raises:
+        AssertionError: a greedy token or a logprob differs.
+    """
     sys.path.insert(0, str(TESTS))
     from device_sampler_checks import MIXED
 
@@ -55,7 +59,7 @@ def check(vocab: int, rounds: int, device: torch.device) -> tuple[int, int]:
 def sample(
     sampler: Sampler | DeviceSampler, logits: torch.Tensor, kinds: Sequence[SamplingParams]
 ) -> list[SampledToken]:
-    """One step of requests that have generated one token."""
+    """Sample one step of requests, one for each of `kinds`, that have generated one token already."""
     names = [f"r{row}" for row in range(len(kinds))]
     for name, params in zip(names, kinds, strict=True):
         sampler.add(name, params, [4, 5, 6, 4, 7], 4)

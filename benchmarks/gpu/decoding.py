@@ -1,8 +1,8 @@
-"""Section D: decoding through the real engine at the 8B shape in bf16, against the bytes a step must read.
+"""Section D: decoding through the real engine at the 8B shape in bf16, compared with the bytes that a step must read.
 
-Waves: 64 requests are prefilled, then steps in which all of them decode are timed, planning and sampling included. The
-limit is weights, KV and adapters read once at the measured copy bandwidth. Streams: requests come as others end, so
-that prefill and adapter loads are part of it; one adapter for all, and 2,000 of ranks 8 to 64 drawn by Zipf's law.
+Waves prefill 64 requests, then time steps in which all of them decode, including planning and sampling. The limit is
+the time to read weights, KV and adapters once at the measured copy bandwidth. Streams start requests as others end, so
+they include prefill and adapter loads: with one adapter for all, and with 2,000 of ranks 8 to 64 drawn by Zipf's law.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ RANKS = (8, 16, 32, 64)
 BASE = "base"
 LEAST_S = 6.0
 SETTLING_STEPS = 4
-"""Until every step finds what the last one left."""
+"""Steps that run before timing starts, until every step finds the state that the previous one left."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """`prompt` tokens before each of a wave's `batch` requests decodes `steps` more; the rest is of streams."""
+    """Sizes of the section. In a wave, `batch` requests with prompts of `prompt` tokens decode for `steps` steps; the
+    other fields are sizes of the streams."""
 
     house: HouseSize
     batch: int
@@ -49,14 +50,14 @@ TINY = Sizes(HouseSize(True, 4, 32, 128, num_pages=600), 4, 20, 6, 30, 12, 6, 8)
 
 @dataclass(frozen=True)
 class Wave:
-    """Requests that decode side by side: `adapters[i]` is that of request i."""
+    """Requests that decode together; `adapters[i]` is the adapter of request i."""
 
     name: str
     adapters: Sequence[AdapterId | None]
 
     @property
     def ranks(self) -> list[int]:
-        """Of the different ones."""
+        """Rank of each distinct adapter in the wave."""
         return [rank_of(adapter) for adapter in sorted({one for one in self.adapters if one})]
 
 
@@ -86,7 +87,7 @@ def waves(journal: Journal, house: House, sizes: Sizes, bandwidth: float) -> Non
 
 
 def plan_waves(house: House, sizes: Sizes) -> Iterator[Wave]:
-    """The first without any adapter in the engine; those that follow find all of them known."""
+    """Yield the waves. The engine knows no adapter during the first; later waves find the registered ones."""
     batch = sizes.batch
     yield Wave(BASE, (None,) * batch)
     own = house.register(spread(RANKS, batch), "a")
@@ -103,12 +104,12 @@ def spread_adapters(adapters: Sequence[AdapterId], count: int) -> list[AdapterId
 
 
 def draw_zipf(adapters: Sequence[AdapterId], count: int, rng: Random) -> list[AdapterId]:
-    """The i-th most popular with probability proportional to 1 / i."""
+    """Draw adapters, the i-th most popular with a probability proportional to 1 / i."""
     return rng.choices(adapters, [1 / (place + 1) for place in range(len(adapters))], k=count)
 
 
 def decode(house: House, wave: Wave, sizes: Sizes, bandwidth: float) -> dict[str, float]:
-    """Tokens a second, the median step, and which fraction of it reading every byte once would take."""
+    """Measure a wave: tokens per second, step times, and the fraction of a step that reading every byte once takes."""
     seconds, generated, contexts = timed_steps(house, wave, sizes)
     moved = house.weight_bytes() + house.kv_bytes(int(statistics.mean(contexts))) + house.adapter_bytes(wave.ranks)
     step = statistics.median(seconds)
@@ -122,7 +123,10 @@ def decode(house: House, wave: Wave, sizes: Sizes, bandwidth: float) -> dict[str
 
 
 def timed_steps(house: House, wave: Wave, sizes: Sizes) -> tuple[list[float], int, list[int]]:
-    """Seconds of each step in which all requests decode, tokens of them all, and the tokens in memory at each."""
+    """Time the steps in which all requests of a wave decode.
+
+    Returns the seconds of each step, the number of generated tokens, and the tokens in the KV cache at each step.
+    """
     engine, counters = house.engine, house.engine.state.counters
     names = start_wave(house, wave, sizes)
     preemptions = counters.preemptions
@@ -139,7 +143,7 @@ def timed_steps(house: House, wave: Wave, sizes: Sizes) -> tuple[list[float], in
 
 
 def start_wave(house: House, wave: Wave, sizes: Sizes) -> list[str]:
-    """Prefills a wave, and steps until all of it decodes; the requests' names."""
+    """Prefill a wave and step until all of its requests decode. Returns the requests' names."""
     engine, names = house.engine, [f"{wave.name}/{index}" for index in range(len(wave.adapters))]
     for index, (name, adapter) in enumerate(zip(names, wave.adapters, strict=True)):
         tokens = sizes.house.max_model_len - sizes.prompt
@@ -163,7 +167,7 @@ def end_wave(house: House, names: Sequence[str]) -> None:
 
 
 def make_request(name: str, prompt: int, tokens: int, adapter: AdapterId | None, rng: Random) -> Request:
-    """Batch lane: what is measured is how fast they go, not who goes first."""
+    """Return a greedy request in the batch lane, because only throughput is measured, not the order of requests."""
     ids = tuple(rng.randrange(10, 90) for _ in range(prompt))
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     return Request(name, ids, params, adapter, Lane.BATCH, arrival=time.monotonic())
@@ -185,7 +189,7 @@ def streams(journal: Journal, house: House, sizes: Sizes) -> None:
 
 
 def stream(house: House, adapters: Sequence[AdapterId], sizes: Sizes) -> dict[str, float]:
-    """Everything from the first request to the last token: generated tokens a second, and adapter loads."""
+    """Measure from the first request to the last token. Returns tokens per second and the numbers of adapter loads."""
     engine, counters = house.engine, house.engine.state.counters
     loads, evictions = counters.adapter_loads, counters.adapter_evictions
     for index, adapter in enumerate(adapters):

@@ -1,7 +1,7 @@
-"""Section E: what the interactive lane feels of a batch backlog on the device, and the other way round.
+"""Section E: how much interactive requests and a batch backlog slow each other down on the device.
 
-The real engine runs in a thread of its own, at the 8B shape with adapters of ranks 8 to 64. Interactive requests come
-at random moments, the same in both runs; the backlog never runs dry. Times are taken where tokens leave the engine.
+The real engine runs in its own thread at the 8B shape with adapters of ranks 8 to 64. Interactive requests arrive at
+random times, the same in both runs; the backlog never runs dry. Times are taken where tokens leave the engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ PAUSE_S = 0.002
 
 @dataclass(frozen=True)
 class Sizes:
-    """`window_s` seconds are measured, after `settle_s` in which a backlog fills the engine. Lengths are tokens."""
+    """Sizes of the section. `window_s` seconds are measured, after `settle_s` seconds in which a backlog fills the
+    engine. Lengths are in tokens."""
 
     house: HouseSize
     window_s: float
@@ -42,7 +43,7 @@ class Sizes:
     batch_prompt: int
     batch_tokens: int
     last_s: float
-    """After the window, for requests under way to end."""
+    """Seconds after the window in which running requests must end."""
 
 
 FULL = Sizes(HouseSize(False, 96, 2048, 4096), 7.0, 2.0, 8.0, (64, 512), 32, 600, 512, 192, 10.0)
@@ -50,7 +51,7 @@ TINY = Sizes(HouseSize(True, 6, 48, 128, num_pages=600), 0.7, 0.1, 8.0, (5, 20),
 
 
 class Watch:
-    """When tokens left the engine: request -> (seconds, how many)."""
+    """Records when and how many tokens left the engine, for each request. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,12 +60,12 @@ class Watch:
         self._error: Exception | None = None
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will be delivered."""
+        """Record the error that ended the engine, after which nothing more is delivered."""
         with self._lock:
             self._error = error
 
     def deliver(self, events: list[TokenEvent]) -> None:
-        """Called by the engine, which ends if a request was refused."""
+        """Record events; called by the engine. Raises RuntimeError, which ends the engine, if a request was refused."""
         now = time.monotonic()
         check_events(events)
         with self._lock:
@@ -74,19 +75,19 @@ class Watch:
                     self._ended.add(event.request_id)
 
     def ended(self, names: Sequence[str]) -> bool:
-        """Raises whatever ended the engine."""
+        """Return whether all named requests have ended. Raises the error that ended the engine, if any."""
         with self._lock:
             if self._error:
                 raise self._error
             return self._ended.issuperset(names)
 
     def moments(self, name: str) -> list[float]:
-        """Of each token."""
+        """Return the time of each token of a request, in seconds of time.monotonic."""
         with self._lock:
             return [moment for moment, count in self._seen.get(name, ()) for _ in range(count)]
 
     def tokens(self, prefix: str, begun: float, ended: float) -> int:
-        """Of requests whose names begin so, within a span."""
+        """Count the tokens within a span of time of all requests whose names begin with `prefix`."""
         with self._lock:
             spans = [times for name, times in self._seen.items() if name.startswith(prefix)]
         return sum(count for times in spans for moment, count in times if begun <= moment < ended)
@@ -95,7 +96,7 @@ class Watch:
 @dataclass(frozen=True)
 class Arrival:
     at: float
-    """Seconds from the window's beginning."""
+    """Seconds after the beginning of the window."""
     request: Request
 
 
@@ -114,7 +115,7 @@ def run(journal: Journal) -> None:
 def phase(
     house: House, sizes: Sizes, adapters: Sequence[AdapterId], name: str, lanes: tuple[bool, bool]
 ) -> dict[str, Value]:
-    """One run with the lanes that are wanted: (interactive, batch)."""
+    """Run one phase and return its figures. `lanes` says which lanes have requests: (interactive, batch)."""
     interactive, batch = lanes
     watch = Watch()
     backlog = [batch_request(sizes, adapters, f"{name}/b{i}", Random(i)) for i in range(sizes.backlog if batch else 0)]
@@ -140,13 +141,13 @@ def phase(
 
 @contextmanager
 def running(house: House, watch: Watch) -> Iterator[Engine]:
-    """The engine's own loop, in a thread, until the caller is through."""
+    """Run the engine's own loop in a thread until the block ends."""
     engine = Engine(house.engine.state, house.engine.executor)
 
     def loop() -> None:
         try:
             engine.run(watch.deliver)
-        except Exception as error:  # raised again by whoever waits for what it was to deliver
+        except Exception as error:  # raised again in the thread that waits for the tokens
             watch.fail(error)
 
     thread = threading.Thread(target=loop, name="engine")
@@ -159,7 +160,7 @@ def running(house: House, watch: Watch) -> Iterator[Engine]:
 
 
 def plan_arrivals(sizes: Sizes, adapters: Sequence[AdapterId], prefix: str) -> list[Arrival]:
-    """Poisson, the same for every phase."""
+    """Return Poisson arrivals, the same in every phase."""
     arrivals: list[Arrival] = []
     rng, at = Random(0), 0.0
     while (at := at + rng.expovariate(sizes.rate)) < sizes.window_s:
@@ -181,7 +182,7 @@ def draw_prompt(rng: Random, length: int) -> tuple[int, ...]:
 
 
 def submit_in_time(engine: Engine, arrivals: Sequence[Arrival], begun: float) -> dict[str, float]:
-    """Submits each at its moment; name -> when it was due, which is what its TTFT counts from."""
+    """Submit each request at its time. Returns name -> scheduled time, from which TTFT is counted."""
     submitted = {}
     for arrival in arrivals:
         due = begun + arrival.at
@@ -192,7 +193,7 @@ def submit_in_time(engine: Engine, arrivals: Sequence[Arrival], begun: float) ->
 
 
 def wait_for(watch: Watch, names: Sequence[str], until: float) -> None:
-    """Raises RuntimeError: they did not end in time."""
+    """Wait until all named requests have ended. Raises RuntimeError if they have not at the time `until`."""
     while not watch.ended(names):
         if time.monotonic() > until:
             raise RuntimeError(f"of {len(names)} requests some did not end")
@@ -200,7 +201,7 @@ def wait_for(watch: Watch, names: Sequence[str], until: float) -> None:
 
 
 def latencies(watch: Watch, submitted: dict[str, float]) -> dict[str, Value]:
-    """TTFT and ITL of the interactive requests, in milliseconds."""
+    """Return TTFT and ITL of the interactive requests, in milliseconds."""
     if not submitted:
         return {}
     moments = {name: watch.moments(name) for name in submitted}
@@ -216,5 +217,5 @@ def latencies(watch: Watch, submitted: dict[str, float]) -> dict[str, Value]:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest that so many are not above."""
+    """Return the quantile without interpolation: the sorted value at index `share` times the number of values."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]

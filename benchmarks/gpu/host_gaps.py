@@ -1,8 +1,8 @@
-"""Section F: decode steps at the 8B shape with and without CUDA graphs and a step ahead (step_modes.py), and a profile
-of them as they are served: where the device waits for the host, and what it does else.
+"""Section F: decode steps at the 8B shape with and without CUDA graphs and planning ahead (step_modes.py), and a
+profile of decode steps as in production, which shows where the device waits for the host and where it spends its time.
 
-A gap is a span in which nothing runs on the device, between two things that do. More than 50 microseconds of it is
-the host's fault: planning, launching or waiting.
+A gap is a span between two kernels in which nothing runs on the device. A gap of more than 50 microseconds is caused by
+the host: planning, launching or waiting.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEAST_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that ran on the device, in microseconds."""
+    """An operation that ran on the device. Times are in microseconds."""
 
     name: str
     start: float
@@ -45,7 +45,7 @@ class Gap:
 
 
 def find_gaps(spans: Iterable[Span], least_us: float) -> list[Gap]:
-    """Where nothing ran for longer than `least_us`, and what ran before and after. Spans may overlap."""
+    """Return the gaps longer than `least_us`, with the names of the operations around them. Spans may overlap."""
     gaps, last = [], None
     for span in sorted(spans, key=lambda one: one.start):
         if last is not None and span.start - last.end > least_us:
@@ -68,7 +68,10 @@ def run(journal: Journal) -> None:
 
 
 def profiled(house: House, wave: Wave, sizes: Sizes) -> list[Span]:
-    """What ran during some steps; on a CPU torch's operations, which shows that the profile is read right."""
+    """Profile STEPS decode steps of a wave. Returns the operations that ran on the device.
+
+    On a CPU these are torch's operations, which only tests that the profile is parsed correctly.
+    """
     names = start_wave(house, wave, sizes)
     on_gpu = house.runner.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]

@@ -1,8 +1,8 @@
-"""The real engine in this process, around a model of random weights and as many random adapters as are asked for.
+"""Runs the real engine in this process, with a model of random weights and any number of random adapters.
 
-Two thousand adapters of an 8B model are 300 GB: no host holds them. Here all of one rank share one copy in host memory.
-Each has an identity, a reload cost and device pages of its own, so that what the engine does and what the device moves
-is what it would be.
+Two thousand adapters of an 8B model take 300 GB, more than a host has. Here all adapters of the same rank share one
+copy in host memory. Each adapter still has its own identity, load cost and device pages, so that the engine and the
+device do the same work as with distinct adapters.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from engine.model.runner import ModelRunner
 from lora_kernels.layout import AdapterLayout
 
 UNBOUNDED_BYTES = 1 << 60
-"""For adapters in host memory, of which there is one copy a rank."""
+"""Limit of host memory for adapters, in effect none, because there is only one copy for each rank."""
 
 
 @dataclass(frozen=True)
 class HouseSize:
-    """What an engine is built with; `num_pages` 0: what the device's memory holds."""
+    """Sizes of an engine; `num_pages` of 0 means as many pages as the device's memory holds."""
 
     tiny: bool
     max_seqs: int
@@ -47,7 +47,7 @@ class HouseSize:
 
 
 class Adapters:
-    """`Executor` around a runner: `load_host("RANK/NAME")` makes an adapter up instead of reading a folder."""
+    """An `Executor` around a runner whose `load_host("RANK/NAME")` generates an adapter instead of reading a folder."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -86,7 +86,7 @@ class Adapters:
             layout = full_layout(spec, rank)
             page = torch.empty(page_shape(spec, BLOCK_SIZE).elements, dtype=runner.dtype)
             page.normal_(0, 0.01, generator=torch.Generator().manual_seed(rank))
-            blob = page.expand(layout.num_pages, -1).contiguous()  # drawing all of it takes seconds
+            blob = page.expand(layout.num_pages, -1).contiguous()  # one page repeated: drawing all takes seconds
             self._packed[rank] = layout, blob.pin_memory() if runner.device.type == "cuda" else blob
         return self._packed[rank]
 
@@ -97,11 +97,11 @@ class House:
     engine: Engine
 
     def register(self, ranks: Sequence[int], name: str) -> list[AdapterId]:
-        """Adapters of these ranks, known to the engine from now on."""
+        """Register adapters of these ranks with the engine; returns their ids."""
         return [self.engine.load_adapter(f"{rank}/{name}{index}").id for index, rank in enumerate(ranks)]
 
     def weight_bytes(self) -> int:
-        """What a step reads of the base model: all of it but the embedding, of which it reads a row a token."""
+        """Bytes of the base model that a step reads: all but the embedding, of which it reads one row per token."""
         spec = self.runner.spec
         linears = spec.layers * (
             spec.hidden_size * (2 * spec.query_width + 2 * spec.kv_width)
@@ -110,17 +110,17 @@ class House:
         return (linears + spec.vocab_size * spec.hidden_size) * self.runner.dtype.itemsize
 
     def kv_bytes(self, tokens: int) -> int:
-        """K and V of so many tokens, in all layers."""
+        """Bytes of K and V of `tokens` tokens, in all layers."""
         return tokens * self.runner.page_bytes // BLOCK_SIZE
 
     def adapter_bytes(self, ranks: Sequence[int]) -> int:
-        """A and B of one adapter a rank, in all layers."""
+        """Bytes of A and B of one adapter for each rank, in all layers."""
         spec = self.runner.spec
         return sum(adapter_elements(spec, rank) for rank in ranks) * spec.layers * self.runner.dtype.itemsize
 
 
 def build_house(size: HouseSize, scratch: Path, tell: Callable[[str], None]) -> House:
-    """An engine at the 8B shape, or in toy size, with the pages that its memory holds."""
+    """Build an engine at the 8B shape, or in toy size, with random weights. `tell` receives progress messages."""
     (scratch / "config.json").write_text(json.dumps(model_config(size.tiny)))
     config = EngineConfig(
         str(scratch),
@@ -159,7 +159,7 @@ def _tell_progress(tell: Callable[[str], None], what: str, done: int, total: int
 
 
 def check_events(events: Sequence[TokenEvent]) -> int:
-    """Tokens among them. Raises RuntimeError: a request was refused."""
+    """Return the number of tokens in the events. Raises RuntimeError if a request was refused."""
     for event in events:
         if event.refusal is not None:
             raise RuntimeError(f"{event.request_id} was refused: {event.refusal.message}")

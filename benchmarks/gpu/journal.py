@@ -1,4 +1,4 @@
-"""What a section finds out, written line by line as it does: a section that is killed loses nothing it measured."""
+"""The journal of a section's findings, written line by line, so that a section that is killed loses no measurement."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Value = float | int | str | None
 
 
 class OutOfTime(Exception):
-    """The section's time is used up."""
+    """The section's time budget is used up."""
 
 
 class DeviceLost(Exception):
-    """Nothing more can be run on the device by this process."""
+    """This process can no longer run anything on the device."""
 
 
 @dataclass
 class Journal:
-    """Where a section writes.
+    """Writes a section's findings to a file.
 
     Attributes:
-        path: lines of JSON.
-        deadline: in seconds of `time.monotonic`.
-        tiny: toy sizes on the CPU: proves that the section runs, and measures nothing.
-        device: a torch device, by name.
+        path: File of JSON lines.
+        deadline: End of the time budget, in seconds of `time.monotonic`.
+        tiny: Whether to use toy sizes on the CPU, which proves that the section runs but measures nothing.
+        device: Name of a torch device.
     """
 
     path: Path
@@ -43,16 +43,16 @@ class Journal:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
     def row(self, table: str, case: str, **values: Value) -> None:
-        """A line of one of the section's tables. Names of values carry their units."""
+        """Write a row of one of the section's tables. Names of values include their units."""
         self._write({"row": {"table": table, "case": case, "values": values}})
         self.tell(f"{table}: {case}: " + ", ".join(f"{name} {shown(value)}" for name, value in values.items()))
 
     def note(self, text: str) -> None:
-        """Something to know when reading the tables."""
+        """Write a note for readers of the tables."""
         self._write({"note": text})
         self.tell(text)
 
@@ -60,26 +60,26 @@ class Journal:
         self._write({"environment": dict(values)})
 
     def fail(self, case: str, reason: str) -> None:
-        """One case did not do what it should."""
+        """Record that a case failed."""
         self.failures += 1
         self._write({"failure": {"case": case, "reason": reason}})
         self.tell(f"FAILED {case}: {reason}")
 
     def finish(self) -> None:
-        """The section came to its end."""
+        """Record that the section ran to its end."""
         self._write({"finished": True})
 
     def tell(self, text: str) -> None:
-        """Progress, for who watches."""
+        """Print progress to standard error."""
         print(f"  {text}", file=sys.stderr, flush=True)
 
     @contextmanager
     def case(self, name: str, least_s: float = 0.0) -> Iterator[None]:
-        """One of a section's cases: its failure is written down, and the next one runs.
+        """Run a case of a section in the block. A failure is recorded, and the section continues after the block.
 
         Raises:
             OutOfTime: less than `least_s` seconds are left.
-            DeviceLost: the failure took the device with it.
+            DeviceLost: the failure has made the device unusable.
         """
         if self.left < least_s or self.left <= 0:
             raise OutOfTime(name)
@@ -95,16 +95,16 @@ class Journal:
             self._free_memory()
 
     def _free_memory(self) -> None:
-        """What a case held is another size than what the next one wants."""
+        """Release cached device memory, because the next case needs blocks of other sizes."""
         if self.device.startswith("cuda"):
-            # Imported here: whoever only reads journals needs no torch.
+            # Imported here, so that programs that only read journals need no torch.
             import torch
 
             gc.collect()
             torch.cuda.empty_cache()
 
     def _check_device(self, name: str) -> None:
-        """A kernel that reads where it must not poisons the process: every later call fails, whoever makes it."""
+        """Raise DeviceLost if the CUDA context is corrupted: after an illegal access every later CUDA call fails."""
         if not self.device.startswith("cuda"):
             return
         import torch
@@ -121,11 +121,11 @@ class Journal:
 
 @dataclass
 class Findings:
-    """What a journal says.
+    """The contents of a journal.
 
     Attributes:
-        rows: table -> [(case, values)], in order.
-        finished: the section came to its end.
+        rows: Table -> [(case, values)], in order.
+        finished: Whether the section ran to its end.
     """
 
     environment: dict[str, Value] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Findings:
 
 
 def read_journal(path: Path) -> Findings:
-    """What has been written so far. A last line that was cut off is left out."""
+    """Read a journal, which may be unfinished. A last line that was cut off is ignored."""
     found = Findings()
     for text in path.read_text().splitlines() if path.is_file() else ():
         try:
@@ -163,7 +163,7 @@ def first_line(error: BaseException) -> str:
 
 
 def shown(value: Value) -> str:
-    """A value as a table shows it: three significant digits, more where the number has more before its point."""
+    """Format a value for a table: floats with three significant digits, or as whole numbers from 100 on."""
     if value is None:
         return "-"
     if isinstance(value, float):

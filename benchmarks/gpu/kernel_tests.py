@@ -1,6 +1,6 @@
-"""Section A: the kernels' own tests on the device, bf16 included, which Triton's interpreter cannot round.
+"""Section A: the kernels' own tests on the device, including bf16, which Triton's interpreter does not round correctly.
 
-CI runs them under the interpreter (tests/kernels), which computes in the host's arithmetic and never races.
+CI runs these tests (tests/kernels) under the interpreter, which uses the host's arithmetic and has no data races.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lora_kernels.triton_backend import TritonBackend
 
 TESTS = Path(__file__).parents[2] / "tests" / "kernels"
 TINY_EVERY = 7
-"""In toy size, every so-manyth is run: under the interpreter a second each."""
+"""In toy size only every seventh test runs, because each takes a second under the interpreter."""
 LEAST_S = 2.0
 
 
@@ -37,7 +37,7 @@ def run(journal: Journal) -> None:
 
 
 def find_tests(device: torch.device) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Every check of tests/kernels that goes through the backend, and those of DoRA's scales."""
+    """Yield name and function of every check in tests/kernels that uses the backend, and of the DoRA scale checks."""
     sys.path.insert(0, str(TESTS))
     from backend_checks import CHECKS
     from dora_checks import DORA_CHECKS
@@ -50,6 +50,7 @@ def find_tests(device: torch.device) -> Iterator[tuple[str, Callable[[], None]]]
 
 
 def _backend(device: torch.device) -> OnDevice:
-    """One for each check: tiles follow the first heads that a backend sees, and those of small ones are too large in
-    shared memory for others. Nothing is tuned for: their shapes are not those of models."""
+    """Return a new untuned backend for one check. A backend chooses its tiles by the first head size that it sees, and
+    tiles for small heads do not fit the shared memory with large ones. The checks' shapes are not those of models, so
+    there are no tuned configurations for them."""
     return OnDevice(TritonBackend(), device)

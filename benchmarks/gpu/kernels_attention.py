@@ -1,6 +1,6 @@
-"""Section B: paged attention at the 8B shape. Decoding against its bytes (K and V once), prefill in TFLOP/s.
+"""Section B: paged attention at the 8B shape. Decode is compared with its bytes (K and V once), prefill is in TFLOP/s.
 
-A round goes through the KV of several layers, so that no cache holds what is read next.
+A round goes through the KV of several layers, so that no cache holds the KV that is read next.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lora_kernels.backend import Backend
 COLD_BYTES = 256 << 20
 LEAST_S = 3.0
 LENGTHS = (128, 256, 384, 512, 768, 1024, 2048, 8192)
-"""What lies side by side in a batch of chats: most short, a few long."""
+"""Context lengths of a typical batch of chats: most are short, a few long."""
 
 Chunks = tuple[tuple[int, int], ...]
 """(query rows, context) of each sequence."""
@@ -65,7 +65,7 @@ def make_load(chunks: Chunks, device: torch.device) -> AttentionLoad:
 
 
 def our_calls(load: AttentionLoad, backend: Backend) -> list[Callable[[], object]]:
-    """One call a layer."""
+    """Return one call for each layer."""
     return [partial(backend.attention, load.query, kv, load.batch, load.scale) for kv in load.kv]
 
 

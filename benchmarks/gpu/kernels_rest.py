@@ -1,6 +1,6 @@
-"""Section B: what lies between the products, and the sampler, at the 8B shape.
+"""Section B: the pointwise kernels between the matrix products, and the sampler, at the 8B shape.
 
-Rows of a decode step are so few that a kernel's own time shows more than its bytes; 2,048 rows show the bytes.
+A decode step has so few rows that a kernel's fixed cost dominates its bytes; at 2,048 rows the bytes dominate.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def run(journal: Journal) -> None:
 
 
 Maker = Callable[[Pointwise], Call]
-"""Makes a call over tensors of its own."""
+"""Returns a call over newly allocated tensors."""
 
 
 def pointwise_works(spec: ModelSpec, rows: int, device: torch.device) -> dict[str, tuple[Maker, int]]:
-    """Name -> its maker, and the bytes that one call moves."""
+    """Return, by name, each kernel's maker of calls and the number of bytes that one call moves."""
     dtype = model_dtype(device.type == "cpu")
 
     def draw(*shape: int) -> Tensor:
@@ -119,7 +119,7 @@ def _against(moved: int, us: float, bandwidth: float) -> dict[str, float]:
 
 
 def sampler(spec: ModelSpec, rows: int, params: SamplingParams, device: torch.device) -> float:
-    """Microseconds from logits on the device to tokens on the host."""
+    """Return the microseconds from logits on the device to tokens on the host."""
     ours = make_sampler(spec.vocab_size, device, (), rows)
     names = [f"r{row}" for row in range(rows)]
     for name in names:

@@ -1,4 +1,4 @@
-"""The engine on a machine that has torch, triton, numpy, safetensors and transformers, and perhaps nothing else."""
+"""Makes the engine importable on a machine with only torch, triton, numpy, safetensors and transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 class _Log:
-    """What the engine's model asks of structlog: to say what capturing took, or that a fetch met a bug."""
+    """Stand-in for a structlog logger, which the engine's model uses to report graph capture and failed fetches."""
 
     def error(self, event: str, **fields: object) -> None:
         print(event, fields, file=sys.stderr)
@@ -18,14 +18,16 @@ class _Log:
 
 
 def do_without() -> None:
-    """Call it first. numba counts as absent even where it is there: it has no part in what a GPU computes, and may not
-    go with the numpy beside it."""
+    """Replace missing packages by stand-ins. Call this before importing the engine.
+
+    numba is hidden even if it is installed: GPU code does not need it, and it may not fit the installed numpy.
+    """
     sys.modules["numba"] = None  # type: ignore[assignment]
     if find_spec("structlog") is None:
         module = ModuleType("structlog")
         vars(module)["get_logger"] = lambda *_: _Log()
         sys.modules["structlog"] = module
-    if find_spec("blake3") is None:  # a hash that is the same in this process is all that is asked of it here
+    if find_spec("blake3") is None:  # the suite only needs a hash that is stable within this process
         module = ModuleType("blake3")
         vars(module)["blake3"] = hashlib.sha256
         sys.modules["blake3"] = module
@@ -34,7 +36,7 @@ def do_without() -> None:
 
 
 def _without_grammars() -> None:
-    """The engine's modules import llguidance; no request of the suite has a grammar."""
+    """Provide empty llguidance modules for the engine's imports. No request of the suite has a grammar."""
     matcher = type("LLMatcher", (), {"grammar_from_regex": None})
     parts: dict[str, dict[str, object]] = {
         "llguidance": {"LLMatcher": matcher, "LLParserLimits": dict, "LLTokenizer": None},

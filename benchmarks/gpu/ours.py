@@ -1,4 +1,4 @@
-"""The backend that is measured: what an engine on the device has."""
+"""The backend under test, which is the one that an engine on the device uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lora_kernels.triton_backend import TritonBackend
 
 
 def our_backend(device: torch.device) -> Backend:
-    """On a CPU the same kernels, interpreted."""
+    """Return the backend for a device. On a CPU the same kernels run in Triton's interpreter."""
     if device.type == "cpu":
         return TritonBackend()
     return select_backend(device, model_dtype(tiny=False), head_dim=model_spec(tiny=False).head_dim)

@@ -1,7 +1,7 @@
-"""Single kernels out of peers' wheels, without the servers around them.
+"""Loads single kernels from peers' wheels without importing the servers around them.
 
-A wheel that is only unpacked and put on PYTHONPATH will do: packages on the way to a kernel are entered without running
-what they would import, and the few things that kernels ask of their server are answered here.
+It is enough to unpack a wheel and put it on PYTHONPATH. Parent packages of a kernel's module are created without
+running their __init__, and stand-ins here provide the few things that the kernels import from their server.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch import Tensor
 
 
 class PeerAbsent(Exception):
-    """Its wheel is not here, or is not the one this was written for; the message says which."""
+    """A peer's wheel is not installed, or it is another version than expected. The message says which."""
 
 
 def find_package(name: str) -> Path:
-    """Where a peer's package lies. Raises PeerAbsent."""
+    """Return the folder of a peer's package. Raises PeerAbsent."""
     found = find_spec(name)
     if found is None or not found.submodule_search_locations:
         raise PeerAbsent(f"{name} is not importable here: put its wheel, unpacked, on PYTHONPATH")
@@ -35,10 +35,13 @@ def find_package(name: str) -> Path:
 
 
 def load_kernel_module(name: str, standins: Mapping[str, Mapping[str, Any]]) -> ModuleType:
-    """A module of a peer. `standins`: module -> what kernels ask of it.
+    """Import a module of a peer.
+
+    Args:
+        standins: Module name -> attributes of the stand-in that replaces it.
 
     Raises:
-        PeerAbsent: the wheel has no such module, or it asks for more than we answer.
+        PeerAbsent: the wheel has no such module, or the module needs more than the stand-ins provide.
     """
     root = name.partition(".")[0]
     folder = find_package(root)
@@ -55,7 +58,7 @@ def load_kernel_module(name: str, standins: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def _enter_packages(name: str, folder: Path) -> None:
-    """Packages above a module, without their __init__."""
+    """Create the parent packages of a module without running their __init__."""
     parts = name.split(".")
     for depth in range(1, len(parts)):
         package = ".".join(parts[:depth])
@@ -66,7 +69,7 @@ def _enter_packages(name: str, folder: Path) -> None:
 
 
 class _Logger:
-    """vLLM's logger has methods that no other has; all of them say what they are told."""
+    """Stand-in for vLLM's logger, which has non-standard methods. Every method prints its message."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -76,7 +79,7 @@ class _Logger:
 
 
 class _Platform:
-    """vLLM's idea of the device."""
+    """Stand-in for vLLM's `current_platform`."""
 
     def is_cuda(self) -> bool:
         return torch.cuda.is_available()
@@ -105,7 +108,7 @@ class _Platform:
 
 
 class _KVQuantMode(IntEnum):
-    """The modes that vLLM's attention asks about; we pass the first."""
+    """Stand-in for vLLM's KV quantization modes; the suite uses only NONE."""
 
     NONE = 0
     FP8_PER_TENSOR = 1
@@ -115,7 +118,7 @@ class _KVQuantMode(IntEnum):
 
 
 def _register_nothing(*_: Any, **__: Any) -> None:
-    """Kernels are called as they are, not as torch operations."""
+    """Do nothing: the suite calls kernels directly, not as torch operations."""
 
 
 def _upload(values: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -129,15 +132,15 @@ VLLM: Mapping[str, Mapping[str, Any]] = {
     "vllm.triton_utils": {"triton": triton, "tl": tl, "HAS_TRITON": True},
     "vllm.v1.kv_cache_interface": {"KVQuantMode": _KVQuantMode},
 }
-"""As of vLLM 0.32."""
+"""Stand-ins for vLLM 0.32: module name -> attributes."""
 
 
 class _LoraBatchInfo:
-    """Named in annotations only."""
+    """Stand-in for a class that SGLang's kernels name in annotations only."""
 
 
 def _uncached(*_: Any, **__: Any) -> Callable[[Any], Any]:
-    """A decorator that leaves a kernel as it is: a cache of launches saves what a CUDA graph does not spend."""
+    """Return a decorator that leaves a kernel unchanged: inside a CUDA graph, SGLang's launch cache saves nothing."""
     return lambda kernel: kernel
 
 
@@ -149,11 +152,11 @@ SGLANG: Mapping[str, Mapping[str, Any]] = {
     "sglang.srt.lora.utils": {"LoRABatchInfo": _LoraBatchInfo},
     "sglang.srt.utils": {"cached_triton_kernel": _uncached, "get_device_name": _device_name},
 }
-"""As of SGLang 0.5.23."""
+"""Stand-ins for SGLang 0.5.23: module name -> attributes."""
 
 
 def find_module(package: str, file: str) -> str:
-    """Dotted name of the module whose file has this name. Raises PeerAbsent."""
+    """Return the dotted name of the module in a package whose file has this name. Raises PeerAbsent."""
     folder = find_package(package)
     found = sorted(folder.rglob(file))
     if not found:

@@ -1,4 +1,4 @@
-"""Section C: paged attention by vLLM's Triton kernel and FlashInfer, from their wheels, beside ours on the same KV."""
+"""Section C: paged attention by vLLM's Triton kernel and FlashInfer, from their wheels, against ours on the same KV."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from benchmarks.gpu.timing import Call, time_calls
 LEAST_S = 4.0
 WORKSPACE_BYTES = 256 << 20
 SEGMENTS = 16
-"""Into which vLLM's decode kernel splits a context, where its grid would be small."""
+"""Number of segments into which vLLM's decode kernel splits a context if its grid would be small."""
 LEAST_GRID = 128
-"""Of vLLM's: fewer programs than these, and it splits."""
+"""Number of programs below which vLLM's decode kernel splits contexts."""
 CHOSEN = ("64 x 2,048", "64 of 128 to 8,192", "1 x 32,768", "16 x 1,024", "prompt of 2,048", "chunk of 512 at 16,384")
 
 Attend = Callable[[Tensor], Tensor]
-"""KV of a layer -> the output."""
+"""Computes attention over one layer's KV and returns the output."""
 
 
 def vllm_attention(load: AttentionLoad) -> Attend:
-    """Raises PeerAbsent."""
+    """Return vLLM's kernel, set up for a batch. Raises PeerAbsent."""
     attend = load_kernel_module("vllm.v1.attention.ops.triton_unified_attention", VLLM).unified_attention
     batch, (_, heads, head_dim), kv_heads = load.batch, load.query.shape, load.kv[0].shape[3]
     most = LEAST_GRID // kv_heads
@@ -69,7 +69,7 @@ def vllm_attention(load: AttentionLoad) -> Attend:
 
 
 def flashinfer_attention(load: AttentionLoad) -> Attend:
-    """Its wrapper for decodes, or for chunks where there are any. Raises PeerAbsent."""
+    """Return FlashInfer's decode wrapper, or its prefill wrapper if the batch has chunks. Raises PeerAbsent."""
     try:
         flashinfer = import_module("flashinfer")
     except ImportError as error:
@@ -109,7 +109,7 @@ def run(journal: Journal) -> None:
 
 
 def compare(make: Callable[[AttentionLoad], Attend], load: AttentionLoad) -> dict[str, Value]:
-    """Microseconds of theirs, whose numbers are checked, and of ours over the same KV."""
+    """Check the peer's result, then time its kernel and ours over the same KV. Times are in microseconds."""
     attend, device = make(load), load.query.device
     relative_error(attend(load.kv[0]), exact_attention(load, None), load.query.dtype)
     calls: list[Call] = [partial(attend, kv) for kv in load.kv]

@@ -1,8 +1,9 @@
-"""Section C: LoRA by vLLM's and SGLang's Triton kernels, from their wheels, beside ours on the same work.
+"""Section C: LoRA kernels of vLLM and SGLang (Triton), from their wheels, against ours on the same work.
 
-Each gets what it is made for: vLLM adapters padded to the largest rank and its count of active ones, SGLang real ranks
-and segments of 16 rows. Everything runs inside CUDA graphs over memory that no cache holds; what each prepares once a
-step is timed apart, and counted for steps of 32 layers. Before a peer is timed, its sums are checked.
+Each peer gets its own input format: vLLM gets adapters padded to the largest rank and its count of active adapters,
+SGLang gets real ranks and segments of 16 rows. Everything runs inside CUDA graphs over memory that no cache holds. The
+preparation once per step is timed separately and counted for steps of 32 layers. A peer's sums are checked before it is
+timed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from lora_kernels.layout import ProjectionGroup
 
 LEAST_S = 6.0
 SEGMENT = 16
-"""Rows of SGLang's segments at decode."""
+"""Number of rows in SGLang's segments at decode."""
 WORKS = (
     decode_work(64, 64, MIXED),
     decode_work(64, 64, (16,)),
@@ -42,11 +43,11 @@ TINY_WORKS = (LoraWork("3 rows", (2, 1), (16, 3)),)
 
 @dataclass(frozen=True)
 class PaddedWeights:
-    """One layer's adapters of a group as peers keep them; zero beyond an adapter's rank.
+    """Adapter weights of one layer's projection group in the peers' layout; zero beyond an adapter's rank.
 
     Attributes:
-        a: of each target, [num_adapters, max_rank, in_features].
-        b: of each target, [num_adapters, out_features, max_rank].
+        a: For each target, [num_adapters, max_rank, in_features].
+        b: For each target, [num_adapters, out_features, max_rank].
     """
 
     group: ProjectionGroup
@@ -70,14 +71,14 @@ def padded_weights(
 
 class Peer(Protocol):
     def prepare(self) -> object:
-        """Once a step."""
+        """Do the preparation that is needed once per step."""
 
     def call(self, weights: PaddedWeights, x: Tensor, out: Tensor) -> Call:
-        """Adds a group's deltas to `out`."""
+        """Return a call that adds a group's deltas to `out`."""
 
 
 class Vllm:
-    """vllm.lora.ops.triton_ops."""
+    """vLLM's kernels in vllm.lora.ops.triton_ops."""
 
     def __init__(self, work: LoraWork, device: torch.device) -> None:
         folder = "vllm.lora.ops.triton_ops"
@@ -85,7 +86,7 @@ class Vllm:
         self._expand = load_kernel_module(f"{folder}.lora_expand_op", VLLM)._lora_expand
         tables = load_kernel_module(f"{folder}.utils", VLLM)
         for cache in (tables._LORA_A_PTR_DICT, tables._LORA_B_PTR_DICT):
-            cache.clear()  # by address, which another case's weights may have had
+            cache.clear()  # keyed by address, which may have belonged to another case's weights
         metadata = load_kernel_module(f"{folder}.lora_kernel_metadata", VLLM).LoRAKernelMeta
         self._slots = torch.from_numpy(row_slots(work.lengths)).to(device)
         self._meta = metadata.make(len(work.ranks), work.rows, device)
@@ -109,7 +110,7 @@ class Vllm:
 
 
 class Sglang:
-    """SGLang's chunked segmented products."""
+    """SGLang's chunked SGMV kernels."""
 
     def __init__(self, work: LoraWork, device: torch.device) -> None:
         names = [find_module("sglang", f"chunked_sgmv_{side}.py") for side in ("shrink", "expand")]
@@ -119,7 +120,7 @@ class Sglang:
         self._info: Any = self.prepare()
 
     def prepare(self) -> object:
-        """See `Peer.prepare`. Built as its backend does, on the host, in one tensor each."""
+        """See `Peer.prepare`. The metadata is built on the host, one tensor each, as SGLang's backend does."""
         starts, owners = [0], []
         for slot, rows in enumerate(self._work.lengths):
             for first in range(0, rows, SEGMENT):
@@ -155,7 +156,7 @@ class Sglang:
         return add
 
     def _stack_a(self, weights: PaddedWeights) -> Tensor:
-        """[num_adapters, targets * max_rank, in_features]: each adapter's targets lie as close as its own rank lets."""
+        """Return A as [num_adapters, targets * max_rank, in_features], each adapter's targets packed by its rank."""
         most, slices = max(weights.ranks), len(weights.a)
         stacked = torch.zeros_like(weights.a[0]).repeat(1, slices, 1)
         for slot, rank in enumerate(weights.ranks):
@@ -184,7 +185,7 @@ def run(journal: Journal) -> None:
 def compare(
     kind: Callable[[LoraWork, torch.device], Peer], work: LoraWork, spec: ModelSpec, device: torch.device
 ) -> dict[str, Value]:
-    """Microseconds of a layer and of what is prepared, theirs and ours, and how much faster ours is."""
+    """Return the microseconds per layer and of the preparation, theirs and ours, and how much faster ours is."""
     check_peer(kind(work, device), work, spec, device)
     theirs = time_calls(peer_calls(kind(work, device), work, spec, device), device)
     their_prepare = time_host(kind(work, device).prepare, device)
@@ -207,12 +208,12 @@ def compare(
 
 
 def peer_dtype(device: torch.device) -> torch.dtype:
-    """Their kernels refuse fp32, and the interpreter cannot round bf16."""
+    """Return bf16, or fp16 on a CPU: the peers' kernels refuse fp32, and the interpreter cannot round bf16."""
     return torch.float16 if device.type == "cpu" else torch.bfloat16
 
 
 def check_peer(peer: Peer, work: LoraWork, spec: ModelSpec, device: torch.device) -> None:
-    """That we call it right: its sums against fp32 products, adapter by adapter. Raises AssertionError."""
+    """Check a peer's sums against fp32 products, which proves that it is called correctly. Raises AssertionError."""
     for group in groups_of(spec):
         weights = padded_weights(group, work.ranks, peer_dtype(device), device)
         x, out = peer_tensors(group, work.rows, device)
@@ -225,7 +226,7 @@ def check_peer(peer: Peer, work: LoraWork, spec: ModelSpec, device: torch.device
 
 
 def peer_calls(peer: Peer, work: LoraWork, spec: ModelSpec, device: torch.device) -> list[Call]:
-    """One for each group of as many layers as no cache holds."""
+    """Return one call for each group of so many layers that no cache holds them."""
     layer_bytes = max(work.ranks) * len(work.ranks) * adapter_elements(with_layers(spec, 1), 1) * 2
     layers = 1 if device.type == "cpu" else ceil(COLD_BYTES / layer_bytes)
     tensors = {group: peer_tensors(group, work.rows, device) for group in groups_of(spec)}
@@ -237,7 +238,7 @@ def peer_calls(peer: Peer, work: LoraWork, spec: ModelSpec, device: torch.device
 
 
 def peer_tensors(group: ProjectionGroup, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(x, output)."""
+    """Return random (x, output)."""
     like: dict[str, Any] = {"dtype": peer_dtype(device), "device": device}
     x = torch.empty(rows, group.in_features, **like).normal_()
     return x, torch.empty(rows, sum(group.out_features), **like).normal_()

@@ -1,4 +1,4 @@
-"""What all sections found, as plain text and as JSON. Knows neither torch nor a terminal's colours."""
+"""Formats the findings of all sections as plain text and as JSON. Needs no torch and uses no terminal colours."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ OK, FAILED, CUT, CRASHED = "ok", "failed", "out of time", "crashed"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a section went.
+    """The result of one section.
 
     Attributes:
-        status: OK; FAILED, cases of it did; CUT, its time was up; CRASHED, its process ended early.
+        status: OK; FAILED if cases failed; CUT if the time was up; CRASHED if its process exited with an error.
     """
 
     name: str
@@ -32,7 +32,7 @@ def is_good(outcomes: Sequence[Outcome]) -> bool:
 
 
 def document(outcomes: Sequence[Outcome], date: str, command: str) -> dict[str, Any]:
-    """The JSON beside the tables."""
+    """Return the JSON document with the findings of all sections."""
     return {
         "date": date,
         "command": command,
@@ -55,7 +55,7 @@ def document(outcomes: Sequence[Outcome], date: str, command: str) -> dict[str, 
 
 
 def environment(outcomes: Sequence[Outcome]) -> dict[str, Value]:
-    """The device, the driver, the versions; empty where no section came so far as to say."""
+    """Return the device, driver and versions; empty if no section got far enough to record them."""
     return next((outcome.findings.environment for outcome in outcomes if outcome.findings.environment), {})
 
 
@@ -65,7 +65,7 @@ def file_name(outcomes: Sequence[Outcome], date: str) -> str:
 
 
 def text(outcomes: Sequence[Outcome]) -> str:
-    """Everything, to be read in a terminal."""
+    """Return the full report as plain text for a terminal."""
     lines = [f"{name}: {value}" for name, value in environment(outcomes).items()]
     for outcome in outcomes:
         lines += ["", *_section(outcome)]

@@ -1,13 +1,14 @@
-"""Everything a GPU can say of this repository, in one command of under eight minutes.
+"""Runs all GPU tests and benchmarks of this repository, in one command of under eight minutes.
 
     python -m benchmarks.gpu.run                        all sections, on the CUDA device
     python -m benchmarks.gpu.run --sections A,B         some of them
-    python -m benchmarks.gpu.run --budget-s 240         less time, shared out as always
+    python -m benchmarks.gpu.run --budget-s 240         less time, divided in the same proportions
     python -m benchmarks.gpu.run --out result.json      another place for the JSON
     python -m benchmarks.gpu.run --tiny                 toy sizes on the CPU: proves that the suite runs
 
-Needs torch, triton and transformers, and what those bring; this repository need not be installed. Each section runs in
-a process of its own, so that none takes another down. Tables come last; the exit status is not 0 if anything failed.
+It needs torch, triton and transformers with their dependencies; this repository need not be installed. Each section
+runs in its own process, so that a crash does not affect the others. The tables are printed at the end; the exit status
+is not 0 if anything failed.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from benchmarks.gpu.journal import read_journal  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 GRACE_S = 15.0
-"""Beyond its budget, a section may finish the case it is at."""
+"""How long a section may exceed its budget to finish its current case before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """`share` is of the whole budget; what a section leaves of it, those after it share."""
+    """A section and its `share` of the whole budget. Time that a section does not use goes to the later sections."""
 
     title: str
     share: float
@@ -102,7 +103,7 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def _run_section(name: str, budget: float, tiny: bool, scratch: Path) -> report.Outcome:
-    """Under Triton's interpreter if `tiny`."""
+    """Run a section in its own process, under Triton's interpreter if `tiny`."""
     path = scratch / f"{name}.jsonl"
     words = [sys.executable, "-m", "benchmarks.gpu.section", name, "--journal", str(path), "--budget-s", f"{budget}"]
     print(f"{name}. {SECTIONS[name].title} (at most {budget:.0f} s)", file=sys.stderr, flush=True)
@@ -112,7 +113,8 @@ def _run_section(name: str, budget: float, tiny: bool, scratch: Path) -> report.
 def run_process(
     name: str, words: Sequence[str], budget: float, path: Path, environment: Mapping[str, str]
 ) -> report.Outcome:
-    """A section as a process that writes a journal to `path`; ended, with whatever it started, when it overstays."""
+    """Run a section as a process that writes a journal to `path`. It is killed with its children after `budget` seconds
+    plus GRACE_S."""
     started = time.monotonic()
     process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=sys.stderr, start_new_session=True)
     try:

@@ -1,4 +1,4 @@
-"""One section of the suite: `python -m benchmarks.gpu.section B --journal FILE --budget-s 60`."""
+"""Runs one section of the suite: `python -m benchmarks.gpu.section B --journal FILE --budget-s 60`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _run(journal: Journal, modules: tuple[str, ...]) -> int:
 
 
 def describe(tiny: bool) -> dict[str, Value]:
-    """The device and the versions of what computes on it."""
+    """Return the device's properties and the versions of the software that computes on it."""
     import torch
 
     versions: dict[str, Value] = {
@@ -84,7 +84,7 @@ def describe(tiny: bool) -> dict[str, Value]:
 
 
 def _driver() -> str | None:
-    """As nvidia-smi says; None where there is none."""
+    """Return the driver version from nvidia-smi. None means that there is no nvidia-smi or that it reports none."""
     if shutil.which("nvidia-smi") is None:
         return None
     words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]

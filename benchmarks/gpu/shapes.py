@@ -1,4 +1,4 @@
-"""The models the suite measures at, and adapters and attention batches of their shapes."""
+"""The model shapes that the suite uses, and adapters and attention batches of these shapes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LLAMA_8B: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
 }
-"""Llama 3 8B's config.json, less its end-of-sequence tokens: random weights would draw them."""
+"""Llama 3 8B's config.json without end-of-sequence tokens, which a model of random weights would generate."""
 TOY: dict[str, Any] = LLAMA_8B | {
     "vocab_size": 97,
     "hidden_size": 64,
@@ -53,7 +53,7 @@ def model_spec(tiny: bool) -> ModelSpec:
 
 
 def model_dtype(tiny: bool) -> torch.dtype:
-    """Triton's interpreter cuts bf16 off where a GPU rounds."""
+    """Return bf16, or fp32 in toy size, because Triton's interpreter truncates bf16 where a GPU rounds."""
     return torch.float32 if tiny else torch.bfloat16
 
 
@@ -63,28 +63,28 @@ def groups_of(spec: ModelSpec) -> tuple[ProjectionGroup, ...]:
 
 
 def adapter_elements(spec: ModelSpec, rank: int) -> int:
-    """Numbers in A and B of every projection of one layer."""
+    """Return the number of elements in A and B of all projections of one layer."""
     return rank * int(target_widths(spec).sum())
 
 
 def full_layout(spec: ModelSpec, rank: int) -> AdapterLayout:
-    """An adapter of one rank on all seven projections of all layers."""
+    """Return the layout of an adapter with the same rank on all seven projections of all layers."""
     ranks = np.full((spec.layers, len(TARGETS)), rank, dtype=np.int32)
     return plan_layout(ranks, target_widths(spec), page_elements(spec))
 
 
 def page_elements(spec: ModelSpec) -> int:
-    """The engine's, or what a tile needs where a model of few layers has smaller ones."""
+    """Return the engine's page size in elements, raised to the size of a tile for models with few layers."""
     return max(page_shape(spec, BLOCK_SIZE).elements, RANK_TILE * int(target_widths(spec).max()))
 
 
 @dataclass(frozen=True)
 class AdapterBank:
-    """Adapters of random numbers on a device, at slots 0, 1, ... of `table`.
+    """Random adapters on a device, in slots 0, 1, ... of `table`.
 
     Attributes:
-        ranks: of each.
-        arena: flat. Page 0 is zero.
+        ranks: Rank of each adapter.
+        arena: Flat tensor of all pages. Page 0 is zero.
     """
 
     spec: ModelSpec
@@ -98,7 +98,7 @@ class AdapterBank:
 
 
 def make_bank(spec: ModelSpec, ranks: Sequence[int], dtype: torch.dtype, device: torch.device) -> AdapterBank:
-    """One adapter a rank, page behind page."""
+    """Create one adapter for each rank, in consecutive pages."""
     page_elems = page_elements(spec)
     layouts = {rank: full_layout(spec, rank) for rank in set(ranks)}
     table = LoraTable(len(ranks), spec.layers, len(TARGETS), page_elems, device)
@@ -113,30 +113,30 @@ def make_bank(spec: ModelSpec, ranks: Sequence[int], dtype: torch.dtype, device:
 
 
 def lora_bytes(bank: AdapterBank, slots: Sequence[int], rows: int) -> int:
-    """Of one layer: A and B of every adapter once, x once, the output read and written."""
+    """Return the bytes that one layer must move: A and B of every adapter once, x once, the output read and written."""
     weights = sum(adapter_elements(bank.spec, bank.ranks[slot]) for slot in slots)
     io = sum(rows * (group.in_features + 2 * sum(group.out_features)) for group in bank.groups)
     return (weights + io) * bank.arena.itemsize
 
 
 def spread(ranks: Sequence[int], count: int) -> tuple[int, ...]:
-    """`count` of them, going round."""
+    """Return `count` ranks, taken from `ranks` in turn."""
     return tuple(ranks[index % len(ranks)] for index in range(count))
 
 
 def row_slots(lengths: Sequence[int], first: int = 0) -> npt.NDArray[np.int32]:
-    """int32 [num_rows]: `lengths[i]` rows of the adapter in slot `first + i`."""
+    """Return the adapter slot of each row, int32 [num_rows]: `lengths[i]` rows use slot `first + i`."""
     return np.repeat(np.arange(first, first + len(lengths), dtype=np.int32), lengths)
 
 
 @dataclass(frozen=True)
 class AttentionLoad:
-    """A ragged batch over paged KV of some layers.
+    """A ragged batch over the paged KV of some layers.
 
     Attributes:
         query: [num_rows, heads, head_dim].
-        kv: [num_pages, 2, BLOCK_SIZE, kv_heads, head_dim] of each layer.
-        chunks: (query rows, context) of each sequence.
+        kv: [num_pages, 2, BLOCK_SIZE, kv_heads, head_dim] for each layer.
+        chunks: (query rows, context length) of each sequence.
     """
 
     query: Tensor
@@ -147,18 +147,18 @@ class AttentionLoad:
 
     @property
     def kv_bytes(self) -> int:
-        """K and V of every token of every context, once."""
+        """Bytes of K and V of all context tokens in one layer, read once."""
         _, _, _, kv_heads, head_dim = self.kv[0].shape
         return sum(context for _, context in self.chunks) * 2 * kv_heads * head_dim * self.query.itemsize
 
     @property
     def io_bytes(self) -> int:
-        """Query and output besides."""
+        """Bytes that attention in one layer must move: `kv_bytes` plus query and output."""
         return self.kv_bytes + 2 * self.query.nbytes
 
     @property
     def flops(self) -> int:
-        """Of both products, for the pairs that see each other."""
+        """Floating point operations of both products, for the pairs of query and key that the causal mask allows."""
         seen = sum(rows * context - rows * (rows - 1) // 2 for rows, context in self.chunks)
         return 4 * seen * self.query.shape[1] * self.query.shape[2]
 
@@ -166,7 +166,7 @@ class AttentionLoad:
 def attention_load(
     spec: ModelSpec, chunks: Sequence[tuple[int, int]], layers: int, dtype: torch.dtype, device: torch.device
 ) -> AttentionLoad:
-    """Sequences in scattered pages, those with one query row first. What nobody owns is NaN, page 0 zero."""
+    """Create sequences in scattered pages, those with one query row first. Unowned memory is NaN, page 0 is zero."""
     ordered = tuple(sorted(chunks, key=lambda chunk: chunk[0] != 1))
     blocks = [-(-context // BLOCK_SIZE) for _, context in ordered]
     num_pages = sum(blocks) + 2
@@ -188,7 +188,7 @@ def attention_load(
 def attention_batch(
     chunks: Sequence[tuple[int, int]], pages: Sequence[npt.NDArray[np.int64]], device: torch.device
 ) -> AttentionBatch:
-    """`pages[i]` hold sequence i."""
+    """Return the batch's index tensors. `pages[i]` are the pages of sequence i."""
     lengths, contexts = (np.array(column) for column in zip(*chunks, strict=True))
     starts = np.append(0, np.cumsum(lengths))
     tables = np.zeros((len(chunks), max(len(own) for own in pages)), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Section F, first half: what a decode step gains by CUDA graphs and by being planned ahead, alone and together."""
+"""Section F, first half: how much CUDA graphs and planning a step ahead speed up decode steps, alone and together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODES = (Mode(True, True), Mode(True, False), Mode(False, True), Mode(False, Fal
 
 @contextmanager
 def stepping(house: House, mode: Mode) -> Iterator[None]:
-    """The engine steps so meanwhile. It has no requests before and after."""
+    """Make the engine step in a mode inside the block. It must have no requests before and after."""
     runner = house.runner
     _settle(house)
     graphs = runner._steps._graphs if mode.graphs else None
@@ -42,14 +42,14 @@ def stepping(house: House, mode: Mode) -> Iterator[None]:
 
 
 def _settle(house: House) -> None:
-    """Takes up what is under way, so that the next step is the only one."""
+    """Absorb the results of steps under way, so that the next step is the only one in flight."""
     engine = house.engine
     while engine.state.under_way:
         check_events(absorb(engine.state, engine.executor.collect(), engine.clock()))
 
 
 def measure_modes(journal: Journal, house: House, sizes: Sizes, adapters: Sequence[AdapterId]) -> None:
-    """Every mode there is on this device, with and without adapters; and what capturing took."""
+    """Measure every mode that this device supports, with and without adapters, and report the cost of capturing."""
     if house.runner.captured is None:
         journal.note("CUDA graphs are left out: there are none on a CPU")
     else:

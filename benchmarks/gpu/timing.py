@@ -1,4 +1,4 @@
-"""How long calls take on a device: inside CUDA graphs wherever they can be captured, with caches as cold as in life."""
+"""Times calls on a device, inside CUDA graphs if they can be captured, with caches as cold as in production."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from benchmarks.gpu.journal import first_line
 Call = Callable[[], object]
 
 FLUSH_BYTES = 256 << 20
-"""Several times any L2: written between two timings."""
+"""Size of the buffer that is written between two timings to flush caches: several times any L2."""
 COPY_BYTES = 1 << 30
 WARMUPS = 2
 MOST_REPEATS = 30
 ENOUGH_S = 0.25
-"""A median needs no more, of calls that do the same work."""
+"""Total measured time after which no more repetitions are needed for the median."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median microseconds of one call; `how`: graph, events (it could not be captured) or clock (there is no GPU)."""
+    """Median microseconds of one call. `how` is graph, events (it could not be captured) or clock (there is no GPU)."""
 
     us: float
     how: str
 
 
 def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
-    """The median over rounds through all calls, divided by their number.
+    """Return the median time of a round through all calls, divided by their number.
 
-    Give it as many calls over different memory as exceed the L2 together; between rounds it is overwritten anyway.
+    Pass so many calls over different memory that together they exceed the L2, which is flushed only between rounds.
     """
     if device.type != "cuda":
         return Timing(_clock(calls) / len(calls), "clock")
@@ -47,7 +47,7 @@ def time_calls(calls: Sequence[Call], device: torch.device) -> Timing:
 
 
 def time_host(call: Call, device: torch.device, repeats: int = 20) -> float:
-    """Median microseconds of a call and of what it started on the device."""
+    """Return the median microseconds of a call, including the work that it started on the device."""
     taken = []
     for _ in range(repeats + WARMUPS):
         started = time.perf_counter()
@@ -59,7 +59,8 @@ def time_host(call: Call, device: torch.device, repeats: int = 20) -> float:
 
 
 def copy_bandwidth(device: torch.device, tiny: bool = False) -> float:
-    """Bytes a second read and written by a large copy within the device: what a kernel bound by memory can reach."""
+    """Return the bytes per second read and written by a large copy within the device, the limit for memory-bound
+    kernels."""
     count = (1 << 20) if tiny else COPY_BYTES
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -72,7 +73,7 @@ def _round(calls: Sequence[Call]) -> None:
 
 
 def _capture(calls: Sequence[Call]) -> tuple[Call, str]:
-    """One round, to be played again and again."""
+    """Capture one round as a CUDA graph. Returns a function that runs it, and how it is timed."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -87,7 +88,7 @@ def _capture(calls: Sequence[Call]) -> tuple[Call, str]:
 
 
 def _events(play: Call) -> float:
-    """Median microseconds of a round."""
+    """Return the median microseconds of a round, timed by CUDA events after flushing the caches."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     taken: list[float] = []
     while len(taken) < 5 or (len(taken) < MOST_REPEATS and sum(taken) < ENOUGH_S * 1e6):

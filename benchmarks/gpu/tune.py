@@ -1,11 +1,12 @@
-"""Measures which configuration each kernel is fastest with on this GPU, for engines on this machine to use.
+"""Finds the fastest configuration of each kernel on this GPU, and stores it for engines on this machine.
 
     python -m benchmarks.gpu.tune                                  all kernels, a few minutes
     python -m benchmarks.gpu.tune --kernels "decode attention"     one of them
-    python -m benchmarks.gpu.tune --data-dir DIR                   what engines with this data directory use
+    python -m benchmarks.gpu.tune --data-dir DIR                   for engines with this data directory
 
-Candidates are timed inside CUDA graphs, and a winner's result is compared with the default's before it is written. What
-is found on a device that we ship for is copied from the data directory to lora_kernels/tuned and committed.
+Candidates are timed inside CUDA graphs, and a winner's result is compared with the default's before it is written.
+Results for devices that the package ships settings for are copied from the data directory to lora_kernels/tuned and
+committed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from benchmarks.gpu.lean import do_without
 from engine.paths import default_data_dir
 
 ENGINE_FOLDER = "engine"
-"""Where a gateway has its engine keep what it learns about the machine."""
+"""Folder in the data directory where an engine started by a gateway stores what it learns about the machine."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +45,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _tune(kernels: Sequence[str] | None, engine_dir: Path, device: torch.device) -> int:
-    # Imported here: numba must be out of reach before any kernel is imported.
+    # Imported here because numba must be hidden before any kernel is imported.
     from benchmarks.gpu.timing import time_calls
     from benchmarks.gpu.tunables import VARIANTS, all_subjects
     from benchmarks.gpu.tuner import tune

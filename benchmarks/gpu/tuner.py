@@ -1,4 +1,4 @@
-"""Finds a kernel's fastest configuration, one parameter after the other, and believes no winner it has not checked."""
+"""Finds a kernel's fastest configuration, one parameter after the other, and checks the result of each candidate."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from benchmarks.gpu.journal import first_line
 from lora_kernels.tuning import Choice, Config
 
 Run = Callable[[], Tensor]
-"""Launches a kernel over fixed inputs; the result is a tensor of its own."""
+"""Launches a kernel over fixed inputs and returns its result."""
 Tell = Callable[[str], None]
 
 LEAST_GAIN = 1.02
-"""What a configuration must be faster by to be taken: less is noise."""
+"""Factor by which a configuration must be faster to replace the best one; smaller differences are noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A kernel at a shape.
+    """A kernel to tune at a shape.
 
     Attributes:
-        kernel, shape: under what its configuration is stored.
-        default: what it is launched with where nothing was measured.
-        variants: parameter -> values to try, the most important parameter first.
-        prepare: a configuration -> the launches to time, over memory that no cache holds; the first is checked.
-            ValueError: the configuration makes no sense.
+        kernel, shape: Keys under which the chosen configuration is stored.
+        default: Configuration that is used if nothing was measured.
+        variants: Parameter -> values to try, the most important parameter first.
+        prepare: Returns the launches to time for a configuration, over memory that no cache holds. The result of the
+            first is checked. Raises ValueError if the configuration is invalid.
     """
 
     kernel: str
@@ -43,11 +43,11 @@ class Subject:
 
 
 def tune(subject: Subject, time: Callable[[Sequence[Run]], float], tell: Tell) -> Choice:
-    """The fastest configuration whose result is the default's.
+    """Return the fastest configuration whose result equals the default's.
 
     Args:
-        time: microseconds of one launch.
-        tell: told of every configuration that is tried.
+        time: Returns the microseconds of one launch.
+        tell: Called with a line about every configuration that is tried.
 
     Raises:
         ValueError: the default itself cannot be launched.
@@ -73,7 +73,8 @@ def _neighbours(config: Config, name: str, values: Sequence[int]) -> Iterator[di
 def _try(
     subject: Subject, config: Config, expected: Tensor, time: Callable[[Sequence[Run]], float], tell: Tell
 ) -> float | None:
-    """Microseconds; None where the configuration is refused, does not fit the device, or computes something else."""
+    """Return the microseconds of a launch. None means that the configuration is invalid, does not fit the device, or
+    gives a different result."""
     changed = ", ".join(f"{name} {value}" for name, value in config.items() if value != subject.default[name])
     try:
         result, us = _measure(subject, config, time)
@@ -96,13 +97,13 @@ def _measure(subject: Subject, config: Config, time: Callable[[Sequence[Run]], f
 
 
 def _is_same(result: Tensor, expected: Tensor) -> bool:
-    """But for rounding: other blocks add in another order."""
+    """Return whether the results are equal up to rounding, because different block sizes add in different orders."""
     off = (result.float() - expected.float()).norm()
     return bool(off <= torch.finfo(expected.dtype).eps * expected.float().norm())
 
 
 def _is_lost(expected: Tensor) -> bool:
-    """An error that poisoned the device: nothing measured after it would be true."""
+    """Return whether an error has corrupted the CUDA context, so that no later measurement would be valid."""
     try:
         expected.sum().item()
     except RuntimeError:

@@ -1,1 +1,1 @@
-"""Whether a server stays as it is while it is used in every way for a long time."""
+"""A soak test: checks that a server's memory and other resources do not grow under long and varied use."""

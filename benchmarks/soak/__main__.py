@@ -1,10 +1,10 @@
-"""`make soak MINUTES=30`: a server is used in every way for a while, and must be as it was afterwards.
+"""`make soak MINUTES=30`: uses a server in every way for a while, and checks that its resource use does not grow.
 
     python -m benchmarks.soak [--minutes 30] [--round-s 20] [--gateways 1] [--threads 1] [--out build/soak] [--seed 0]
 
-Rounds of chats and batch work in both lanes over HTTP and gRPC, adapters that come, change and go while they are used,
-clients that leave, read slowly, send nonsense or more than they may, and administrators who look. After each round
-everybody goes home; when nothing runs any more, all that can grow is read. Its trend over the rounds is judged.
+Each round sends chats and batch work in both lanes over HTTP and gRPC. Adapters are loaded, replaced and unloaded while
+they are in use; clients disconnect, read slowly, send invalid requests or exceed their limits; administrators read the
+admin API. After each round, when no request runs, everything that could grow is read. The trend over rounds is judged.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from engine.paths import default_data_dir
 from gateway.outputs import print_wide
 
 WARM_SHARE, WARM_SECONDS = 0.25, 300.0
-"""Of the run, and at most, in which caches, pools and allocators fill."""
+"""Warm-up, in which caches, pools and allocators fill: this fraction of the run, but at most this many seconds."""
 QUIET_SECONDS, SETTLE_SECONDS = 60.0, 1.5
-"""For everything to end after a round, and then for what is done a moment later."""
+"""Longest wait after a round until all requests have ended, and the pause after that for deferred clean-up."""
 SAMPLE_SECONDS = 2.0
 ROUNDS = 40
 ROUND_SECONDS = (8.0, 30.0)
 
 
 class Soak:
-    """One run against a server that is ready."""
+    """A soak run against a server that is ready."""
 
     def __init__(self, house: House, gauges: Gauges, seconds: float, round_seconds: float, seed: int) -> None:
         self._house, self._gauges, self._seed = house, gauges, seed
@@ -56,11 +56,11 @@ class Soak:
 
     @property
     def age(self) -> float:
-        """Seconds."""
+        """Seconds since the run began."""
         return time.monotonic() - self._began
 
     async def run(self, progress: Progress) -> None:
-        """Raises RuntimeError: requests are still there long after everybody has gone."""
+        """Run rounds until the time is up. Raises RuntimeError if requests still run long after a round has ended."""
         bar = progress.add_task("warming up", total=self.seconds)
         watching = asyncio.create_task(self._watch(progress, bar))
         number, crowd = 0, await crowd_of(self._house)
@@ -101,7 +101,7 @@ def failures_of(findings: Sequence[Finding], strange: Sequence[str]) -> list[str
 
 
 def soak(arguments: argparse.Namespace, console: Console, scratch: Path) -> None:
-    """Exits with 1 if anything grows, or went as it may not."""
+    """Run the soak test and write its report. Exits with status 1 if a series grows or an act ends unexpectedly."""
     seconds = arguments.minutes * 60
     low, high = ROUND_SECONDS
     round_seconds = arguments.round_s or min(max(seconds / ROUNDS, low), high)

@@ -1,4 +1,4 @@
-"""What can grow: memory, descriptors and threads of every process, tasks, pages, adapters, and what Redis keeps."""
+"""Reads everything that could grow: memory, descriptors and threads of each process, tasks, pages, adapters, Redis."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SERVER = {
     "free pages": "loralane_free_pages",
     "undelivered tokens": "loralane_usage_undelivered_tokens",
 }
-"""Series and the metric each is the sum of."""
+"""Series -> the Prometheus metric whose samples are summed for it."""
 PAGES = ("kv pages", "adapter pages", "cached pages", "free pages")
 ROLES = (("engine.server", "engine"), ("valkey-server", "valkey"), ("gateway.serve.worker", "worker"))
-"""What a command line has in it -> whose it is; any other is the gateway's own."""
+"""Pairs of a part of a command line and the role of that process; a process that matches none is the gateway."""
 Reading = dict[str, float]
 
 
 class Gauges:
-    """Reads everything there is to know about a server, of this machine."""
+    """Reads the processes, metrics and store of a server on this machine."""
 
     def __init__(self, pid: int, url: str, data_dir: Path, admin_key: str) -> None:
         self._root = psutil.Process(pid)
@@ -43,11 +43,11 @@ class Gauges:
         self._redis: Any = redis.Redis(unix_socket_path=str(socket_for((data_dir / "valkey").resolve())))
 
     def read(self) -> Reading:
-        """Every series by name; those of processes begin with whose they are."""
+        """Return the current value of every series, by name. Names of process series begin with the process's role."""
         return self._processes() | self.server() | self._store()
 
     def server(self) -> Reading:
-        """By the server's own metrics."""
+        """Return the series that come from the server's own /metrics."""
         text = self._client.get("/metrics").raise_for_status().text
         sums: defaultdict[str, float] = defaultdict(float)
         for family in text_string_to_metric_families(text):
@@ -71,7 +71,7 @@ class Gauges:
         return found | {"processes": float(seen.total())}
 
     def _store(self) -> Reading:
-        """Keys that go by themselves are counted, and not held against anybody: their time is their bound."""
+        """Return the series of the store. Keys with an expiry are counted separately, as their lifetime bounds them."""
         keys = list(self._redis.scan_iter(count=1000))
         with self._redis.pipeline(transaction=False) as pipe:
             for key in keys:
@@ -82,7 +82,7 @@ class Gauges:
         return {"keys": lasting, "keys that expire": len(keys) - lasting, "leases": leases, "redis MiB": memory}
 
     def kinds_of_keys(self) -> Mapping[str, int]:
-        """How many there are, by what they are about: the word after the prefix."""
+        """Return the number of keys by kind, which is the word after the prefix."""
         return Counter(key.decode().split(":")[1] for key in self._redis.scan_iter(count=1000))
 
 
@@ -92,7 +92,7 @@ def _role(process: psutil.Process) -> str:
 
 
 def _heap(pid: int) -> int:
-    """Bytes that are in no file, swapped out or not: a machine that is short of memory takes none of them away."""
+    """Return a process's anonymous memory in bytes. It includes swapped pages, so memory pressure does not lower it."""
     rows = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return sum(int(row[1]) for row in rows if row[0] in ("Anonymous:", "Swap:")) * 1024
 

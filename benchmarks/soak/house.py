@@ -1,4 +1,4 @@
-"""The server that is used: `loralane serve` over a small model, with so little memory that everything is in motion."""
+"""The server under test: `loralane serve` with a small model and so little memory that it constantly evicts."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ KEYS = {"acme": "sk-soak-acme-key", "small": "sk-soak-small-key"}
 ADMIN_KEY = "sk-soak-admin-key"
 MODEL = "base"
 RESIDENTS = 6
-"""Adapters that stay."""
+"""Number of adapters that stay loaded."""
 VISITORS = 4
-"""Names that are loaded, replaced and unloaded while they are used."""
+"""Number of adapter names that are loaded, replaced and unloaded while they are used."""
 RANK = 4
 SMALL = {"memory_gb": 0.125, "max_seqs": 12, "max_model_len": 1024, "host_adapter_gb": 0.02, "swap_gb": 0.03}
-"""So that pages, adapters and swapped KV are short at any moment."""
+"""Engine settings that keep pages, host memory for adapters and swap space scarce at all times."""
 REQUESTS_PER_MINUTE = 60
-"""That the tenant `small` may send; it wants more."""
+"""Limit of the tenant `small`, which sends more."""
 
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """Where the server listens, and what can be asked of it."""
+    """The running server's addresses, files and adapters."""
 
     url: str
     grpc: str
     folder: Path
-    """Below which its configuration, its data and its adapters lie."""
+    """Folder that holds the server's configuration, data and adapters."""
     residents: tuple[str, ...]
     _template: Path
     _number: count[int] = field(default_factory=count)
@@ -50,8 +50,10 @@ class House:
         return [f"visitor-{i}" for i in range(VISITORS)]
 
     def next_visitor(self) -> tuple[str, Path]:
-        """A name whose turn it is, and a folder with an adapter that nobody has seen before: another's but for its last
-        weights. The folder that is six turns old goes."""
+        """Return the next visitor name and a new folder with an adapter of different content.
+
+        The adapter is a copy of the template except for its last weights. The folder made six calls ago is deleted.
+        """
         number = next(self._number)
         root = self.folder / "adapters"
         shutil.rmtree(root / f"visit-{number - 6}", ignore_errors=True)
@@ -63,7 +65,7 @@ class House:
 
 
 def prepare(folder: Path, model: Path, *, gateways: int, threads: int) -> tuple[House, Command]:
-    """Writes what the server needs, and says how it is started."""
+    """Write the server's adapters and configuration; returns its description and the command that starts it."""
     port, grpc = free_port(), free_port()
     adapters = write_adapters(model, folder / "adapters", [RANK] * (RESIDENTS + 1))
     *residents, template = adapters

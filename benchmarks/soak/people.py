@@ -1,4 +1,4 @@
-"""Who uses the server: each act is one thing that somebody does, well or badly, and ends as one of the words it may."""
+"""The simulated users of the server. Each act is one valid or invalid interaction and returns its outcome as text."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ NONSENSE: tuple[dict[str, Any], ...] = (
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
 OURS = frozenset((200, 201, 400, 401, 404, 409, 429, 503))
-"""Statuses that a server may answer with which is used like this. 500 is never right."""
+"""HTTP statuses that are expected under this use. 500 never is."""
 SECONDS = 120.0
-"""Nothing takes longer."""
+"""Timeout of each call and of waiting for a batch."""
 
 
 @dataclass(slots=True)
 class Visit:
-    """What one person has in hand: a client, dice, and the server's address."""
+    """State of one simulated user: the clients, a random generator and the server's description."""
 
     house: House
     client: httpx.AsyncClient
@@ -65,7 +65,7 @@ Act = Callable[[Visit], Awaitable[str]]
 
 
 def said(response: httpx.Response) -> str:
-    """The status, where it is one of ours; else the beginning of what was said instead."""
+    """Return an expected status as text, or else "unexpected" with the status and the beginning of the body."""
     if response.status_code in OURS:
         return str(response.status_code)
     return f"unexpected: http {response.status_code} {response.text[:200]}"
@@ -86,7 +86,7 @@ async def batch_lane(visit: Visit) -> str:
 
 
 async def stream(visit: Visit) -> str:
-    """To its end."""
+    """Read a stream to its end."""
     async with aclosing(_events(visit, 24)) as events:
         async for event in events:
             last = event
@@ -94,7 +94,7 @@ async def stream(visit: Visit) -> str:
 
 
 async def leave(visit: Visit) -> str:
-    """In the middle of an answer, or before its first word."""
+    """Disconnect in the middle of a streamed answer, or before its first token."""
     patience = visit.dice.randrange(0, 6)
     async with aclosing(_events(visit, 100)) as events:
         with suppress(TimeoutError):
@@ -115,7 +115,7 @@ async def read_slowly(visit: Visit) -> str:
 
 
 async def exceed(visit: Visit) -> str:
-    """Sends more than is allowed."""
+    """Send a chat as the tenant `small`, which exceeds its request limit."""
     headers = {"authorization": f"Bearer {KEYS['small']}"}
     answer = await visit.client.post(CHATS, json=visit.chat(4), headers=headers)
     await asyncio.sleep(0.1)
@@ -136,7 +136,7 @@ async def administer(visit: Visit) -> str:
 
 
 async def churn_adapters(visit: Visit) -> str:
-    """One is loaded, or takes the place of its name's last one; another goes, in use or not."""
+    """Load or replace one adapter, and half of the time unload another, whether it is in use or not."""
     name, folder = await asyncio.to_thread(visit.house.next_visitor)
     body = {"name": name, "source": str(folder), "replace": True}
     answer = await visit.admins.post("/admin/v1/adapters", json=body)
@@ -147,7 +147,7 @@ async def churn_adapters(visit: Visit) -> str:
 
 
 async def churn_keys(visit: Visit) -> str:
-    """A key is made, used and taken back."""
+    """Create a key, use it and delete it."""
     made = await visit.admins.post("/admin/v1/keys", json={"tenant": "acme", "label": "soak"})
     if made.status_code not in (200, 201):
         return said(made)
@@ -159,7 +159,7 @@ async def churn_keys(visit: Visit) -> str:
 
 
 async def call(visit: Visit) -> str:
-    """Over gRPC; half of the callers hang up."""
+    """Stream a completion over gRPC; half of the calls are cancelled by the client."""
     request = pb.GenerateRequest(model=visit.model(), prompt=visit.words(40), sampling=pb.SamplingParams(max_tokens=32))
     metadata = (("authorization", f"Bearer {KEYS['acme']}"),)
     answer = visit.stub.GenerateStream(request, metadata=metadata, timeout=SECONDS)
@@ -178,7 +178,7 @@ async def call(visit: Visit) -> str:
 
 
 async def submit_batch(visit: Visit) -> str:
-    """A job of a few lines, waited for or cancelled, whose files are deleted then."""
+    """Submit a batch job of LINES lines, wait for it or cancel it, and delete its files."""
     lines = [{"custom_id": str(i), "method": "POST", "url": CHATS, "body": visit.chat(8)} for i in range(LINES)]
     text = b"\n".join(map(msgspec.json.encode, lines))
     file = {"file": ("lines.jsonl", text)}
@@ -199,7 +199,7 @@ async def submit_batch(visit: Visit) -> str:
 
 
 async def _ended(visit: Visit, batch_id: str, *, cancel: bool) -> dict[str, Any]:
-    """The batch when nothing of it is left to do. Raises TimeoutError."""
+    """Return the batch when it has ended. `cancel` cancels it first, after a random delay. Raises TimeoutError."""
     if cancel:
         await asyncio.sleep(visit.dice.uniform(0.0, 2.0))
         await visit.client.post(f"/v1/batches/{batch_id}/cancel")
@@ -215,21 +215,21 @@ CROWD: tuple[tuple[Act, int], ...] = (
     *((chat, 4), (structured, 1), (batch_lane, 4), (stream, 3), (leave, 3), (read_slowly, 2), (exceed, 1)),
     *((blunder, 1), (administer, 2), (churn_adapters, 1), (churn_keys, 1), (call, 2)),
 )
-"""Acts, and how many people keep doing each."""
+"""Acts, and how many users repeat each of them concurrently."""
 WITH_BATCHES = (*CROWD, (submit_batch, 1))
 LINES = 12
-"""Of a job."""
+"""Number of lines in a batch job."""
 
 
 async def crowd_of(house: House) -> Sequence[tuple[Act, int]]:
-    """Whoever finds something to do there."""
+    """Return the acts that the server supports: batch jobs are left out if it does not serve them."""
     async with httpx.AsyncClient(base_url=house.url, headers=_bearer(KEYS["acme"])) as client:
         has_batches = (await client.get("/v1/batches")).is_success
     return WITH_BATCHES if has_batches else CROWD
 
 
 async def busy_round(house: House, seconds: float, seed: int, crowd: Sequence[tuple[Act, int]]) -> Counter[str]:
-    """Everybody for a while, on connections of their own; how often each act ended how."""
+    """Let all users repeat their acts for `seconds`. Returns how often each act ended in each way."""
     outcomes: Counter[str] = Counter()
     limits = httpx.Limits(max_connections=None)
     async with (
@@ -264,7 +264,7 @@ async def _keep_doing(act: Act, visit: Visit, outcomes: Counter[str]) -> None:
 
 
 async def _events(visit: Visit, most_tokens: int) -> AsyncGenerator[str, None]:
-    """A word for each event of a stream; the last is the status."""
+    """Yield "token" for each line of a streamed chat, then its status; or only the refusal if it is refused."""
     body = visit.chat(most_tokens, stream=True)
     async with visit.client.stream("POST", CHATS, json=body) as answer:
         if answer.status_code != 200:

@@ -1,4 +1,4 @@
-"""A run on paper: the table, the JSON document and the picture."""
+"""Reports a run as a table, a JSON document and a chart."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ PANELS = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything that was seen. Times are seconds since the server was ready."""
+    """All readings and results of a run. Times are seconds since the server was ready."""
 
     started: str
     minutes: float
     warm_from: float
-    """Readings before this were of a server that was still filling its caches."""
+    """End of the warm-up: earlier readings are from a server that was still filling its caches."""
     at_rest: Sequence[tuple[float, Reading]]
     busy: Sequence[tuple[float, Reading]]
     outcomes: Mapping[str, int]
     kinds_of_keys: Mapping[str, int]
-    """In the end."""
+    """Number of keys in Redis at the end of the run, by kind."""
     findings: Sequence[Finding]
     failures: Sequence[str]
 
@@ -51,7 +51,7 @@ def table(findings: Sequence[Finding]) -> Table:
 
 
 def draw(run: Run, out: Path) -> None:
-    """Busy readings as thin lines, those at rest as dots."""
+    """Draw the series to `out`: readings under load as thin lines, readings at rest as dots."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 9), layout="constrained")

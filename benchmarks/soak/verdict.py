@@ -1,4 +1,4 @@
-"""What readings say: whether a series grows, and whether what has to be nothing at rest is nothing."""
+"""Judges the readings: no series may grow, and some must be zero at rest."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from statistics import median
 from benchmarks.soak.gauges import PAGES, Reading
 
 MEMORY_BOUND = 1.0
-"""MiB a minute."""
+"""Largest growth of a memory series, in MiB per minute."""
 FLAT_SHARE, FLAT_COUNT = 0.02, 2.0
-"""What a count may have grown by when the run ends: so much of it, and so many."""
+"""Largest growth of a count over the run: this fraction of its median plus this number."""
 NOTHING_AT_REST = ("kv pages", "running", "waiting", "leases", "undelivered tokens")
 FLAT = ("descriptors", "threads", "tasks", "keys", "adapters known")
 MEMORY = ("heap MiB", "redis MiB")
-"""PSS is not among them: it changes when other processes of the machine load the same libraries, or leave."""
+"""Memory series to judge. PSS is left out: it changes when other processes that share libraries start or exit."""
 CONFIDENCE = 1.645
-"""Standard deviations: 95 %, on one side."""
+"""Standard deviations of a one-sided confidence of 95 %."""
 FEWEST = 4
-"""Readings from which a trend can be told."""
+"""Smallest number of readings from which a trend is computed."""
 
 Series = Sequence[tuple[float, float]]
-"""(seconds, value)."""
+"""Readings of one series: (seconds, value)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,20 @@ class Finding:
     at_first: float
     at_last: float
     slope: float
-    """A minute."""
+    """Growth per minute."""
     bound: str
     is_met: bool
 
 
 def slope(series: Series) -> float:
-    """A minute: the median of the slopes between any two readings, which a few odd ones do not move (Theil and Sen)."""
+    """Return the growth per minute by the Theil-Sen estimator, which is robust against outliers: the median of the
+    slopes between all pairs of readings."""
     return median(_slopes(series))
 
 
 def least_slope(series: Series) -> float:
-    """A minute: what the slope is at least, with a confidence of 95 % (Sen's interval, from the variance of Kendall's
-    tau). Below 0, it may be noise."""
+    """Return the lower bound of the growth per minute at a confidence of 95 % (Sen's interval, from the variance of
+    Kendall's tau). If it is below 0, the growth may be noise."""
     slopes, n = sorted(_slopes(series)), len(series)
     spread = CONFIDENCE * sqrt(n * (n - 1) * (2 * n + 5) / 18)
     return slopes[max(0, int((len(slopes) - spread) / 2))]
@@ -56,10 +57,10 @@ def _slopes(series: Series) -> list[float]:
 
 
 def judge(readings: Sequence[tuple[float, Reading]]) -> list[Finding]:
-    """What readings at rest come to, warm-up left out.
+    """Judge the readings at rest; the caller leaves out those of the warm-up.
 
     Raises:
-        ValueError: there are too few of them.
+        ValueError: there are fewer than FEWEST readings.
     """
     if len(readings) < FEWEST:
         raise ValueError(f"{len(readings)} readings at rest after the warm-up are too few to tell a trend: run longer")
@@ -90,11 +91,11 @@ def _nothing(name: str, series: Series) -> Finding:
 
 
 def _same(name: str, series: Series) -> Finding:
-    """Of pages: none is lost, and none is counted twice."""
+    """Require a constant series. For pages this means that none is lost and none is counted twice."""
     same = len({value for _, value in series}) == 1
     return Finding(name, series[0][1], series[-1][1], slope(series), "the same", same)
 
 
 def unexpected(outcomes: Mapping[str, int]) -> list[str]:
-    """Ends of acts that no server of ours may bring about."""
+    """Return the outcomes that are marked as unexpected, sorted."""
     return sorted(word for word in outcomes if ": unexpected" in word)

@@ -41,7 +41,8 @@ class StartBar:
     """Shows one bar on a terminal from the first report until the start is over. If the console is not a terminal, it
     shows nothing.
 
-    Stages follow each other. A stage that has nothing to do need not be reported.
+    Stages follow each other. The first that is reported is where the bar begins; later ones that have nothing to do
+    need not be reported.
     """
 
     def __init__(self, console: Console) -> None:
@@ -59,7 +60,8 @@ class StartBar:
             redirect_stderr=False,
             disable=not self._is_shown,
         )
-        self._task = self._bar.add_task("starting", total=sum(SECONDS.values()))
+        self._task = self._bar.add_task("starting", total=None)
+        self._first: Stage | None = None
         self._completed = 0.0
         self._is_running = self._is_closed = False
 
@@ -78,10 +80,12 @@ class StartBar:
 
     def report(self, stage: Stage, what: str, share: float = 0.0) -> None:
         """Say what is being done, and which share of its stage is done, from 0 to 1."""
-        stages = list(Stage)
-        before = sum(SECONDS[earlier] for earlier in stages[: stages.index(stage)])
+        stages, self._first = list(Stage), self._first or stage
+        begun = stages[stages.index(self._first) :]
+        before = sum(SECONDS[earlier] for earlier in begun if earlier.value < stage.value)
         self._completed = max(self._completed, before + min(share, 1.0) * SECONDS[stage])
-        self._bar.update(self._task, description=what, completed=self._completed)
+        total = sum(SECONDS[each] for each in begun)
+        self._bar.update(self._task, description=what, completed=self._completed, total=total)
         if self._is_shown and not (self._is_running or self._is_closed):
             self._is_running = True
             self._bar.start()

@@ -117,7 +117,7 @@ async def test_the_engines_own_report_is_followed_until_the_bar_is_closed():
         [task] = bar._bar.tasks
         while task.description != "compiling kernels: 7 of 7":
             await asyncio.sleep(0.01)
-        assert round(task.percentage) == 88
+        assert round(task.percentage) == 67
         Supervisor.loading = None
         bar.close()
         await asyncio.wait_for(following, 10)

@@ -1,4 +1,4 @@
--- Leases the first task that is nobody's, or whose lease has run out, of the first batch that has one.
+-- Leases the first task without a lease, or with an expired one, of the first batch that has such a task.
 -- KEYS: batch, work, holders and bits of each. ARGV: milliseconds of a lease, owner, kinds of tasks that are wanted.
 -- A task that still has a holder was never handed back: its process may have died of it. The holder's fence is noted,
 -- until that process shows that it lives (`release.lua`).
@@ -28,7 +28,7 @@ local function settle_outcome(job)
   end
 end
 
--- Whether somebody has a task; one that was handed back to rest for a while is nobody's.
+-- Returns whether a task is leased. A task that was handed back to rest for a while is not.
 local function is_worked_on(work, holders)
   for _, task in ipairs(redis.call('ZRANGEBYSCORE', work, '(' .. ms(now), '+inf')) do
     if redis.call('HEXISTS', holders, task) == 1 then
@@ -38,7 +38,7 @@ local function is_worked_on(work, holders)
   return false
 end
 
--- Of a batch that is ending, whoever still works on lines has until the end of the lease to commit them.
+-- In a batch that is ending, a process that still works on lines may commit them until its lease expires.
 local function next_task(job, work, holders)
   if is_ending(job, now) then
     return not is_worked_on(work, holders) and 'finalize' or nil

@@ -20,7 +20,7 @@ local function ms(now)
   return math.floor(now / 1000)
 end
 
--- Whether a task's last lease is that with this fence. It may have run out: nobody else has asked for the task since.
+-- Whether a task's last lease is that with this fence. The lease may have expired, as long as no other process has claimed the task since.
 local function holds(holders, task, fence)
   local holder = redis.call('HGET', holders, task)
   return holder and string.match(holder, '^%d+') == fence
@@ -71,7 +71,7 @@ local function range_of(job, shard)
   return first, math.min(tonumber(total), first + tonumber(size))
 end
 
--- Leaves one task, which is nobody's.
+-- Gives up the lease of one task.
 local function turn_to(task, work, holders)
   redis.call('DEL', work, holders)
   redis.call('ZADD', work, 0, task)

@@ -1,6 +1,6 @@
 -- Hands a task back; a shard whose positions are all done is over, and after the last shard the batch is finalized.
 -- A process that hands back what it no longer holds shows that it lives: the task was not lost with it after all.
--- KEYS: batch, work, holders, bits. ARGV: task, fence, milliseconds until somebody may have it.
+-- KEYS: batch, work, holders, bits. ARGV: task, fence, milliseconds until the task may be leased again.
 -- Returns 1; 0: the lease was lost.
 
 local job, work, holders, bits = unpack(KEYS)

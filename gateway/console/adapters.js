@@ -67,7 +67,7 @@ function loadForm(refresh) {
       { class: "fields" },
       field("Name", "name", { required: true, placeholder: "support" }),
       field("Folder or hub id", "source", { required: true, placeholder: "/srv/loras/support" }),
-      field("Only for these tenants", "tenants", { placeholder: "everybody" }),
+      field("Only for these tenants", "tenants", { placeholder: "all tenants" }),
       button,
     ),
     again,

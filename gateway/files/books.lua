@@ -56,7 +56,7 @@ local function forget(id)
   return record
 end
 
--- Ends what has run out. Returns the records of files that nobody keeps any more.
+-- Ends what has expired. Returns the records of files that no tenant keeps any more.
 local function reap()
   for _, token in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', now)) do
     give_back(token)
@@ -107,7 +107,7 @@ function operations.drop(token)
   give_back(token)
 end
 
--- Makes a file of an upload. Returns its record, or that of whoever was first with this id; nothing: it has run out.
+-- Makes a file of an upload. Returns its record, or the record that already has this id; nothing if the upload has expired.
 function operations.keep(token, id, record, began, ends)
   reap()
   local first = redis.call('HGET', RECORDS, id)
@@ -154,7 +154,7 @@ function operations.read(...)
   return found
 end
 
--- Returns the record; 0: there is none; -1: somebody needs it.
+-- Returns the record; 0 if there is none; -1 if a batch needs the file.
 function operations.remove(id)
   reap()
   if redis.call('HEXISTS', RECORDS, id) == 0 then
@@ -185,7 +185,7 @@ function operations.unpin(id, holder)
   end
 end
 
--- Returns the records of files that have just ended, and which of some tokens somebody still knows.
+-- Returns the records of files that have just ended, and which of some tokens are still in use.
 function operations.sweep(...)
   local gone, known = reap(), {}
   for _, token in ipairs({ ... }) do

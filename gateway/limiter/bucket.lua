@@ -69,7 +69,7 @@ local function count_running(bucket, now)
 end
 
 -- Tenant's, key's and adapter's, from keys that alternate between buckets and their leases.
--- Returns nil when the tenant's limits are not published: after a flush, nobody may be unlimited by accident.
+-- Returns nil when the tenant's limits are not published: after a flush, no tenant may be unlimited by accident.
 local function load_all(limits_key, keys, key_id, adapter, now)
   local names = { 'tenant', 'key:' .. key_id, 'adapter:' .. adapter }
   local found = redis.call('HMGET', limits_key, names[1], names[2], names[3], 'key:*', 'adapter:*')
@@ -87,7 +87,7 @@ local function fits(meter, amount)
   return not meter.limit or meter.used + amount <= meter.limit + SLACK
 end
 
--- Tokens that fit the smallest of the buckets that may refuse somebody.
+-- Returns the number of tokens that fit the smallest of the buckets that may refuse a request.
 local function smallest(buckets)
   local least = math.huge
   for _, bucket in ipairs(buckets) do
@@ -112,7 +112,7 @@ end
 
 -- What is written first on a day is kept until the end of the next: long enough for the day's count, and for a limit
 -- lowered soon to find use that a higher one forgets. A debt that takes longer is kept longer.
--- Once a day, too, the leases go that nobody settled, of gateways that died: until then they only take room.
+-- Once a day, leases that gateways left unsettled when they died are deleted, too: until then they only take memory.
 local function keep(bucket, index, now)
   local drained_ms = 0
   for i = 1, 2 do

@@ -37,7 +37,7 @@ for scope, bucket in ipairs(buckets) do
 end
 
 if admitted then
-  -- The lease remembers what was counted: a limit that appears later must not refund what nobody charged.
+  -- The lease remembers what was counted: a limit that appears later must not refund what was never charged.
   local lease = { 'tokens', tokens, 'day', day_of(now) }
   local expiry = math.floor(now / 1000) + tonumber(slot_ms)
   for scope, bucket in ipairs(buckets) do

@@ -1,4 +1,4 @@
--- Corrects a reservation to what was used and gives back its slots, once: whoever comes second finds no lease.
+-- Corrects a reservation to what was used and gives back its slots, once: a second call finds no lease.
 -- In the same step what it used is counted for good, but for what renewals have counted already.
 -- KEYS: as reserve.lua, then the day's usage. ARGV: lease id, tokens used, requests used (0 or 1), 1 if the reservation
 -- may still be on its way and must then charge nothing, key id, adapter; then of usage the row, the row of others, most

@@ -1,4 +1,4 @@
--- One change of one name, made only if nobody else has changed it meanwhile.
+-- Changes one name, unless another process has changed it meanwhile.
 -- KEYS: records, aliases, seeds, generation, changes.
 -- ARGV: name; generation of its record as the caller knows it, '' for none; the new record, '' to remove it; drain
 -- seconds or ''; seed or ''; number of its present aliases, those, then the aliases it is to have.

@@ -1,4 +1,4 @@
--- Events that are due, kept from everybody else for a while: whoever has them and dies leaves them to the next.
+-- Leases events that are due for a while. If the process that has them dies, another one gets them when the lease ends.
 -- ARGV: seconds they are kept, how many at most. Returns now, how many wait in all, and the events.
 
 local time = redis.call('TIME')

@@ -142,7 +142,7 @@ class EngineServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends requests, whoever submitted them: their own gateways are told.
+        """Ends requests of any gateway, which is told.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

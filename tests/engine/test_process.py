@@ -23,6 +23,12 @@ LONG = 100_000
 """Tokens of a request that is still running whatever a test does first."""
 
 
+@pytest.fixture(autouse=True)
+def spins_unset(monkeypatch):
+    """The tests' own processes have it set, and an engine started from here would take it for its operator's wish."""
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+
+
 @pytest.fixture
 async def supervisor(tmp_path):
     config = EngineConfig(model="fake", num_pages=30_000, block_size=4, max_seqs=8, max_model_len=110_000)

@@ -61,7 +61,7 @@ lint: setup-dev  ## Style, types, layering and prose
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python .ci/prose.py gateway engine lora_kernels
+	$(BIN)/python .ci/prose.py gateway engine lora_kernels benchmarks
 
 format: setup-dev  ## Mend style
 	$(BIN)/ruff check --fix .

@@ -52,7 +52,7 @@ class EngineApi(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether the client is connected to an engine whose model is loaded."""
+        """Return whether the client is connected to an engine whose model is loaded."""
 
     async def wait_ready(self) -> None:
         """Wait until the engine is ready."""

@@ -57,7 +57,7 @@ class Inbox:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the inbox no longer accepts questions."""
+        """Return whether the inbox no longer accepts questions."""
         return self._closed
 
     def wake(self) -> None:
@@ -184,7 +184,8 @@ class Engine:
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether the last step had nothing to do although requests wait: for a batch to gather, or for a fetch."""
+        """Return whether the last step had nothing to do although requests wait: for a batch to gather, or for a
+        fetch."""
         state = self.state
         return bool(state.counters.steps) and state.in_flight.is_empty and state.absorbed.is_empty
 

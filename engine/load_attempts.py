@@ -39,7 +39,7 @@ class LoadAttempts:
         self._changed = threading.Condition()
         self._together = 0
         self._alone = False
-        """Whether a suspect adapter is being loaded, or waits until no other load is under way."""
+        """True means that a suspect adapter is being loaded, or waits until no other load is under way."""
 
     @contextmanager
     def counted(self, path: str) -> Iterator[None]:

@@ -15,10 +15,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import structlog
@@ -40,10 +40,10 @@ from engine.pulse import Loading, write_loading
 from engine.service import EngineService
 from engine.step_store import StepStore
 
-log = structlog.get_logger("engine")
+if TYPE_CHECKING:
+    from engine.model.memory import Progress  # which imports torch
 
-OnProgress = Callable[[str, int, int], None]
-"""Takes what is being loaded or compiled, how many parts of it are done, and how many there are."""
+log = structlog.get_logger("engine")
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Maximum size of a received message in bytes. A prompt of a million token ids takes 5 MB."""
@@ -58,7 +58,7 @@ SERVER_THREADS = 32
 """Number of gRPC threads: one for each connected gateway, and some for adapter loads and other calls."""
 
 
-def build_real(config: EngineConfig, on_progress: OnProgress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
+def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
     """Load the model onto this machine's device. Returns the core's configuration, the executor and a description."""
     from engine.model.runner import ModelRunner
 
@@ -78,7 +78,7 @@ def build_real(config: EngineConfig, on_progress: OnProgress) -> tuple[CoreConfi
     return core, runner, info
 
 
-def build_fake(config: EngineConfig, on_progress: OnProgress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
+def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
     """Return the same without a model, for tests of everything else: tokens are digests (see executor/fake.py)."""
     core = core_config(config, config.num_pages or 4096, 4096, config.max_model_len or 2048, ())
     executor = FakeExecutor()
@@ -223,7 +223,7 @@ def _stop_with_stdin(engine: Engine) -> None:
     engine.stop()
 
 
-def _teller(loading: Path | None) -> OnProgress:
+def _teller(loading: Path | None) -> Progress:
     """Return a function that logs where a part of the start begins and ends, and writes all of it to a file."""
 
     def tell(what: str, done: int, total: int) -> None:

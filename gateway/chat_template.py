@@ -57,9 +57,9 @@ class TemplateOptions(Struct, frozen=True):
     """Options of a request for rendering its chat."""
 
     add_generation_prompt: bool = True
-    """Whether the text ends with the beginning of an assistant's message."""
+    """True means that the text ends with the beginning of an assistant's message."""
     continue_final_message: bool = False
-    """Whether the text ends with the last message, left open, so that the answer continues that message."""
+    """True means that the text ends with the last message, left open, so that the answer continues that message."""
     variables: Mapping[str, Any] = MappingProxyType({})
     """Template variables that the caller sets, such as `enable_thinking`."""
 

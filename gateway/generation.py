@@ -54,7 +54,7 @@ class GenerateRequest(Struct, frozen=True):
     """Minimum output tokens to reserve for each answer, for callers that name a larger limit besides max_tokens."""
     stop: tuple[str, ...] = ()
     keep_stop: bool = False
-    """Whether the answer's text includes the stop string or the stop token that ended the answer."""
+    """True means that the answer's text includes the stop string or the stop token that ended the answer."""
     whole: bool = False
     """The caller does not wait for single tokens: a chunk may hold all tokens that have come."""
     n: int = 1
@@ -66,7 +66,7 @@ class GenerateRequest(Struct, frozen=True):
     """Seconds that the caller will wait for the whole answer. The gateway's own limit applies if it is shorter, unless
     `patient` is set."""
     patient: bool = False
-    """Whether only `deadline` limits the whole answer, even if it is longer than the gateway's own limit."""
+    """True means that only `deadline` limits the whole answer, even if it is longer than the gateway's own limit."""
     ttft: float | None = None
     """TTFT that the request asks for, in seconds. None means the lane's goal."""
     itl: float | None = None
@@ -127,13 +127,14 @@ class GenerationChunk(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log probabilities, one item for each token id; empty if the caller did not ask for them."""
     silent: bool = False
-    """Whether the last token is a stop token, which counts as a token but has no text."""
+    """True means that the last token is a stop token, which counts as a token but has no text."""
     finish_reason: Finish | None = None
     """Set on the last chunk of every answer."""
     usage: Usage | None = None
     """Usage of the whole request; set on the very last chunk of the request."""
     more: bool = False
-    """Whether another chunk of this answer is here already, so that both may be written to the caller together."""
+    """True means that another chunk of this answer is here already, so that both may be written to the caller
+    together."""
 
 
 class Generation(Struct):

@@ -67,12 +67,13 @@ class Job(Struct, frozen=True):
 
     @property
     def says_output(self) -> bool:
-        """Whether the caller has set a limit on the output."""
+        """Return whether the caller has set a limit on the output."""
         return self.request.max_tokens is not None or self.request.reserve_tokens > 0
 
     @property
     def ends_by_itself(self) -> bool:
-        """Whether the model decides how long the answers are: EOS ends them, and only the context limits them."""
+        """Return whether the model decides how long the answers are: EOS ends them, and only the context limits
+        them."""
         return not self.request.sampling.ignore_eos and all(map(self._has_ceiling, self.params))
 
     def reserve_tokens(self) -> int:
@@ -121,7 +122,7 @@ class Job(Struct, frozen=True):
         )
 
     def _has_ceiling(self, params: SamplingParams) -> bool:
-        """Whether max_tokens is the rest of the context, because the caller set no limit or a larger one."""
+        """Return whether max_tokens is the rest of the context, because the caller set no limit or a larger one."""
         asked = self.request.asked_tokens
         return asked is None or asked > params.max_tokens
 

@@ -66,7 +66,7 @@ class RequestRecord(Struct):
     moves: list[float] = field(default_factory=list)
     """Seconds that an answer was without an engine process, for each move of an answer to another engine process."""
     refund: bool = False
-    """Whether the caller is not charged, because the engine failed or refused the request."""
+    """True means that the caller is not charged, because the engine failed or refused the request."""
 
     @property
     def usage(self) -> Usage:

@@ -79,7 +79,7 @@ class Soak:
             if not now["running"] + now["waiting"] + now["kv pages"]:
                 break
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{QUIET_SECONDS:g} s after everybody has gone, there are still {now}")
+                raise RuntimeError(f"{QUIET_SECONDS:g} s after all users have gone, there are still {now}")
             await asyncio.sleep(0.2)
         await asyncio.sleep(SETTLE_SECONDS)
 

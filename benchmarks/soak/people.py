@@ -25,7 +25,7 @@ ADMIN_READS = (
 )
 NONSENSE: tuple[dict[str, Any], ...] = (
     {"content": b"{"},
-    {"json": {"model": "nobody-has-this", "messages": [{"role": "user", "content": "hi"}]}},
+    {"json": {"model": "no-such-model", "messages": [{"role": "user", "content": "hi"}]}},
     {"json": {"model": MODEL, "messages": [], "temperature": 99}},
     {"json": {"model": MODEL, "messages": [{"role": "user", "content": "hi " * 5000}]}},
     {"json": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}, "headers": {"authorization": "x"}},

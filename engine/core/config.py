@@ -270,7 +270,7 @@ class CoreConfig:
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True
     share_prefixes: bool = False
-    """Whether tenants share cached prefixes, which may let a tenant find out what other tenants have asked."""
+    """True means that tenants share cached prefixes, which may let a tenant find out what other tenants have asked."""
     interactive: LaneGoals = INTERACTIVE_GOALS
     batch: LaneGoals = BATCH_GOALS
     scheduling: Scheduling = Scheduling()

@@ -24,9 +24,9 @@ class Policy(Protocol):
     """Decisions about order that a plan asks for."""
 
     timed: bool
-    """Whether steps are bounded by predicted time, and not only by tokens."""
+    """True means that steps are bounded by predicted time, and not only by tokens."""
     gathers: bool
-    """Whether sequences start together, including those whose prompt has to wait for a later step."""
+    """True means that sequences start together, including those whose prompt has to wait for a later step."""
 
     def order_running(self, state: EngineState, lane: Lane) -> list[Sequence]:
         """Return a lane's running sequences in the order in which they get tokens and pages."""

@@ -58,7 +58,8 @@ class Sequence:
 
     @property
     def on_trial(self) -> bool:
-        """Whether the next tokens must be computed in separate steps, because the request may crash the engine."""
+        """Return whether the next tokens must be computed in separate steps, because the request may crash the
+        engine."""
         if not self.request.suspect:
             return False
         needed = TRIAL_TOKENS_HELD if self.request.whole else TRIAL_TOKENS
@@ -84,7 +85,7 @@ class Sequence:
 
     @property
     def waits_for_token(self) -> bool:
-        """Whether nothing can be planned for the sequence before its pending token is known.
+        """Return whether nothing can be planned for the sequence before its pending token is known.
 
         This is so if the pending token is the last one that `max_tokens` allows, or if the sequence has a grammar,
         which cannot say what it allows next before it knows the token.

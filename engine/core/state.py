@@ -108,8 +108,8 @@ class EngineState:
 
     @property
     def has_work(self) -> bool:
-        """Whether another step is needed: for live requests, results under way, or changes that the executor or a
-        client has not been told yet."""
+        """Return whether another step is needed: for live requests, results under way, or changes that the executor or
+        a client has not been told yet."""
         expected = any(not step.plan.is_empty for step in self.under_way)
         live = self.running or any(map(self.may_start, Lane))
         news = self.released or self.outbox or self.tiers.closing or self.grammars.forgotten

@@ -180,8 +180,8 @@ class ScheduledChunk(NamedTuple):
     new_pages: tuple[PageId, ...]
     """Pages to append to the sequence's block table before the step."""
     samples: bool
-    """Whether the chunk ends with the newest token of the sequence, so that the executor samples and returns the next
-    token."""
+    """True means that the chunk ends with the newest token of the sequence, so that the executor samples and returns
+    the next token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ class Executor(Protocol):
 
     @property
     def overlaps(self) -> bool:
-        """Whether a plan may be submitted while the previous one is executed. Otherwise, the result of the previous
-        plan must be collected first."""
+        """Return whether a plan may be submitted while the previous one is executed. Otherwise, the result of the
+        previous plan must be collected first."""
 
     def connect(self, report: Report) -> None:
         """Set the callback for answers: it gets exactly one for each fetch, and one for each grammar that is not

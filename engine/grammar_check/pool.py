@@ -37,7 +37,7 @@ class _Job:
     grammar: Grammar
     asks: list[Future[Verdict]] = field(default_factory=list)
     is_begun: bool = False
-    """Whether a worker checks the grammar already."""
+    """True means that a worker checks the grammar already."""
 
 
 @dataclass(eq=False, slots=True)

@@ -70,7 +70,7 @@ class WorkerProcess:
             start_new_session=True,
         )
         self.spent = False
-        """Whether the process should be replaced before the next grammar."""
+        """True means that the process should be replaced before the next grammar."""
 
     @property
     def pid(self) -> int:

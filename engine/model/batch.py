@@ -75,7 +75,7 @@ class HostBatch:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether every row is a request's newest token, and is sampled from."""
+        """Return whether every row is a request's newest token, and is sampled from."""
         return len(self.contexts) == len(self.sample_ids) == self.num_rows
 
     def to_device(self, last_tokens: Tensor) -> BatchInput:

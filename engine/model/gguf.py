@@ -30,6 +30,7 @@ TOKENIZER_SHARE, TENSORS_SHARE = 0.5, 0.95
 """Fractions of the total time that have passed once the tokenizer, and then all tensors, have been converted."""
 
 OnProgress = Callable[[str, float], object]
+"""Takes what is being done, and which share of the conversion is done, from 0 to 1."""
 
 
 def convert_gguf(file: Path, out: Path, on_progress: OnProgress) -> None:

@@ -15,12 +15,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress
 
 from engine.model.gguf_header import num_weights
 from engine.model_source import ModelNotFound, converted_folder, find_local
+
+if TYPE_CHECKING:
+    from engine.model.gguf import OnProgress
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -32,10 +36,6 @@ SPARE_BYTES = 64 << 20
 
 class NoSpace(ValueError):
     """The disk has no room for the converted model."""
-
-
-OnProgress = Callable[[str, float], object]
-"""Takes what is being done, and which share of the conversion is done, from 0 to 1."""
 
 
 def prepare_model(

@@ -99,7 +99,7 @@ class _Row:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the next token is the argmax of the unchanged logits."""
+        """Return whether the next token is the argmax of the unchanged logits."""
         return not (self.is_random or self.seen or len(self.bias_ids) or self.is_banned)
 
     def append(self, token: int) -> None:

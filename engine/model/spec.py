@@ -39,7 +39,7 @@ class ModelSpec:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    """Whether RMSNorm is applied to each query and key head, before the rotation."""
+    """True means that RMSNorm is applied to each query and key head, before the rotation."""
     eos_token_ids: tuple[int, ...]
 
     @property

@@ -55,8 +55,8 @@ class Track:
     arrival: float
     prompt_tokens: int
     contended: bool
-    """Whether this is an interactive request that arrived while batch requests ran and no other interactive request
-    waited for its first token, and whose adapter was not copied to the device since."""
+    """True means that this is an interactive request that arrived while batch requests ran and no other interactive
+    request waited for its first token, and whose adapter was not copied to the device since."""
     started: bool = False
     first: float = 0.0
     last: float = 0.0

@@ -41,10 +41,10 @@ class Target:
     """Base URL, with or without /v1."""
     key: str = ""
     tiers: bool = True
-    """Whether requests name their lane, by service_tier and priority."""
+    """True means that requests name their lane, by service_tier and priority."""
     extensions: bool = True
-    """Whether requests have ignore_eos and return_token_ids. vLLM, SGLang and loralane know them; strict servers may
-    refuse them."""
+    """True means that requests have ignore_eos and return_token_ids. vLLM, SGLang and loralane know them; strict
+    servers may refuse them."""
 
     @property
     def address(self) -> tuple[str, int, bool]:

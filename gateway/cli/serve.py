@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -97,7 +98,7 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
         configure_logging()
     try:
         check_start(config, data_dir)
-        with StartBar(console) as bar:
+        with closing(StartBar(console)) as bar:
             folder = prepare(config.model.source, data_dir, config.engine.device, config.engine.dtype, bar)
             in_hurry = run_loop(serve_gateways(Launch(config, folder, data_dir), console, read, bar))
         if in_hurry:

@@ -210,7 +210,7 @@ class BatchesConfig:
     tenant_jobs: int = 100
     """Maximum number of open jobs of one tenant."""
     workers: bool = True
-    """Whether this gateway works on jobs. If false, it accepts jobs and leaves the work to other gateways."""
+    """True means that this gateway works on jobs. If false, it accepts jobs and leaves the work to other gateways."""
     lease_s: float = 15.0
     """Length of a lease on a piece of work, which a gateway renews while it works. When a gateway dies, other gateways
     take over its work after this time."""
@@ -309,5 +309,5 @@ class TracesConfig:
 @dataclass(frozen=True, slots=True)
 class ObservabilityConfig:
     request_log: bool = True
-    """Whether the gateway writes one JSON line per request to standard output."""
+    """True means that the gateway writes one JSON line per request to standard output."""
     traces: TracesConfig = TracesConfig()

@@ -33,7 +33,7 @@ class RecentRequest(Struct, frozen=True):
     status: int
     """The HTTP status of the answer; 499 means that the client left."""
     failed: bool
-    """Whether it counts as a failure: a status of 400 or more, but not 499."""
+    """True means that it counts as a failure: a status of 400 or more, but not 499."""
     code: str
     """The error code; empty if the request succeeded."""
     finish: str

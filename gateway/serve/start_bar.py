@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum, auto
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -63,20 +62,12 @@ class StartBar:
         self._task = self._bar.add_task("starting", total=None)
         self._first: Stage | None = None
         self._completed = 0.0
-        self._is_running = self._is_closed = False
+        self._is_closed = False
 
     @classmethod
     def hidden(cls) -> StartBar:
         """Return a bar that shows nothing."""
         return cls(Console(quiet=True, force_interactive=False))
-
-    def __enter__(self) -> StartBar:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def report(self, stage: Stage, what: str, share: float = 0.0) -> None:
         """Say what is being done, and which share of its stage is done, from 0 to 1."""
@@ -86,8 +77,7 @@ class StartBar:
         self._completed = max(self._completed, before + min(share, 1.0) * SECONDS[stage])
         total = sum(SECONDS[each] for each in begun)
         self._bar.update(self._task, description=what, completed=self._completed, total=total)
-        if self._is_shown and not (self._is_running or self._is_closed):
-            self._is_running = True
+        if self._is_shown and not self._is_closed:
             self._bar.start()
 
     async def follow(self, supervisor: EngineSupervisor) -> None:
@@ -103,6 +93,5 @@ class StartBar:
     def close(self) -> None:
         """Remove the bar for good. May be called again."""
         self._is_closed = True
-        if self._is_running:
-            self._is_running = False
+        if self._is_shown:  # or the library would print an empty line
             self._bar.stop()

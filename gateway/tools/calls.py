@@ -33,11 +33,11 @@ class CallReader:
         self._key = ""
         """Key of the member that holds the arguments; empty until it has come."""
         self._quoted = False
-        """Whether the arguments are written as a JSON string, whose content is then reported."""
+        """True means that the arguments are written as a JSON string, whose content is then reported."""
         self._untold: list[str] = []
         self._refused = False
         self.begun = False
-        """Whether the tool's name is known and has been reported."""
+        """True means that the tool's name is known and has been reported."""
 
     @property
     def ended(self) -> bool:
@@ -45,7 +45,7 @@ class CallReader:
 
     @property
     def broken(self) -> bool:
-        """Whether the text is no tool call or, if the call has `begun`, not a complete one."""
+        """Return whether the text is no tool call or, if the call has `begun`, not a complete one."""
         return self._refused or self._object.broken or (self.ended and not self.begun)
 
     def push(self, text: str) -> tuple[list[Call], int]:

@@ -36,7 +36,8 @@ class Frame:
 
 class Dialect(Protocol):
     any_name: bool
-    """Whether any name makes a tool call. Otherwise an object that names no tool is part of the answer's text."""
+    """True means that any name makes a tool call. Otherwise an object that names no tool is part of the answer's
+    text."""
     frame: Frame
 
     def split(self, known: str, *, called: bool, spoken: bool) -> Split:

@@ -62,7 +62,7 @@ class ObjectReader:
 
     @property
     def broken(self) -> bool:
-        """Whether the text so far is not the beginning of a JSON object."""
+        """Return whether the text so far is not the beginning of a JSON object."""
         return self._place is Place.BROKEN
 
     def push(self, text: str) -> tuple[list[Piece], int]:

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ToolRule:
-    """Whether and how an answer may or must call tools."""
+    """Says whether and how an answer may or must call tools."""
 
     required: bool = False
-    """Whether an answer must consist of tool calls only."""
+    """True means that an answer must consist of tool calls only."""
     named: str | None = None
     """Name of the one tool that must be called, exactly once. None means that no tool is prescribed."""
     strict: frozenset[str] = frozenset()
     """Tools whose arguments must follow their schemas even if calls are optional. If calls are required, all must."""
     parallel: bool = True
-    """Whether an answer may make several tool calls."""
+    """True means that an answer may make several tool calls."""
 
     @property
     def must_call(self) -> bool:

@@ -17,11 +17,11 @@ from engine.core.types import StepResult
 from engine.executor.base import Executor
 
 STEP_SECONDS = 0.004
-Builder = Callable[[EngineConfig, server.OnProgress], tuple]
+Builder = Callable[[EngineConfig, Callable], tuple]
 
 
 def hooked(build: Builder, folder: Path) -> Builder:
-    def built(config: EngineConfig, on_progress: server.OnProgress) -> tuple:
+    def built(config: EngineConfig, on_progress: Callable) -> tuple:
         core, executor, info = build(config, on_progress)
         executor.collect = failing(executor, folder / "out_of_memory")
         return core, executor, info

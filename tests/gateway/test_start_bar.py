@@ -4,6 +4,7 @@ import asyncio
 import io
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +17,7 @@ from gateway.serve.start_bar import Stage, StartBar
 def shown(*reports):
     """What is on a terminal after each report: the share in percent and the description."""
     out = io.StringIO()
-    with StartBar(Console(file=out, force_terminal=True, force_interactive=True, width=100)) as bar:
+    with closing(StartBar(Console(file=out, force_terminal=True, force_interactive=True, width=100))) as bar:
         seen = []
         for report in reports:
             bar.report(*report)
@@ -44,7 +45,7 @@ def test_stages_follow_each_other_and_the_bar_never_goes_back():
 
 def test_without_a_terminal_nothing_is_shown():
     out = io.StringIO()
-    with StartBar(Console(file=out)) as bar:
+    with closing(StartBar(Console(file=out))) as bar:
         bar.report(Stage.STARTING, "starting the engine")
     assert out.getvalue() == ""
 
@@ -102,7 +103,7 @@ def test_a_converter_that_dies_names_no_folder():
 
 def test_standard_output_is_the_same_while_the_bar_is_shown():
     before = sys.stdout, sys.stderr
-    with StartBar(Console(file=io.StringIO(), force_terminal=True, force_interactive=True)) as bar:
+    with closing(StartBar(Console(file=io.StringIO(), force_terminal=True, force_interactive=True))) as bar:
         bar.report(Stage.STARTING, "starting the engine")
         assert (sys.stdout, sys.stderr) == before
 
@@ -112,7 +113,7 @@ class Supervisor:
 
 
 async def test_the_engines_own_report_is_followed_until_the_bar_is_closed():
-    with StartBar(Console(file=io.StringIO(), force_terminal=True, force_interactive=True)) as bar:
+    with closing(StartBar(Console(file=io.StringIO(), force_terminal=True, force_interactive=True))) as bar:
         following = asyncio.create_task(bar.follow(Supervisor()))
         [task] = bar._bar.tasks
         while task.description != "compiling kernels: 7 of 7":

@@ -45,8 +45,8 @@ class Tool:
     name: str
     parameter_names: tuple[str, ...]
     all_required: bool
-    """Whether every parameter is required, as in OpenAI's strict schemas. Requests then name all parameters where one
-    of the kind's requests can."""
+    """True means that every parameter is required, as in OpenAI's strict schemas. Requests then name all parameters
+    where one of the kind's requests can."""
     schema: Json
     """The tool as an API request lists it in `tools`."""
 

@@ -48,7 +48,9 @@ def start_once(code: Path, scratch: Path, name: str) -> dict[str, float]:
     port, log = free_port(), scratch / f"{name}.log"
     words = [sys.executable, "-m", "gateway", "serve", "--data-dir", str(scratch / "data")]
     words += ["--http-port", str(port), "--grpc-port", str(free_port())]
-    command = Command(words, f"http://127.0.0.1:{port}", "/ready", {"PYTHONPATH": str(code), "HOME": str(scratch)})
+    # Without the safe path, `-m` would take the code, and the kernels compiled for it, from the working directory.
+    environment = {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1", "HOME": str(scratch)}
+    command = Command(words, f"http://127.0.0.1:{port}", "/ready", environment)
     begun = time.time()
     with launched(command, log):
         ready = time.time() - begun

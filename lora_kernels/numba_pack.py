@@ -51,11 +51,14 @@ def is_finite(source: npt.NDArray[np.uint16] | npt.NDArray[np.float32], scale: f
 
 WORDS = (numba.types.uint16, numba.types.float32)
 READ_ONLY = [numba.types.Array(word, 1, "C", readonly=True) for word in WORDS]
-SIGNATURES = [
-    numba.types.void(source, numba.int64[:, ::1], numba.float32[::1], out[::1], numba.boolean, numba.boolean)
-    for source in READ_ONLY
-    for out in WORDS
-]
+
+
+def compile_kernels(*, to_bf16: bool) -> None:
+    """Compile what packs adapters into an arena of one dtype, or load it from its cache. A compilation takes 2 s for
+    each dtype of a source, so those for the other dtype of an arena are left out."""
+    for source in READ_ONLY:
+        arrays = (source, numba.int64[:, ::1], numba.float32[::1], WORDS[not to_bf16][::1])
+        _pack.compile((*arrays, numba.boolean, numba.boolean))
 
 
 @numba.njit(error_model="numpy")
@@ -90,7 +93,7 @@ def _convert(line, scale, row, out, from_bf16, to_bf16):
             out[i] = row[i]
 
 
-@numba.njit(SIGNATURES, nogil=True, cache=True, error_model="numpy")
+@numba.njit(nogil=True, cache=True, error_model="numpy")
 def _pack(source, tiles, scales, out, from_bf16, to_bf16):
     turned = np.empty((tiles[:, 3].max(), BLOCK), source.dtype)
     row = np.empty(BLOCK, np.float32)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import os
 import threading
-from importlib import import_module
 
 from engine.model.device import pick_device, pick_dtype
-from engine.model.packing import PACK_KERNELS, has_recipes
+from engine.model.packing import has_recipes, load_kernels
 from lora_kernels.select import select_backend
 
 
@@ -33,7 +32,7 @@ def main() -> None:
         dtype = pick_dtype(arguments.dtype, device)
         select_backend(device, dtype)
         if has_recipes(dtype, fp8=False):
-            import_module(PACK_KERNELS)
+            load_kernels(dtype)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,19 +19,24 @@ from engine.model.peft_loader import LoadedAdapter, TargetShapes, check_peft
 from engine.model.recipes import Recipe, Recipes
 from lora_kernels.layout import AdapterLayout, pack_adapter, plan_layout
 
-PACK_KERNELS = "lora_kernels.numba_pack"
-
 
 def has_recipes(dtype: torch.dtype, *, fp8: bool) -> bool:
     """Return whether adapters are packed by compiled recipes in an arena of this dtype."""
     return find_spec("numba") is not None and not fp8 and dtype in (torch.bfloat16, torch.float32)
 
 
-def import_ahead(dtype: torch.dtype, *, fp8: bool) -> None:
-    """Start to import the kernels that pack adapters in a thread, while the engine continues to start. The import takes
-    1.5 s, for the most part without the GIL."""
+def load_kernels(dtype: torch.dtype) -> None:
+    """Compile the kernels that pack adapters, or load them from their cache."""
+    from lora_kernels.numba_pack import compile_kernels
+
+    compile_kernels(to_bf16=dtype is torch.bfloat16)
+
+
+def load_ahead(dtype: torch.dtype, *, fp8: bool) -> None:
+    """Start to load the kernels that pack adapters in a thread, while the engine continues to start. This takes 1.5 s
+    where they are compiled, for the most part without the GIL."""
     if has_recipes(dtype, fp8=fp8):
-        threading.Thread(target=import_module, args=(PACK_KERNELS,), name="import", daemon=True).start()
+        threading.Thread(target=load_kernels, args=(dtype,), name="import", daemon=True).start()
 
 
 class Packer:
@@ -61,8 +65,9 @@ class Packer:
         self._buffer = ReadBuffer()
         self._recipes: Recipes | None = None
         if has_recipes(dtype, fp8=fp8):
-            from lora_kernels.numba_pack import is_finite, pack_tiles  # compiles, or loads from its cache
+            from lora_kernels.numba_pack import is_finite, pack_tiles
 
+            load_kernels(dtype)
             self._is_finite, self._pack_tiles = is_finite, pack_tiles
             self._recipes = Recipes(shapes, page_elems)
 

@@ -26,7 +26,7 @@ from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
 from engine.model.lora import TARGETS, target_widths
 from engine.model.memory import Progress, count_host_pages, count_pages
-from engine.model.packing import Packer, import_ahead
+from engine.model.packing import Packer, load_ahead
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
 from engine.model.sampling import make_sampler
@@ -75,7 +75,7 @@ class ModelRunner:
             self.spec.head_dim,
             Path(config.state_dir) if config.state_dir else None,
         )
-        import_ahead(self.dtype, fp8=fp8)
+        load_ahead(self.dtype, fp8=fp8)
         source = open_weights(folder, self.spec, config.load_format, config.seed, self.device)
         self._decoder = build_decoder(
             self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, self.spec.layers)

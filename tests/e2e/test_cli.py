@@ -51,7 +51,7 @@ def test_check_accepts_and_names_what_is_wrong(tmp_path):
     ],
 )
 def test_serve_refuses_what_cannot_be_served(tmp_path, arguments, words):
-    done = loralane("serve", "--data-dir", str(tmp_path), *arguments)
+    done = loralane("serve", "--data-dir", str(tmp_path), "--http-port", "0", "--grpc-port", "0", *arguments)
     assert done.returncode != 0
     assert words in done.stderr
     assert "Traceback" not in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from engine.model_source import ModelNotFound, find_prepared
 from engine.paths import partials
@@ -20,6 +22,9 @@ from gateway.serve.start_bar import Stage, StartBar
 
 PUT_OFF = (signal.SIGINT, signal.SIGTERM)
 """Signals that are deferred while the converter process is started or ended."""
+
+POLL_S = 0.2
+"""Longest time that a signal waits for its handler while the converter says nothing."""
 
 
 def prepare(model: str, data_dir: Path, device: str, dtype: str, bar: StartBar) -> Path:
@@ -39,11 +44,11 @@ def prepare(model: str, data_dir: Path, device: str, dtype: str, bar: StartBar) 
             return folder.resolve()
     command = [sys.executable, "-m", "engine.model.prepare", model, "--data-dir", str(data_dir)]
     command += ["--device", device, "--dtype", dtype, "--json-progress"]
-    process: subprocess.Popen[str] | None = None
+    process: subprocess.Popen[bytes] | None = None
     with _ended_by_sigterm():
         try:
             with _uninterrupted():  # this shields the child from Ctrl-C, too: this process ends it
-                process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+                process = subprocess.Popen(command, stdout=subprocess.PIPE)
             outcome = _follow(process, bar)
         finally:
             if process is not None:
@@ -62,12 +67,12 @@ class _Outcome:
     error: str = ""
 
 
-def _follow(process: subprocess.Popen[str], bar: StartBar) -> _Outcome:
+def _follow(process: subprocess.Popen[bytes], bar: StartBar) -> _Outcome:
     """Show the converter's progress until the converter ends. Lines that are none of its own are ignored."""
     assert process.stdout is not None
     outcome = _Outcome()
     with process.stdout:
-        for line in process.stdout:
+        for line in _lines(process.stdout):
             with suppress(ValueError):
                 match json.loads(line):
                     case [str(what), int() | float() as share]:
@@ -80,7 +85,23 @@ def _follow(process: subprocess.Popen[str], bar: StartBar) -> _Outcome:
     return outcome
 
 
-def _end(process: subprocess.Popen[str], data_dir: Path) -> None:
+def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines that a pipe delivers until its end.
+
+    The wait is cut into short ones: while signals were blocked in this thread, the system may have delivered one to
+    another thread, which does not end a read here, and Python runs handlers only between two calls.
+    """
+    started = b""
+    while True:
+        if not select.select([pipe], [], [], POLL_S)[0]:
+            continue
+        if not (read := pipe.read1()):  # type: ignore[attr-defined]  # a BufferedReader has it
+            return
+        *lines, started = (started + read).split(b"\n")
+        yield from lines
+
+
+def _end(process: subprocess.Popen[bytes], data_dir: Path) -> None:
     """Kill the converter if it still runs, and remove its unfinished folders."""
     if process.poll() is None:
         process.kill()

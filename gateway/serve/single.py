@@ -17,7 +17,8 @@ from rich.console import Console
 
 from gateway.config.whole import Config
 from gateway.serve.addresses import Listening
-from gateway.serve.launch import Launch, grounded
+from gateway.serve.backends import started_backends
+from gateway.serve.launch import Launch
 from gateway.serve.process import settle_memory, told_to_reload
 from gateway.serve.reload import Read, reloading
 from gateway.serve.start_bar import StartBar
@@ -89,13 +90,12 @@ async def running(launch: Launch, stop: Stop | None = None, bar: StartBar | None
         ConfigError: the configuration needs a package that is not installed, or names an unusable certificate.
     """
     stop, bar = stop or Stop(), bar or StartBar.hidden()
-    async with grounded(launch, stop, bar) as (ground, supervisor):
-        await _import_gateway()
+    async with started_backends(launch, stop, bar, _import_gateway) as (backends, supervisor):
         from gateway.serve.app import built
         from gateway.serve.doors import opened
 
         async with (
-            built(launch, ground, bar, supervisor) as app,
+            built(launch, backends, bar, supervisor) as app,
             opened(app.doors, stop, shared=False) as ports,
         ):
             yield Running(app.gateway, app.engine, supervisor, app.limiter, app.banner(ports), app.live, ports=ports)

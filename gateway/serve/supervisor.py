@@ -69,6 +69,7 @@ class EngineSupervisor:
     stops by itself.
 
     Args:
+        config: the engine's configuration. Without a model, the engine waits until `name_model` names one.
         program: the module to run, which must accept the engine's arguments, followed by extra arguments for it.
     """
 
@@ -100,6 +101,12 @@ class EngineSupervisor:
     def promise(self, interactive: LaneGoals, batch: LaneGoals) -> None:
         """Set the lanes' goals for the next engine process. The running one is not told."""
         self._config = replace(self._config, interactive=interactive, batch=batch)
+
+    def name_model(self, folder: Path) -> None:
+        """Tell the engine, which was started without a model, which folder to load. Later processes load it, too."""
+        self._config = replace(self._config, model=str(folder))
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(f"{folder}\n".encode())
 
     def kill(self) -> None:
         """Kill the engine and the processes that it has started. This needs no event loop."""

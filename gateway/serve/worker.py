@@ -35,7 +35,7 @@ async def work(channel: socket.socket) -> bool:
     stop, console = Stop(), Console(stderr=True)
     stop.listen(hangup=False)
     with stop.starting():
-        async with built(orders.launch, orders.ground, StartBar.hidden()) as app:
+        async with built(orders.launch, orders.backends, StartBar.hidden()) as app:
             stop.started()
             settle_memory()
             writer.write(READY)

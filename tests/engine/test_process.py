@@ -45,6 +45,36 @@ async def client(supervisor):
     await client.close()
 
 
+async def test_an_engine_that_is_started_without_a_model_waits_for_its_name(tmp_path):
+    config = EngineConfig(model="", num_pages=64, max_model_len=512)
+    async with EngineSupervisor(config, tmp_path / "engine.sock", ("engine.server", "--fake")) as supervisor:
+        client = EngineClient(supervisor.address)
+        await client.start()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.wait_ready(), 1)
+        supervisor.name_model(tmp_path / "a model")
+        await asyncio.wait_for(client.wait_ready(), 120)
+        assert client.info.model == str(tmp_path / "a model")
+        supervisor.kill()  # the next process knows the name from its start
+        await asyncio.wait_for(supervisor.wait_first_exit(), 60)
+        async with asyncio.timeout(120):
+            while supervisor.pid is None:
+                await asyncio.sleep(0.01)
+            await client.wait_ready()
+        assert client.info.model == str(tmp_path / "a model")
+        await client.close()
+
+
+async def test_an_engine_that_waits_for_a_model_ends_with_its_standard_input():
+    command = [sys.executable, "-m", "engine.server", "--fake", "--config", EngineConfig(model="").to_json()]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--address", "127.0.0.1:0", stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    _, errors = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 1
+    assert errors.decode().splitlines()[-1] == "the gateway ended before the model was prepared"
+
+
 def make_request(name, max_tokens=8, adapter=None, lane=Lane.INTERACTIVE, seed=0):
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=seed)
     return Request(name, (1, 2, 3), params, adapter, lane)

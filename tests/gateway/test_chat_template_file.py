@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.demo import CHAT_TEMPLATE
-from gateway.config.whole import demo_config
 from gateway.core.errors import ApiError
 from gateway.serve.app import _load_tokenizer
-from gateway.serve.launch import Launch, StartError
+from gateway.serve.launch import StartError
 from gateway.tokenizer import Tokenizer
 from gateway.tools.dialects import Hermes, choose_dialect
 from gateway.tools.parser import ToolParser
@@ -119,11 +118,8 @@ async def test_a_template_that_cannot_be_used_stops_the_start(smollm2, tmp_path,
     path = tmp_path / "chat.jinja"
     if content is not None:
         path.write_bytes(content)
-    config = demo_config()
-    model = type(config.model)(chat_template=path)
-    launch = Launch(type(config)(model=model), smollm2, tmp_path)
     with pytest.raises(StartError, match=problem) as caught:
-        await _load_tokenizer(launch)
+        await _load_tokenizer(smollm2, path)
     assert str(caught.value).startswith("model.chat_template: ")
     assert str(path) in str(caught.value)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from gateway.config.whole import Config
+from gateway.serve.backends import Backends
 from gateway.serve.fleet import Member
-from gateway.serve.launch import Ground, Launch, StartError
+from gateway.serve.launch import Launch, StartError
 from gateway.serve.orders import Orders
 from gateway.serve.stopping import Stop
 
@@ -16,7 +17,7 @@ from gateway.serve.stopping import Stop
 def member(monkeypatch):
     monkeypatch.setattr("gateway.serve.supervisor.FIRST_BACKOFF_SECONDS", 0.001)
     launch = Launch(Config(), Path("model"), Path("data"))
-    return Member(Orders(0, launch, Ground("unix:///redis", "unix:/engine")), Stop())
+    return Member(Orders(0, launch, Backends("unix:///redis", "unix:/engine", Path("model"))), Stop())
 
 
 def refuse(*_, **options):

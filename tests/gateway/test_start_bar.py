@@ -78,26 +78,25 @@ print()
 """
 
 
-def followed(program):
+async def followed(program):
     bar = Reports()
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
-        outcome = _follow(process, bar)
-    return outcome, bar.seen
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
+    return await _follow(process, bar), bar.seen
 
 
-def test_a_converters_progress_is_shown_and_its_folder_is_known():
-    outcome, seen = followed(CONVERTER)
+async def test_a_converters_progress_is_shown_and_its_folder_is_known():
+    outcome, seen = await followed(CONVERTER)
     assert (outcome.folder, outcome.error) == (Path("/data/models/tiny"), "")
     assert seen == [(Stage.CONVERTING, "reading the tokenizer", 0.0), (Stage.CONVERTING, "writing safetensors", 0.95)]
 
 
-def test_a_converters_error_is_known():
-    outcome, _ = followed("""print('{"error": "the disk is full"}'); raise SystemExit(1)""")
+async def test_a_converters_error_is_known():
+    outcome, _ = await followed("""print('{"error": "the disk is full"}'); raise SystemExit(1)""")
     assert (outcome.folder, outcome.error) == (None, "the disk is full")
 
 
-def test_a_converter_that_dies_names_no_folder():
-    outcome, seen = followed("raise SystemExit(1)")
+async def test_a_converter_that_dies_names_no_folder():
+    outcome, seen = await followed("raise SystemExit(1)")
     assert (outcome.folder, outcome.error, seen) == (None, "", [])
 
 

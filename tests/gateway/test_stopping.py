@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -245,43 +241,42 @@ def test_what_a_process_has_not_finished_is_found_by_its_number(tmp_path):
     assert [path.name for path in partials(tmp_path, 17)] == [".m-17-abc"]
 
 
-@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_converter_that_is_just_being_started_does_not_outlive_an_interrupt(tmp_path, monkeypatch, number, raised):
-    born = []
+@pytest.mark.parametrize("moment", ["being started", "running"])
+async def test_a_converter_does_not_outlive_an_interrupted_start(tmp_path, monkeypatch, moment):
+    real, born = asyncio.create_subprocess_exec, []
+    models = tmp_path / "models"
 
-    class Interrupted(subprocess.Popen):
-        def __init__(self, command, **options):
-            super().__init__([sys.executable, "-c", "import time; time.sleep(600)"], **options)
-            born.append(self)
-            (tmp_path / "models" / f"{partial_prefix('m', self.pid)}abc").mkdir(parents=True)
-            os.kill(os.getpid(), number)
+    async def start(*command, **options):
+        process = await real(sys.executable, "-c", "import time; time.sleep(600)", **options)
+        born.append(process)
+        (models / f"{partial_prefix('m', process.pid)}abc").mkdir(parents=True)
+        return process
 
-    monkeypatch.setattr(prepare.subprocess, "Popen", Interrupted)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(raised):
-            prepare.prepare("model", tmp_path, "cpu", "float32", StartBar.hidden())
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert born[0].returncode == -signal.SIGKILL
-    assert list((tmp_path / "models").iterdir()) == []
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    preparing = asyncio.create_task(prepare.prepare("model", tmp_path, Stop(), StartBar.hidden()))
+    while moment == "running" and not born:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+    preparing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await preparing
+    assert [process.returncode for process in born] in ([], [-signal.SIGKILL])
+    assert not models.exists() or list(models.iterdir()) == []
 
 
-def test_a_signal_that_another_thread_received_ends_a_silent_converter(tmp_path, monkeypatch):
-    real, running, started = subprocess.Popen, threading.Event(), []
+async def test_a_forced_stop_kills_the_converter(tmp_path, monkeypatch):
+    real, kills = asyncio.create_subprocess_exec, []
 
-    def start(command, **options):
-        started.append(real([sys.executable, "-c", "import time; time.sleep(10)"], **options))
-        running.set()
-        return started[0]
+    async def start(*command, **options):
+        return await real(sys.executable, "-c", "import time; time.sleep(600)", **options)
 
-    def receive():
-        running.wait()
-        time.sleep(0.3)
-        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    class Forced(Stop):
+        def at_last(self, kill):
+            kill()
+            kills.append(kill)
 
-    monkeypatch.setattr(prepare.subprocess, "Popen", start)
-    threading.Thread(target=receive).start()
-    with pytest.raises(SystemExit):
-        prepare.prepare("model", tmp_path, "cpu", "float32", StartBar.hidden())
-    assert started[0].returncode == -signal.SIGKILL
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    with pytest.raises(StartError, match="cannot be served: the reason is above"):
+        await prepare.prepare("model", tmp_path, Forced(), StartBar.hidden())
+    [kill] = kills
+    kill()  # the process has ended, and its number may be another one's by now

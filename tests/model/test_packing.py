@@ -1,6 +1,7 @@
 """Packing by recipe is packing tensor by tensor, bit for bit."""
 
 import json
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from tiny_adapters import save_adapter
 
 from engine.model.host_memory import PagedMemory
 from engine.model.lora import TARGETS
-from engine.model.packing import Packer
+from engine.model.packing import Packer, load_ahead
 from engine.model.peft_loader import AdapterError, TargetShapes, load_peft
 from engine.model.recipes import MOST_KNOWN, Recipes
 from lora_kernels.layout import LoraTable, ProjectionGroup, pack_adapter, plan_layout
@@ -31,7 +32,14 @@ def change(folder, dtype=None, **settings):
 
 def packer(dtype=torch.bfloat16):
     pytest.importorskip("numba")
-    return Packer(SHAPES, PAGE, dtype, PagedMemory(64, PAGE, dtype))
+    return Packer(SHAPES, PAGE, dtype, PagedMemory(64, PAGE, dtype), loaded_kernels(dtype))
+
+
+def loaded_kernels(dtype):
+    kernels = load_ahead(dtype, fp8=False)
+    if kernels is not None:
+        kernels.result()
+    return kernels
 
 
 def one_by_one(folder, dtype):
@@ -51,6 +59,18 @@ def test_by_recipe_is_tensor_by_tensor(tmp_path, stored, dtype, rank, settings):
     layout, blob = one_by_one(tmp_path / "x", dtype)
     assert torch.equal(packed.blob.contents().view(torch.uint8), blob.view(torch.uint8))
     assert np.array_equal(packed.layout.offsets, layout.offsets)
+
+
+def test_until_the_kernels_are_loaded_adapters_are_packed_tensor_by_tensor(tmp_path):
+    save_adapter(tmp_path / "x", 7, seed=0)
+    kernels = Future()
+    ours = Packer(SHAPES, PAGE, torch.bfloat16, PagedMemory(64, PAGE, torch.bfloat16), kernels)
+    folder = ours.read(str(tmp_path / "x"))
+    assert ours.check(folder) == packer().check(folder)
+    assert torch.equal(ours.pack(folder).blob.contents(), packer().pack(folder).blob.contents())
+    kernels.set_exception(RuntimeError("no memory to compile"))
+    with pytest.raises(RuntimeError, match="no memory to compile"):
+        ours.pack(folder)
 
 
 def test_adapters_of_one_structure_share_a_recipe(tmp_path):
@@ -142,7 +162,7 @@ def test_a_known_structure_cut_short_is_refused(tmp_path, end):
 def test_in_fp8_an_adapter_takes_half_the_pages(tmp_path):
     """And multiplies as it did, but for what e4m3's four bits cost."""
     save_adapter(tmp_path / "x", 20, seed=0)
-    ours, plain = Packer(SHAPES, PAGE, torch.bfloat16, PagedMemory(64, PAGE, torch.bfloat16), fp8=True), packer()
+    ours, plain = Packer(SHAPES, PAGE, torch.bfloat16, PagedMemory(64, PAGE, torch.bfloat16), None, fp8=True), packer()
     folder = ours.read(str(tmp_path / "x"))
     packed, host = ours.pack(folder), ours.check(folder)
     assert packed.layout.fp8 and host.num_pages == len(packed.blob.pages)
@@ -159,7 +179,7 @@ def test_in_fp8_an_adapter_takes_half_the_pages(tmp_path):
 def test_what_cannot_be_packed_leaves_no_page_behind(tmp_path, monkeypatch):
     ours, folder = known_structure(tmp_path)
     before = len(ours._memory._free)
-    monkeypatch.setattr(ours, "_pack_tiles", lambda *args: 1 / 0)
+    monkeypatch.setattr("lora_kernels.numba_pack.pack_tiles", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ours.pack(ours.read(str(folder)))
     assert len(ours._memory._free) == before
@@ -169,7 +189,7 @@ def test_what_cannot_be_packed_leaves_no_page_behind(tmp_path, monkeypatch):
 def test_pages_that_held_another_adapter_are_as_good_as_new(tmp_path, stored):
     """By recipe and, of a type that has none, tensor by tensor; into pages that lie apart and are full of NaN."""
     memory = PagedMemory(64, PAGE, torch.bfloat16)
-    ours = Packer(SHAPES, PAGE, torch.bfloat16, memory)
+    ours = Packer(SHAPES, PAGE, torch.bfloat16, memory, loaded_kernels(torch.bfloat16))
     save_adapter(tmp_path / "x", 7, seed=0)
     change(tmp_path / "x", stored)
     held = [memory.take(1) for _ in range(64)]

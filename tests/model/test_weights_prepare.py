@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from safetensors import SafetensorError
 
-from engine.model.prepare import compiling_kernels, prepare_model
+from engine.model.prepare import prepare_model
 from engine.model_source import ModelNotFound, converted_folder, find_prepared
 from tests.model.tiny_gguf import header
 
@@ -60,31 +60,26 @@ def test_what_is_ready_is_found_without_a_conversion(tmp_path):
         find_prepared(__file__, data)
 
 
-def test_kernels_are_compiled_beside_a_conversion_and_end_with_it(tmp_path, monkeypatch):
-    started = []
-    popen = subprocess.Popen
-
-    def start(command, **options):
-        started.append(popen([sys.executable, "-c", "import time; time.sleep(60)"], **options))
-        assert "engine.model.compile_kernels" in command
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    with pytest.raises(OSError, match="full"), compiling_kernels("cpu", "float32"):
-        raise OSError("full")
-    assert started[0].returncode == -signal.SIGKILL
-
-
-COMPILE = [sys.executable, "-m", "engine.model.compile_kernels", "--device", "cpu", "--dtype", "float32"]
-
-
-def test_kernels_are_compiled_by_a_program_of_its_own():
-    with subprocess.Popen(COMPILE, stdin=subprocess.PIPE) as process:
-        assert process.wait() == 0
-
-
-def test_that_program_ends_with_its_standard_input():
-    assert subprocess.run(COMPILE, stdin=subprocess.DEVNULL).returncode == 1
+def test_a_conversion_ends_with_standard_input_and_leaves_nothing(tmp_path):
+    program = f"""if True:
+        import sys, time
+        from pathlib import Path
+        from engine.model import gguf, prepare
+        def fail(*_):
+            print("converting", flush=True)
+            time.sleep(60)
+        gguf._convert = fail
+        sys.argv = ["prepare", "embedded", "--data-dir", {str(tmp_path)!r}, "--until-stdin-closes"]
+        sys.exit(prepare.main())
+    """
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"converting\n"
+        assert len(list((tmp_path / "models").iterdir())) == 1
+        _, errors = process.communicate()
+    assert process.returncode == 128 + signal.SIGINT
+    assert b"Traceback" not in errors
+    assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):

@@ -31,7 +31,7 @@ from gateway.bench.client import Target
 from gateway.bench.document import versions
 from gateway.bench.measure import LaneReport, report
 from gateway.bench.tables import milliseconds
-from gateway.outputs import print_wide
+from gateway.terminal.output import print_wide
 
 RANK, COUNT, FEW = 8, 64, 8
 

@@ -41,7 +41,7 @@ from engine.model.prepare import prepare_model
 from gateway.bench.client import Target
 from gateway.bench.measure import report
 from gateway.bench.plan import Item
-from gateway.outputs import print_wide
+from gateway.terminal.output import print_wide
 
 RANK = 8
 MIB = 2**20

@@ -34,8 +34,8 @@ from benchmarks.server import pinned
 from engine.model.prepare import prepare_model
 from engine.paths import default_data_dir
 from gateway.bench.document import versions
-from gateway.outputs import print_wide
 from gateway.serve.process import run_loop
+from gateway.terminal.output import print_wide
 
 MESSAGES = [{"role": "user", "content": f"What is the capital of France, and what is it known for? {NUMBER}"}]
 """The prompt. NUMBER makes each request different, because a gateway may cache what it has seen."""

@@ -37,7 +37,7 @@ from benchmarks.attacks import ATTACKS, Attack, Attacker
 from benchmarks.command import run
 from benchmarks.server import KEY, Command, free_port, launched
 from engine.paths import default_data_dir
-from gateway.outputs import print_wide
+from gateway.terminal.output import print_wide
 
 MODEL = "smollm2-135m-instruct"
 NEIGHBOUR_KEY = "sk-demo-globex"

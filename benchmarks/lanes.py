@@ -37,8 +37,8 @@ from gateway.bench.run import warm_up
 from gateway.bench.spec import LaneSpec, Lengths
 from gateway.bench.tables import milliseconds, remarks
 from gateway.config.file import read_yaml
-from gateway.outputs import print_wide
 from gateway.serve.process import run_loop
+from gateway.terminal.output import print_wide
 
 INTERACTIVE, BATCH = "interactive", "batch"
 HEAD_START = 3.0

@@ -44,7 +44,7 @@ from gateway.bench.client import Target
 from gateway.bench.measure import report
 from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
-from gateway.outputs import print_wide
+from gateway.terminal.output import print_wide
 
 RANKS = (4, 8, 16, 32, 64)
 ADMIN_KEY = "sk-bench-admin"

@@ -33,7 +33,7 @@ from benchmarks.command import make_parser, run, tell_of_missing_peer
 from benchmarks.peers import MODEL, Peer, loralane, vllm
 from benchmarks.server import running
 from engine.model.prepare import prepare_model
-from gateway.outputs import print_wide
+from gateway.terminal.output import print_wide
 
 LENGTH = 48
 """Number of tokens in each answer."""

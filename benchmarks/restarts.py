@@ -36,9 +36,9 @@ from rich.table import Table
 from benchmarks.command import run
 from benchmarks.server import Command, free_port, launched
 from gateway.core.tenants import hash_key
-from gateway.outputs import print_wide
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import generation_pb2_grpc as pb_grpc
+from gateway.terminal.output import print_wide
 
 MODELS = ("smollm2-135m-instruct", "pirate", "cheer", "json")
 DEMO = Path(__file__).parents[1] / "engine" / "demo"

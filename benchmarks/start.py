@@ -26,7 +26,7 @@ from rich.table import Table
 
 from benchmarks.command import run
 from benchmarks.server import Command, free_port, launched
-from gateway.outputs import print_wide
+from gateway.terminal.output import print_wide
 
 ROOT = Path(__file__).parent.parent
 FIRST_GOAL, LATER_GOAL = 20.0, 4.0

@@ -32,7 +32,7 @@ from benchmarks.soak.report import Run, draw, table
 from benchmarks.soak.verdict import Finding, judge, unexpected
 from engine.model.prepare import prepare_model
 from engine.paths import default_data_dir
-from gateway.outputs import print_wide
+from gateway.terminal.output import print_wide
 
 WARM_SHARE, WARM_SECONDS = 0.25, 300.0
 """Warm-up, in which caches, pools and allocators fill: this fraction of the run, but at most this many seconds."""

@@ -13,7 +13,7 @@ import psutil
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.store import socket_for
+from gateway.redis.server import socket_for
 
 MIB = 2**20
 SERVER = {

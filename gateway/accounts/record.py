@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import msgspec
+from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import MAX_WEIGHT, MIN_WEIGHT, Tenant, key_id
 from gateway.registry.record import Kind
+from gateway.registry.store import RedisRecordStore
 
 TENANT, KEY = "tenant", "key"
 
@@ -76,3 +78,8 @@ def conflict(message: str) -> ApiError:
 
 
 ACCOUNTS = Kind("tenant or key", encode_account, decode_account, conflict)
+
+
+def account_store(client: Redis, prefix: str = "loralane:") -> RedisRecordStore[Account]:
+    """Return the store under the keys `{prefix}accounts:{all}:`. It contains hashes of API keys, never the keys."""
+    return RedisRecordStore(client, f"{prefix}accounts:{{all}}:", ACCOUNTS)

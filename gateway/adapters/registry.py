@@ -22,10 +22,18 @@ from engine.arrivals import EngineUnavailable
 from engine.client import EngineApi
 from engine.core.types import AdapterId
 from gateway.adapters.mirror import AdapterMirror, Sources
-from gateway.adapters.record import AdapterRecord, check_drain, conflict, new_record
+from gateway.adapters.record import (
+    AdapterRecord,
+    check_drain,
+    check_name,
+    conflict,
+    new_record,
+    tenant_list,
+    with_alias,
+    without_alias,
+)
 from gateway.adapters.status import AdapterStatus, statuses_of
 from gateway.adapters.versions import AdapterVersions
-from gateway.core.adapter_names import check_name, tenant_list, with_alias, without_alias
 from gateway.core.errors import ApiError, Fault, invalid_request, model_not_found, unavailable
 from gateway.registry.log import RegistryLog
 from gateway.registry.store import RecordStore, StoreAway

@@ -9,8 +9,8 @@ from typing import Any
 
 from gateway.batches.record import Outcome, Tally
 from gateway.core.errors import ApiError
-from gateway.generation import Usage
 from gateway.openai.render import encode_json
+from gateway.requests.types import Usage
 
 ENDINGS = OUTPUT, ERRORS = ".out", ".err"
 """Suffixes of the names of parts, by the file that they become a piece of."""

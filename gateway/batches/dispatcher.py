@@ -10,12 +10,11 @@ from contextlib import suppress
 
 import structlog
 
-from gateway.batches.errand import Errand
-from gateway.batches.finalize import finalize
+from gateway.batches.finalize import finalize, sweep
 from gateway.batches.lease import SMALL_TASKS, Lease, TaskKind
 from gateway.batches.leases import Leases
 from gateway.batches.shard import REST_SECONDS, Shard, Workshop
-from gateway.batches.sweep import sweep
+from gateway.batches.tasks import Errand
 from gateway.core.errors import ApiError
 
 IDLE_SECONDS = 0.5

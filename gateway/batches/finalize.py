@@ -7,15 +7,17 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Literal
 
 import msgspec
+import structlog
 
 from gateway.batches.answers import ERRORS, NEVER_RUN, OUTPUT, LineName, never_run
-from gateway.batches.index import IndexEntry, read_index
 from gateway.batches.input import BatchLine
 from gateway.batches.lease import Lease
-from gateway.batches.record import Batch, result_file_id
+from gateway.batches.line_reader import IndexEntry, read_index
+from gateway.batches.record import FOLDERS, Batch, result_file_id
 from gateway.batches.store import BatchStore
 from gateway.files.service import Files
 from gateway.files.storage import Storage
+from gateway.files.sweeper import GRACE_SECONDS, Watch
 
 
 async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
@@ -82,3 +84,38 @@ async def _texts(
         yield entry, bytes(held[first : first + entry.length])
         del held[: first + entry.length]
         start += first + entry.length
+
+
+async def sweep(store: BatchStore, files: Files, lease: Lease) -> None:
+    """Perform a `sweep` task. It can be repeated after it was interrupted.
+
+    Raises:
+        ApiError: REGISTRY_UNAVAILABLE, STORAGE_UNAVAILABLE.
+    """
+    batch = lease.batch
+    await files.storage.delete(await files.storage.list(batch.folder))
+    await files.unpin(batch.tenant, batch.input_file_id, batch.id)
+    await store.swept(lease)
+
+
+log = structlog.get_logger("batches")
+
+
+class StraySweeper:
+    """Deletes stray objects. They exist if a gateway stalled during the end of a batch and wrote its objects
+    afterwards, or if Redis lost its data."""
+
+    def __init__(self, storage: Storage, store: BatchStore, strays: Watch | None = None) -> None:
+        """`strays` tracks how long objects have been seen as strays."""
+        self._storage, self._store = storage, store
+        self._strays = strays or Watch(GRACE_SECONDS)
+
+    async def sweep(self) -> list[str]:
+        """Delete strays. Return their names. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
+        names = await self._storage.list(FOLDERS)  # first: a batch is in the index before anything is in its folder
+        open_ids = await self._store.open_ids()
+        doomed = self._strays.old(name for name in names if name.split("/")[1] not in open_ids)
+        await self._storage.delete(doomed)
+        if doomed:
+            log.info("batch_strays_swept", objects=len(doomed))
+        return doomed

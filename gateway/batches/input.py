@@ -10,15 +10,15 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from gateway.batches.index import packed
+from gateway.batches.line_reader import packed
 from gateway.batches.record import BatchError
 from gateway.core.errors import MAX_QUOTED, ApiError
 from gateway.core.routing import Catalog, ModelQuery, resolve
 from gateway.core.tenants import Tenant, UnknownFields
-from gateway.generation import Chat, GenerateRequest
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import invalid_field, parse
 from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
+from gateway.requests.types import Chat, GenerateRequest
 
 PIECE_BYTES = 2**20
 """Number of bytes read at a time."""

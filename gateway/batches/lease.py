@@ -27,9 +27,9 @@ class Lease:
     """A leased task. A batch has one task at a time, except for its shards: validate, then all shards in parallel, then
     finalize, then sweep.
 
-    Positions are places in the batch's index (`gateway.batches.index`), which has the lines in the order in which they
-    run best. A shard is a range of positions. The task `sweep` belongs to a batch that has ended: its folder is to be
-    deleted and its input unpinned.
+    Positions are places in the batch's index (`gateway.batches.line_reader`), which has the lines in the order in which
+    they run best. A shard is a range of positions. The task `sweep` belongs to a batch that has ended: its folder is to
+    be deleted and its input unpinned.
     """
 
     batch: Batch = field(hash=False)

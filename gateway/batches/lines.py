@@ -15,7 +15,7 @@ from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import KeyHolders, Lapse, Principal
 from gateway.core.trace_context import Ingress
 from gateway.openai.calls import CALLS
-from gateway.service import Gateway
+from gateway.requests.service import Gateway
 
 UNHEARD_SECONDS = 5.0
 """Seconds after a claim in which an unknown key is not taken for deleted, as it may be too new to be known here."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from math import inf
 
-from gateway.batches.turnstile import Order, Turnstile
+from gateway.batches.gate import Order, Turnstile
 
 FIRST_WINDOW = 16
 """Lines that may ask at once before any has been admitted."""

@@ -13,24 +13,22 @@ import msgspec
 import structlog
 
 from gateway.batches.answers import Answer, LineName, never_run, refused
-from gateway.batches.gate import Gate
-from gateway.batches.index import IndexEntry, read_index
+from gateway.batches.gate import Gate, Order
 from gateway.batches.input import BatchLine
 from gateway.batches.lease import Lease
+from gateway.batches.line_reader import IndexEntry, Texts, read_index
 from gateway.batches.lines import Lines
 from gateway.batches.marks import marked
 from gateway.batches.pace import Pace
 from gateway.batches.parts import Parts
 from gateway.batches.quarantine import Quarantine
+from gateway.batches.retry import is_limit, pause
 from gateway.batches.store import BatchStore
-from gateway.batches.texts import Texts
 from gateway.batches.trial import LOST_CODE, LOST_MESSAGE, MOST_MARKS
-from gateway.batches.turnstile import Order
-from gateway.batches.verdict import is_limit, pause
 from gateway.core.errors import ApiError, Fault, internal
 from gateway.core.tenants import KeyHolders
 from gateway.files.service import Files
-from gateway.service import Gateway
+from gateway.requests.service import Gateway
 
 LONG_REST_SECONDS = 5.0
 """Wait for a limit, in seconds, from which on a shard is released: a lease is only for running work."""

@@ -34,10 +34,10 @@ from redis.asyncio.cluster import RedisCluster
 
 from gateway.batches.lease import ALL_TASKS, SHARD_SIZE, Lease, Standing, TaskKind, read_lease
 from gateway.batches.record import COUNTS, Batch, BatchError, NewBatch, Tally, batch_not_found, new_fields, read_fields
+from gateway.batches.tenant_turns import Candidate, Turns, candidates_of, entry_of
 from gateway.batches.trial import Suspicion
-from gateway.batches.turns import Candidate, Turns, candidates_of, entry_of
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
-from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
+from gateway.redis.client import Argument, RedisCalls, Script, StoreError
 
 PACKAGE = "gateway.batches"
 SCRIPTS = (

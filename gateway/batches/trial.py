@@ -6,11 +6,11 @@ time, each while no other line of a batch runs in the process (`gateway.batches.
 Redis before it begins. A mark that is found later belongs to a line that ran alone when its process died. Marked lines
 run last, and one with `MOST_MARKS` marks is not run again: it fails as `process_lost`.
 
-The tasks of a batch that run no lines (`gateway.batches.errand`) follow the same rule as a whole: each has a mark of
-its own, and a task with `MOST_MARKS` marks is given up (`gateway.batches.given_up`).
+The tasks of a batch that run no lines (`gateway.batches.tasks`) follow the same rule as a whole: each has a mark of
+its own, and a task with `MOST_MARKS` marks is given up (`gateway.batches.tasks`).
 
 This does not cover the death of an engine process: the request of a line goes on in the next engine, and a request that
-makes engines crash ends by itself (`gateway.resumption`).
+makes engines crash ends by itself (`gateway.requests.resumption`).
 
 Losses and marks are stored with the fences of their leases, so that a process that lost a lease but lives can remove
 its own: it releases the lease as soon as Redis answers. A shard that was claimed meanwhile is then no longer suspect,

@@ -19,7 +19,7 @@ import msgspec
 
 from gateway.bench.plan import Item
 from gateway.bench.stream import Chunk, Stream
-from gateway.trust import chosen_trust
+from gateway.terminal.tls import chosen_trust
 
 LANE_FIELDS: dict[str, dict[str, Any]] = {
     "interactive": {"service_tier": "priority", "priority": 0},

@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 
 from gateway.bench.spec import parse_lane, parse_range
-from gateway.count_option import count
-from gateway.outputs import LOCAL_URL, check_writable, fail
+from gateway.terminal.output import LOCAL_URL, check_writable, count, fail
 
 if TYPE_CHECKING:
     from gateway.bench.document import Document

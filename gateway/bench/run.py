@@ -19,9 +19,9 @@ from gateway.bench.drive import drive
 from gateway.bench.measure import succeeded
 from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
-from gateway.outputs import no_gateway
 from gateway.serve.process import run_loop
-from gateway.trust import chosen_trust
+from gateway.terminal.output import no_gateway
+from gateway.terminal.tls import chosen_trust
 
 REFRESH_SECONDS = 0.5
 """Seconds between redraws of the progress bar. A redraw takes a millisecond, in which no stream is read."""

@@ -4,21 +4,61 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from gateway.cli.address import LOCAL_URL, AdminUrl, grpc_target
-from gateway.cli.as_admin import DEMO_KEY, AdminKey, AsJson, console, until_interrupted
-from gateway.cli.tables.adapters import TIERS, SortKey, adapter_facts, adapter_json, adapter_table, chosen
-from gateway.outputs import fail, print_wide
+from gateway.cli.http import AdminClient
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console, grpc_target, until_interrupted
+from gateway.pb import adapters_pb2 as pb
+from gateway.pb import adapters_pb2_grpc as pb_grpc
+from gateway.terminal.output import fail, message_json, print_wide
 
-if TYPE_CHECKING:
-    from gateway.cli.clients.adapters import AdaptersClient
+TIERS = ("disk", "fetching", "host", "resident")
+VERSION_CHARS = 12
+
+
+class SortKey(StrEnum):
+    """Sort keys of `adapters ls`. Names and tiers ascend, numbers descend, and last use puts the most recent first."""
+
+    name = "name"
+    tier = "tier"
+    rank = "rank"
+    bytes = "bytes"
+    pages = "pages"
+    running = "running"
+    waiting = "waiting"
+    hits = "hits"
+    loads = "loads"
+    load_ms = "load-ms"
+    last_use = "last-use"
+
+
+ORDERS: dict[SortKey, Callable[[pb.Adapter], Any]] = {
+    SortKey.name: lambda adapter: adapter.name,
+    SortKey.tier: lambda adapter: TIERS.index(adapter.tier),
+    SortKey.rank: lambda adapter: -adapter.rank,
+    SortKey.bytes: lambda adapter: -adapter.bytes,
+    SortKey.pages: lambda adapter: -adapter.pages,
+    SortKey.running: lambda adapter: -adapter.running,
+    SortKey.waiting: lambda adapter: -adapter.waiting,
+    SortKey.hits: lambda adapter: -adapter.hits,
+    SortKey.loads: lambda adapter: -adapter.loads,
+    SortKey.load_ms: lambda adapter: -adapter.last_load_seconds,
+    SortKey.last_use: lambda adapter: adapter.idle_seconds if adapter.HasField("idle_seconds") else inf,
+}
+
 
 app = typer.Typer(help="See and change which adapters a running gateway serves.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Name of the adapter.")]
@@ -145,7 +185,97 @@ def allow(
 
 
 def _admin(url: str, key: str) -> AbstractContextManager[AdaptersClient]:
-    from gateway.cli.clients.adapters import AdaptersClient
-    from gateway.cli.clients.admin import told
+    from gateway.cli.adapters import AdaptersClient
+    from gateway.cli.http import told
 
     return told(AdaptersClient(grpc_target(url), key), url)
+
+
+class AdaptersClient(AdminClient):
+    def __init__(self, target: str, key: str) -> None:
+        super().__init__(target, key)
+        self._stub = pb_grpc.AdapterAdminStub(self._channel)
+
+    def list(self) -> Sequence[pb.Adapter]:
+        return self._stub.List(pb.ListAdaptersRequest(), metadata=self._metadata).adapters
+
+    def load(self, name: str, path: str, *, replace: bool, tenants: Sequence[str] = ()) -> pb.Adapter:
+        request = pb.LoadAdapterRequest(name=name, path=path, replace=replace, tenants=tenants)
+        return self._stub.Load(request, metadata=self._metadata)
+
+    def reload(self, name: str) -> pb.ReloadAdapterResponse:
+        return self._stub.Reload(pb.ReloadAdapterRequest(name=name), metadata=self._metadata)
+
+    def unload(self, name: str, drain_seconds: float) -> int:
+        request = pb.UnloadAdapterRequest(name=name, drain_seconds=drain_seconds)
+        return self._stub.Unload(request, metadata=self._metadata).aborted
+
+    def pin(self, name: str, *, pinned: bool) -> pb.Adapter:
+        return self._stub.Pin(pb.PinAdapterRequest(name=name, pinned=pinned), metadata=self._metadata)
+
+    def alias(self, name: str, alias: str, *, remove: bool) -> pb.Adapter:
+        request = pb.AliasAdapterRequest(name=name, alias=alias, remove=remove)
+        return self._stub.Alias(request, metadata=self._metadata)
+
+    def allow(self, name: str, tenants: Sequence[str]) -> pb.Adapter:
+        return self._stub.Allow(pb.AllowTenantsRequest(name=name, tenants=tenants), metadata=self._metadata)
+
+
+def chosen(adapters: Iterable[pb.Adapter], pattern: str, tier: str | None, sort: SortKey) -> list[pb.Adapter]:
+    """Return the adapters whose name or an alias matches the shell pattern, sorted; a `tier` of None means any tier."""
+    found = [
+        adapter
+        for adapter in adapters
+        if tier in (None, adapter.tier) and any(fnmatchcase(name, pattern) for name in (adapter.name, *adapter.aliases))
+    ]
+    return sorted(found, key=lambda adapter: (ORDERS[sort](adapter), adapter.name))
+
+
+def adapter_table(adapters: Iterable[pb.Adapter]) -> Table:
+    table = Table(box=None)
+    for title in ("name", "aliases", "tier", "version"):
+        table.add_column(title, no_wrap=True)
+    for title in ("rank", "MB", "pages", "running", "waiting", "hits", "loads", "load ms", "last use"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for adapter in adapters:
+        table.add_row(*_cells(adapter))
+    return table
+
+
+def adapter_facts(adapter: pb.Adapter) -> Table:
+    """Return a table of all fields of one adapter, one a row."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in adapter_json(adapter).items():
+        table.add_row(Text(name, style="dim"), Text(_fact(name, value)))
+    return table
+
+
+def adapter_json(adapter: pb.Adapter) -> dict[str, Any]:
+    """Return all fields of an adapter, named as in the HTTP API."""
+    return message_json(adapter)
+
+
+def _cells(adapter: pb.Adapter) -> Iterable[Text | str]:
+    yield Text(adapter.name, style="red" if adapter.error else "")
+    yield ", ".join(adapter.aliases)
+    yield f"{adapter.tier}, pinned" if adapter.pinned else adapter.tier
+    yield adapter.version[:VERSION_CHARS]
+    yield str(adapter.rank)
+    yield f"{adapter.bytes / 1e6:.1f}"
+    for count in (adapter.pages, adapter.running, adapter.waiting, adapter.hits, adapter.loads):
+        yield str(count)
+    yield f"{adapter.last_load_seconds * 1000:.1f}" if adapter.last_load_seconds else "-"
+    yield _ago(adapter.idle_seconds) if adapter.HasField("idle_seconds") else "never"
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def _fact(name: str, value: Any) -> str:
+    if name in ("created", "updated"):
+        return datetime.fromtimestamp(value).astimezone().isoformat(timespec="seconds")
+    return ", ".join(value) if isinstance(value, list) else "-" if value in (None, "") else str(value)

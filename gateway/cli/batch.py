@@ -12,16 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from gateway.cli.address import LOCAL_URL, ServerUrl
-from gateway.cli.as_admin import console, until_interrupted
-from gateway.cli.as_tenant import DEMO_KEY, UserKey
 from gateway.cli.batch_lines import LinesError, Looked, look
-from gateway.cli.tables.batch import ENDED, batch_facts, batches_table, ended_lines, errors_table
-from gateway.count_option import count
-from gateway.outputs import check_writable, fail, print_wide, whole_file
+from gateway.cli.batch_watch import ENDED, batch_facts, batches_table, ended_lines, errors_table
+from gateway.cli.options import DEMO_TENANT_KEY, LOCAL_URL, ServerUrl, UserKey, console, until_interrupted
+from gateway.terminal.output import check_writable, count, fail, print_wide, whole_file
 
 if TYPE_CHECKING:
-    from gateway.cli.clients.batch import BatchClient, Json
+    from gateway.cli.batch_client import BatchClient, Json
 
 app = typer.Typer(
     help="Hand in files of requests as jobs of the batch lane, follow them, and fetch their answers.",
@@ -53,7 +50,7 @@ def submit(
     timeout: Timeout = None,
     as_json: AsJson = False,
     url: ServerUrl = LOCAL_URL,
-    key: UserKey = DEMO_KEY,
+    key: UserKey = DEMO_TENANT_KEY,
 ) -> None:
     """Submit a file of requests as a job, and print its id.
 
@@ -76,7 +73,9 @@ def submit(
 
 
 @app.command()
-def status(batch_id: BatchId, as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: UserKey = DEMO_KEY) -> None:
+def status(
+    batch_id: BatchId, as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: UserKey = DEMO_TENANT_KEY
+) -> None:
     """Show all that is known of a job: `loralane batch status batch_6f... --json`."""
     with _client(url, key) as client:
         batch = client.get(batch_id)
@@ -94,7 +93,7 @@ def list_batches(
     after: Annotated[str, typer.Option(metavar="ID", help="Those older than this one.")] = "",
     as_json: AsJson = False,
     url: ServerUrl = LOCAL_URL,
-    key: UserKey = DEMO_KEY,
+    key: UserKey = DEMO_TENANT_KEY,
 ) -> None:
     """List the jobs of this key's tenant, newest first: `loralane batch list --limit 5`."""
     with _client(url, key) as client:
@@ -114,7 +113,7 @@ def watch(
     interval: Interval = 1.0,
     as_json: AsJson = False,
     url: ServerUrl = LOCAL_URL,
-    key: UserKey = DEMO_KEY,
+    key: UserKey = DEMO_TENANT_KEY,
 ) -> None:
     """Follow a job to its end; Ctrl-C leaves it running. With --json, each change prints a line.
 
@@ -128,7 +127,9 @@ def watch(
 
 
 @app.command()
-def cancel(batch_id: BatchId, as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: UserKey = DEMO_KEY) -> None:
+def cancel(
+    batch_id: BatchId, as_json: AsJson = False, url: ServerUrl = LOCAL_URL, key: UserKey = DEMO_TENANT_KEY
+) -> None:
     """Cancel a job: no more of its lines run, and its answers so far are kept: `loralane batch cancel batch_6f...`."""
     with _client(url, key) as client:
         batch = client.cancel(batch_id)
@@ -144,7 +145,7 @@ def download(
     output: Output = None,
     errors: Errors = None,
     url: ServerUrl = LOCAL_URL,
-    key: UserKey = DEMO_KEY,
+    key: UserKey = DEMO_TENANT_KEY,
 ) -> None:
     """Save a job's answers to one file and its failed lines to another. Each file appears only when it is complete.
 
@@ -216,7 +217,7 @@ def _tell_end(batch: Json) -> None:
 
 def _saved(client: BatchClient, batch: Json, output: Path | None, errors: Path | None) -> bool:
     """Save a job's answers and errors. Returns False if it has neither."""
-    from gateway.cli.clients.batch import output_name
+    from gateway.cli.batch_client import output_name
 
     if errors is None:
         errors = output_name(batch, "errors") if output is None else output.with_suffix(f".errors{output.suffix}")
@@ -228,7 +229,7 @@ def _saved(client: BatchClient, batch: Json, output: Path | None, errors: Path |
 
 
 def _fetch(client: BatchClient, file_id: str, path: Path) -> None:
-    from gateway.cli.clients.batch import save
+    from gateway.cli.batch_client import save
 
     size = client.size(file_id)
     try:
@@ -278,6 +279,6 @@ def _check_targets(*paths: Path | None) -> None:
 
 
 def _client(url: str, key: str) -> AbstractContextManager[BatchClient]:
-    from gateway.cli.clients.batch import BatchClient, told
+    from gateway.cli.batch_client import BatchClient, told
 
     return told(BatchClient(url, key))

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated
+from datetime import datetime
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 
 from engine.core.counts import parse_count
-from gateway.cli.address import LOCAL_URL, AdminUrl, grpc_target
-from gateway.cli.as_admin import DEMO_KEY, AdminKey, AsJson, show_messages, until_interrupted
-from gateway.cli.tables.limits import limits_table, usage_table
+from gateway.cli.http import AdminClient
+from gateway.cli.options import (
+    DEMO_KEY,
+    LOCAL_URL,
+    AdminKey,
+    AdminUrl,
+    AsJson,
+    grpc_target,
+    show_messages,
+    until_interrupted,
+)
 from gateway.core.limits import LIMIT_NAMES
-from gateway.outputs import message_json, print_wide
 from gateway.pb import limits_pb2 as pb
-
-if TYPE_CHECKING:
-    from gateway.cli.clients.limits import LimitsClient
+from gateway.pb import limits_pb2_grpc as pb_grpc
+from gateway.terminal.output import message_json, print_wide
 
 app = typer.Typer(help="See and change the limits of a running gateway's tenants.", no_args_is_help=True)
 
@@ -132,7 +141,111 @@ def _policies(pairs: list[str] | None) -> dict[str, str] | None:
 
 
 def _admin(url: str, key: str) -> AbstractContextManager[LimitsClient]:
-    from gateway.cli.clients.admin import told
-    from gateway.cli.clients.limits import LimitsClient
+    from gateway.cli.http import told
 
     return told(LimitsClient(grpc_target(url), key), url)
+
+
+class LimitsClient(AdminClient):
+    def __init__(self, target: str, key: str) -> None:
+        super().__init__(target, key)
+        self._stub = pb_grpc.LimitAdminStub(self._channel)
+
+    def get(self, tenant: str) -> Sequence[pb.LimitEntry]:
+        return self._stub.Get(pb.GetLimitsRequest(tenant=tenant), metadata=self._metadata).entries
+
+    def set(
+        self,
+        scope: pb.LimitScope,
+        values: Mapping[str, int | None],
+        shadow: Sequence[str] | None,
+        away: Mapping[str, str] | None = None,
+    ) -> pb.LimitEntry:
+        """Change the limits of a scope.
+
+        Args:
+            values: limit -> new value; None lifts the limit.
+            shadow: limits that only count. None leaves the setting unchanged.
+            away: limit -> policy while Redis is away. None leaves the setting unchanged.
+        """
+        given = {name: value for name, value in values.items() if value is not None}
+        request = pb.SetLimitsRequest(
+            scope=scope,
+            limits=pb.Limits(**given, shadow=shadow or (), when_redis_is_away=away or {}),
+            lift=[name for name, value in values.items() if value is None],
+            set_shadow=shadow is not None,
+            set_when_redis_is_away=away is not None,
+        )
+        return self._stub.Set(request, metadata=self._metadata)
+
+    def reset(self, scope: pb.LimitScope, *, used: bool) -> pb.Limits:
+        return self._stub.Reset(pb.ResetLimitsRequest(scope=scope, used=used), metadata=self._metadata).limits
+
+    def usage(self, tenant: str) -> Sequence[pb.ScopeUsage]:
+        return self._stub.Usage(pb.LimitUsageRequest(tenant=tenant), metadata=self._metadata).scopes
+
+    def watch(self, tenant: str) -> Iterator[Sequence[pb.ScopeUsage]]:
+        """Yield the usage of all scopes first, then that of the scopes in which it has changed."""
+        for response in self._stub.Watch(pb.WatchLimitsRequest(tenant=tenant), metadata=self._metadata):
+            yield response.scopes
+
+
+TITLES = ("requests/min", "tokens/min", "at once", "tokens/day")
+
+
+def limits_table(entries: Iterable[pb.LimitEntry]) -> Table:
+    """Return a table with a row for each scope. A limit in shadow, which only counts, is in brackets."""
+    table = Table(box=None)
+    for title in ("tenant", "scope"):
+        table.add_column(title, no_wrap=True)
+    for title in TITLES:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("source")
+    table.add_column("while Redis is away")
+    for entry in entries:
+        cells = (_limit(entry.limits, name) for name in LIMIT_NAMES)
+        away = ", ".join(f"{name} {policy}" for name, policy in sorted(entry.limits.when_redis_is_away.items()))
+        table.add_row(entry.scope.tenant, scope_text(entry.scope), *cells, entry.source, away)
+    return table
+
+
+def usage_table(scopes: Iterable[pb.ScopeUsage]) -> Table:
+    table = Table(box=None)
+    for title in ("tenant", "scope", "limit"):
+        table.add_column(title, no_wrap=True)
+    for title in ("used", "of", "left", "free in", "refused today", "last refused"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for scope in scopes:
+        for limit in scope.limits:
+            table.add_row(
+                scope.scope.tenant, scope_text(scope.scope), *_usage_cells(limit), _refused(scope, limit.name)
+            )
+    return table
+
+
+def scope_text(scope: pb.LimitScope) -> str:
+    if scope.key:
+        return f"key {scope.key}"
+    return f"adapter {scope.adapter}" if scope.adapter else "all"
+
+
+def _limit(limits: pb.Limits, name: str) -> str:
+    if not limits.HasField(name):
+        return "-"
+    return f"({getattr(limits, name):,})" if name in limits.shadow else f"{getattr(limits, name):,}"
+
+
+def _refused(scope: pb.ScopeUsage, name: str) -> str:
+    """Return the local time of the scope's last refusal if this limit was among its causes, otherwise `-`."""
+    if name not in scope.refused_by:
+        return "-"
+    return datetime.fromtimestamp(scope.refused_at).astimezone().strftime("%H:%M:%S")
+
+
+def _usage_cells(usage: pb.LimitUsage) -> Iterable[str]:
+    yield f"({usage.name})" if usage.shadow else usage.name
+    yield f"{usage.used:,.0f}"
+    yield f"{usage.limit:,}" if usage.HasField("limit") else "-"
+    yield f"{usage.remaining:,.0f}" if usage.HasField("remaining") else "-"
+    yield f"{usage.reset_seconds:,.0f} s" if usage.HasField("reset_seconds") else "-"
+    yield f"{usage.refused_today:,}"

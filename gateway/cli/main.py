@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from gateway.outputs import complain
-from gateway.trust import CHOSEN, Trust, TrustError
+from gateway.terminal.output import complain
+from gateway.terminal.tls import CHOSEN, Trust, TrustError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("gateway.cli.serve", "serve"),

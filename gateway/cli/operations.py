@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from google.protobuf.message import Message
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from gateway.cli.address import LOCAL_URL, AdminUrl, grpc_target
-from gateway.cli.as_admin import (
+from gateway.cli.http import AdminClient
+from gateway.cli.options import (
     DEMO_KEY,
+    LOCAL_URL,
     AdminKey,
+    AdminUrl,
     AsJson,
     console,
+    grpc_target,
     show_messages,
     until_interrupted,
 )
-from gateway.cli.tables.operations import lanes_table, requests_table
-
-if TYPE_CHECKING:
-    from gateway.cli.clients.operations import OperationsClient
+from gateway.pb import operations_pb2 as pb
+from gateway.pb import operations_pb2_grpc as pb_grpc
 
 lanes = typer.Typer(help="See a running gateway's lanes, and pause or drain them.", no_args_is_help=True)
 requests = typer.Typer(help="See a running gateway's live requests, and cancel them.", no_args_is_help=True)
@@ -103,7 +105,79 @@ def _show(look: Callable[[], Sequence[T]], table: Callable[[Sequence[T]], Table]
 
 
 def _admin(url: str, key: str) -> AbstractContextManager[OperationsClient]:
-    from gateway.cli.clients.admin import told
-    from gateway.cli.clients.operations import OperationsClient
+    from gateway.cli.http import told
 
     return told(OperationsClient(grpc_target(url), key), url)
+
+
+class OperationsClient(AdminClient):
+    def __init__(self, target: str, key: str) -> None:
+        super().__init__(target, key)
+        self._lanes = pb_grpc.LaneAdminStub(self._channel)
+        self._requests = pb_grpc.RequestAdminStub(self._channel)
+
+    def lanes(self) -> Sequence[pb.LaneStatus]:
+        return self._lanes.List(pb.ListLanesRequest(), metadata=self._metadata).lanes
+
+    def set_lane(self, lane: str, action: str) -> pb.LaneStatus:
+        """Change a lane's mode and return its status. `action` is pause, drain or resume."""
+        return self._lanes.Set(pb.SetLaneRequest(lane=lane, action=action), metadata=self._metadata)
+
+    def requests(self) -> Sequence[pb.LiveRequest]:
+        return self._requests.List(pb.ListRequestsRequest(), metadata=self._metadata).requests
+
+    def cancel(self, request_id: str) -> pb.LiveRequest:
+        return self._requests.Cancel(pb.CancelRequestRequest(id=request_id), metadata=self._metadata)
+
+
+ID_CHARS = 12
+
+
+def lanes_table(lanes: Iterable[pb.LaneStatus]) -> Table:
+    """Return a table with a row for each lane. Latencies are 50th / 95th / 99th percentiles in milliseconds."""
+    table = Table(box=None)
+    for title in ("lane", "mode"):
+        table.add_column(title, no_wrap=True)
+    for title in ("running", "waiting", "oldest wait", "TTFT ms", "ITL ms", "TTFT in time", "ITL in time", "preempted"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for lane in lanes:
+        table.add_row(*_lane_cells(lane))
+    return table
+
+
+def requests_table(requests: Iterable[pb.LiveRequest]) -> Table:
+    table = Table(box=None)
+    for title in ("id", "tenant", "key", "model", "lane", "state"):
+        table.add_column(title, no_wrap=True)
+    for title in ("prompt", "cached", "generated", "of", "age"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for request in requests:
+        table.add_row(*_request_cells(request))
+    return table
+
+
+def _lane_cells(lane: pb.LaneStatus) -> Iterable[Text | str]:
+    yield lane.lane
+    yield Text(lane.mode, style="" if lane.mode == "open" else "yellow")
+    yield f"{lane.running:,}"
+    yield f"{lane.waiting:,}"
+    yield f"{lane.oldest_wait_seconds:.1f} s" if lane.waiting else "-"
+    yield _percentiles(lane.ttft_seconds)
+    yield _percentiles(lane.itl_seconds)
+    yield f"{lane.slo_ttft_attainment:.1%}"
+    yield f"{lane.slo_itl_attainment:.1%}"
+    yield f"{lane.preemptions:,}"
+
+
+def _percentiles(seconds: pb.Percentiles) -> str:
+    if not seconds.count:
+        return "-"
+    return " / ".join(f"{value * 1000:.0f}" for value in (seconds.p50, seconds.p95, seconds.p99))
+
+
+def _request_cells(request: pb.LiveRequest) -> Iterable[Text]:
+    texts = (request.id[:ID_CHARS], request.tenant, request.key, request.model, request.lane, request.state)
+    counts = (request.prompt_tokens, request.cached_tokens, request.generated_tokens, request.max_tokens)
+    yield from map(Text, texts)  # not parsed as markup: callers choose some of these texts
+    yield from (Text(f"{count:,}") for count in counts)
+    yield Text(f"{request.age_seconds:.1f} s")

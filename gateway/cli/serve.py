@@ -18,8 +18,7 @@ from engine.paths import default_data_dir
 from gateway.config.file import ConfigError
 from gateway.config.sections import ModelConfig
 from gateway.config.whole import Config, load_config
-from gateway.count_option import count
-from gateway.outputs import fail
+from gateway.terminal.output import count, fail
 
 console = Console(stderr=True)
 
@@ -85,12 +84,12 @@ def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> N
     gc.disable()  # until the gateway is ready: collections take a sixth of the time of the imports
     with dying_at_once():
         # Imported here because `--help` and `check` need none of it.
+        from gateway.redis.server import StoreStartError
         from gateway.serve.checks import check_start
         from gateway.serve.launch import Launch, StartError
         from gateway.serve.prepare import prepared_folder
         from gateway.serve.process import configure_logging, leave_torch_out, run_loop
         from gateway.serve.start_bar import StartBar
-        from gateway.store import StoreStartError
 
         leave_torch_out()
         if config.gateways == 1:

@@ -27,8 +27,7 @@ from engine.sim.synthetic import Sizes
 from engine.sim.tables import comparison_tables, goals_table, tenant_table
 from engine.sim.workload import Backlog
 from gateway.config.whole import load_config
-from gateway.count_option import count
-from gateway.outputs import check_writable, fail, print_wide
+from gateway.terminal.output import check_writable, count, fail, print_wide
 
 console = Console()
 progress_console = Console(stderr=True)

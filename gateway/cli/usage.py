@@ -6,20 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from gateway.cli.address import LOCAL_URL, AdminUrl, grpc_target
-from gateway.cli.as_admin import DEMO_KEY, AdminKey, AsJson
-from gateway.outputs import message_json, print_wide
+from gateway.cli.http import AdminClient
+from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, grpc_target
+from gateway.pb import usage_pb2 as pb
+from gateway.pb import usage_pb2_grpc as pb_grpc
+from gateway.terminal.output import message_json, print_wide
 from gateway.usage.render import FIGURES, MONEY, csv_text
 from gateway.usage.report import DIMENSIONS
-
-if TYPE_CHECKING:
-    from gateway.cli.clients.usage import UsageClient
-    from gateway.pb import usage_pb2 as pb
 
 TITLES = {
     "requests": "requests",
@@ -102,7 +100,16 @@ def _fields(line: pb.UsageLine, group_by: Sequence[str]) -> Line:
 
 
 def _admin(url: str, key: str) -> AbstractContextManager[UsageClient]:
-    from gateway.cli.clients.admin import told
-    from gateway.cli.clients.usage import UsageClient
+    from gateway.cli.http import told
 
     return told(UsageClient(grpc_target(url), key), url)
+
+
+class UsageClient(AdminClient):
+    def __init__(self, target: str, key: str) -> None:
+        super().__init__(target, key)
+        self._stub = pb_grpc.UsageAdminStub(self._channel)
+
+    def report(self, fields: Mapping[str, str]) -> pb.UsageReportResponse:
+        """Return a usage report. `fields` are the fields of UsageReportRequest."""
+        return self._stub.Report(pb.UsageReportRequest(**fields), metadata=self._metadata)

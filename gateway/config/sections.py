@@ -14,9 +14,9 @@ from engine.core.types import Lane
 from gateway.config.tls import TlsConfig
 from gateway.config.webhooks import WebhookConfig
 from gateway.core.limits import Policy
-from gateway.core.origins import check_origins
+from gateway.core.safe_url import check_origins
 from gateway.core.tenants import Tenant
-from gateway.tools.dialects import ToolParserName
+from gateway.text.tools.dialects import ToolParserName
 
 URL_PREFIX = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://[A-Za-z0-9][A-Za-z0-9_./-]*/")
 USERINFO = re.compile(r"//.*@")

@@ -29,7 +29,7 @@ from gateway.config.sections import (
 )
 from gateway.core.billing import BillingConfig
 from gateway.core.limits import Limits
-from gateway.core.origins import LOOPBACK
+from gateway.core.safe_url import LOOPBACK
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
 
 DEMO_KEYS = ("sk-demo-acme", "sk-demo-globex", "sk-demo-admin")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 from msgspec import Struct
@@ -53,3 +54,19 @@ def trace_context_from(traceparent: str) -> TraceContext | None:
     if rest and (version == "00" or not rest.startswith("-")):
         return None
     return TraceContext(trace_id, span_id, bool(int(flags, 16) & SAMPLED))
+
+
+SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def request_id_from(asked: str) -> str:
+    """Return the caller's own id if it is safe in headers and logs, otherwise a new one."""
+    return asked if SANE_ID.fullmatch(asked) else f"req-{new_id()}"
+
+
+def new_id() -> str:
+    """Return a unique id of 32 hex digits.
+
+    The id is not secret, so it does not use the operating system's randomness, which costs more than everything else.
+    """
+    return f"{random.getrandbits(128):032x}"

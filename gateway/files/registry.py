@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault, file_not_found, unavailable
 from gateway.files.record import FileRecord, decode, encode
-from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
+from gateway.redis.client import Argument, RedisCalls, Script, StoreError
 
 CALL_SECONDS = 2.0
 LEASE_SECONDS = 60.0

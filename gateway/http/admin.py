@@ -16,12 +16,12 @@ from gateway.core.tenants import Principal
 from gateway.http.accounts import AccountsApi
 from gateway.http.admin_batches import AdminBatchesApi
 from gateway.http.edge import read_body
-from gateway.http.history import HistoryApi
 from gateway.http.limits import LIMITS, LimitsApi
-from gateway.http.operations import OperationsApi
+from gateway.http.operations import HistoryApi, OperationsApi
 from gateway.http.stream import json_response
 from gateway.http.usage import USAGE, UsageApi
 from gateway.limiter.admin import LimitAdmin
+from gateway.observe.operations import Operations
 from gateway.openai.parse import Body, parse
 from gateway.openai.schema import (
     AliasRequest,
@@ -30,9 +30,8 @@ from gateway.openai.schema import (
     NativeLoadRequest,
     UnloadAdapterRequest,
 )
-from gateway.operations import Operations
-from gateway.service import Gateway
-from gateway.usage.admin import UsageAdmin
+from gateway.requests.service import Gateway
+from gateway.usage.report import UsageAdmin
 
 ADAPTERS = "/admin/v1/adapters"
 ADAPTER = ADAPTERS + "/{name:path}"

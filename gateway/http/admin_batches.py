@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.batches.outlook import Outlook
+from gateway.batches.eta import Outlook
 from gateway.batches.record import Batch, batch_json
 from gateway.batches.service import MAX_PAGE, Batches
 from gateway.core.errors import invalid_request

@@ -13,9 +13,8 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from gateway.accounts.registry import AccountRegistry
-from gateway.batches.outlook import Outlook
+from gateway.batches.eta import Outlook
 from gateway.batches.service import Batches
-from gateway.chat_template import template_options
 from gateway.core.errors import invalid_request
 from gateway.core.part import Part, offers_path
 from gateway.core.routing import ModelQuery
@@ -34,18 +33,19 @@ from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.root import GrpcAddressOf, RootApi
 from gateway.http.scrape import Openness, ScrapeApi
 from gateway.http.stream import GenerationResponse, json_response
-from gateway.intake import ModelCard
 from gateway.observe.metrics import Metrics
-from gateway.observe.observers import Arrival
+from gateway.observe.operations import Operations
 from gateway.openai.calls import Understood, chat_call, completion_call
 from gateway.openai.convert import chat_messages
 from gateway.openai.parse import Body, parse
 from gateway.openai.render import Json
 from gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from gateway.openai.tools import offered_tools
-from gateway.operations import Operations
-from gateway.service import Gateway
-from gateway.usage.admin import UsageAdmin
+from gateway.requests.admission import ModelCard
+from gateway.requests.observers import Arrival
+from gateway.requests.service import Gateway
+from gateway.text.chat_template import template_options
+from gateway.usage.report import UsageAdmin
 
 MAX_BODY_BYTES = 8 * 2**20
 PING_SECONDS = 10.0

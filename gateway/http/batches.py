@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.batches.outlook import Outlook
+from gateway.batches.eta import Outlook
 from gateway.batches.record import Batch, batch_json
 from gateway.batches.service import DEFAULT_PAGE, MAX_PAGE, Batches, Wish
 from gateway.core.tenants import Principal

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.core.origins import ANY, origin_pattern
 from gateway.core.part import is_administration
+from gateway.core.safe_url import ANY, origin_pattern
 from gateway.http.openapi.document import HEADERS
 
 METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS")
@@ -27,7 +27,7 @@ class Cors:
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
         """Wrap an application. `origins` holds at least one origin and was checked by
-        `gateway.core.origins.check_origins`."""
+        `gateway.core.safe_url.check_origins`."""
         self._app = app
         self._shared = CORSMiddleware(
             app,

@@ -19,10 +19,10 @@ from gateway.core.errors import (
     request_too_large,
     route_not_found,
 )
-from gateway.core.request_id import request_id_from
+from gateway.core.trace_context import request_id_from
 from gateway.http.console import CONSOLE
 from gateway.http.stream import json_response
-from gateway.openai.absent import instead_of
+from gateway.openai.unknown import instead_of
 
 log = structlog.get_logger("http")
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.core.errors import ApiError, Fault, invalid_request
-from gateway.core.request_id import request_id_from
+from gateway.core.trace_context import request_id_from
 from gateway.http.stream import encode_json
 
 log = structlog.get_logger("http")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Literal, cast
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
@@ -13,13 +13,16 @@ from starlette.responses import Response
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.status import AdapterStatus
 from gateway.core.errors import invalid_request
-from gateway.glance import Glance
+from gateway.core.shared_poll import Glance
 from gateway.http.admin_answers import TenantUse
 from gateway.http.limits import use_json
+from gateway.http.lists import check_parameters, number_from
 from gateway.http.stream import json_response
 from gateway.limiter.admin import LimitAdmin
-from gateway.operations import MODES, EngineStatus, LaneStatus, LiveRequest, LiveRequests, Operations
-from gateway.usage.admin import UsageAdmin
+from gateway.observe.history import MAX_MINUTES
+from gateway.observe.operations import MODES, EngineStatus, LaneStatus, LiveRequest, LiveRequests, Operations
+from gateway.observe.recent import KEPT, RecentRequest
+from gateway.usage.report import UsageAdmin
 
 LANES = "/admin/v1/lanes"
 REQUESTS = "/admin/v1/requests"
@@ -129,3 +132,40 @@ class OperationsApi:
             for used in usage
             if used.scope.kind == "tenant"
         ]
+
+
+HISTORY = "/admin/v1/history"
+RECENT = "/admin/v1/requests/recent"
+DEFAULT_MINUTES, DEFAULT_RECENT = 30, 100
+WHICH = ("all", "failed")
+
+
+class RecentRequests(Struct):
+    """Recent requests of the gateway process that answers, the newest first."""
+
+    requests: list[RecentRequest]
+
+
+class HistoryApi:
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+
+    def table(self) -> list[Row]:
+        """Return the method, path and handler of each route."""
+        return [("GET", HISTORY, self.history), ("GET", RECENT, self.recent)]
+
+    async def history(self, request: Request) -> Response:
+        given = request.query_params
+        check_parameters(given, "minutes")
+        minutes = number_from(given.get("minutes", str(DEFAULT_MINUTES)), "minutes", 1, MAX_MINUTES)
+        return json_response(self._operations.history.read(minutes))
+
+    async def recent(self, request: Request) -> Response:
+        given = request.query_params
+        check_parameters(given, "which", "limit")
+        which = given.get("which", WHICH[0])
+        if which not in WHICH:
+            raise invalid_request(f"which must be one of {', '.join(WHICH)}", "which")
+        limit = number_from(given.get("limit", str(DEFAULT_RECENT)), "limit", 1, KEPT)
+        found = self._operations.recent.read(cast(Literal["all", "failed"], which), limit)
+        return json_response({"requests": found})

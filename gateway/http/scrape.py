@@ -13,7 +13,7 @@ from engine.arrivals import EngineUnavailable
 from gateway.core.tenants import Principal, hash_key
 from gateway.http.edge import bearer_token
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
-from gateway.service import Gateway
+from gateway.requests.service import Gateway
 
 Openness = bool | Literal["no_tenants"]
 

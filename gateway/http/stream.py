@@ -14,10 +14,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.errors import ApiError, internal
 from gateway.core.tenants import Principal
-from gateway.generation import Generation, Usage
 from gateway.openai.calls import Call
 from gateway.openai.render import Envelope, encode_json
-from gateway.service import Gateway
+from gateway.requests.service import Gateway
+from gateway.requests.types import Generation, Usage
 
 log = structlog.get_logger("http")
 

@@ -11,9 +11,8 @@ from gateway.core.errors import invalid_request
 from gateway.http.edge import header
 from gateway.http.lists import check_parameters
 from gateway.http.stream import json_response
-from gateway.usage.admin import UsageAdmin
 from gateway.usage.render import report_csv, report_json
-from gateway.usage.report import UsageReport, parse_query
+from gateway.usage.report import UsageAdmin, UsageReport, parse_query
 
 USAGE = "/admin/v1/usage"
 CSV = "text/csv"

@@ -9,15 +9,15 @@ from typing import Any
 import structlog
 from msgspec.structs import replace
 
+from gateway.core.budget import Bucket
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.core.limits import Limits, Policy, Scope
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import MODE_HEADER, Grant, LimitEntry, Mode, ReserveRequest
-from gateway.limiter.calls import StoreError
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
-from gateway.limiter.room import Room
 from gateway.limiter.usage import ScopeUsage
+from gateway.redis.client import StoreError
 
 log = structlog.get_logger("limiter")
 
@@ -214,3 +214,29 @@ def _changing() -> Iterator[None]:
         yield
     except StoreError as error:
         raise unavailable(Fault.LIMITER_UNAVAILABLE, "limits cannot be changed while Redis is away") from error
+
+
+SHARE = 0.5
+"""Share of a limit that may be in use. The other half is for requests that other gateways admit meanwhile."""
+
+
+class Room:
+    """Buckets of each scope as the last grant left them. They are dropped when the next reservation is requested."""
+
+    def __init__(self) -> None:
+        self._heard: dict[Scope, Bucket] = {}
+
+    def hear(self, scopes: Sequence[Scope], buckets: Sequence[Bucket]) -> None:
+        self._heard.update(zip(scopes, buckets, strict=True))
+
+    def forget(self, scopes: Sequence[Scope]) -> None:
+        for scope in scopes:
+            self._heard.pop(scope, None)
+
+    def drop(self, tenant: str) -> None:
+        self.forget([scope for scope in self._heard if scope.tenant == tenant])
+
+    def has(self, request: ReserveRequest) -> bool:
+        """Return whether all scopes of a request are known to have plenty of room for it."""
+        heard = [self._heard.get(scope) for scope in request.scopes]
+        return all(bucket is not None and bucket.is_roomy(request.tokens, SHARE) for bucket in heard)

@@ -12,8 +12,8 @@ from gateway.core.budget import Bucket
 from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Scope, scope_named
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import LimitEntry
-from gateway.limiter.calls import RedisCalls, Script, StoreError
 from gateway.limiter.usage import ScopeUsage, usage_of
+from gateway.redis.client import RedisCalls, Script, StoreError
 
 LOST = "limits were lost as soon as they were published"
 

@@ -33,12 +33,11 @@ from gateway.core.budget import DAY, Decision
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Scope
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, LimitEntry, ReserveRequest, new_lease, refused
-from gateway.limiter.breaker import Breaker
-from gateway.limiter.calls import Argument, RedisCalls, Script, StoreError
-from gateway.limiter.owed import Correction, Owed
+from gateway.limiter.pending import Correction, Owed
 from gateway.limiter.published import LOST, PublishedLimits, decode_buckets
-from gateway.limiter.spool import UsageSpool, UsageTerms
 from gateway.limiter.usage import ScopeUsage
+from gateway.limiter.usage_spool import UsageSpool, UsageTerms
+from gateway.redis.client import Argument, Breaker, RedisCalls, Script, StoreError
 
 log = structlog.get_logger("limiter")
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from engine.pb import engine_pb2 as pb
-from gateway.request_record import RequestRecord
+from gateway.requests.record import RequestRecord
 
 MAX_ADAPTERS = 100
 """Maximum number of adapters with a label of their own. A gateway's counts label the adapters that it sees first; later

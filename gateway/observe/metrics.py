@@ -5,6 +5,7 @@ docs/metrics.md lists all metrics; a test compares it with the code.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import chain
@@ -21,9 +22,8 @@ from engine.pb import engine_pb2 as pb
 from gateway.core.lanes import lane_name
 from gateway.observe.adapter_metrics import AdapterTraffic
 from gateway.observe.engine_metrics import GOAL, EngineMetrics
-from gateway.observe.tenantless import without_tenants
 from gateway.observe.vllm_requests import VllmRequests
-from gateway.request_record import RequestRecord
+from gateway.requests.record import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_TENANTS = 100
@@ -258,3 +258,26 @@ class Promises(Collector):
             seconds.add_metric([name, "ttft"], promised.ttft_s)
             seconds.add_metric([name, "itl"], promised.itl_s)
         yield from (build, share, seconds)
+
+
+TENANT = "tenant"
+
+
+def without_tenants(families: Iterable[Metric]) -> Iterator[Metric]:
+    """Drop the label `tenant`. Counters and histograms are summed over tenants; gauges by tenant are left out."""
+    for family in families:
+        if not any(TENANT in sample.labels for sample in family.samples):
+            yield family
+        elif family.type != "gauge":
+            yield _summed(family)
+
+
+def _summed(family: Metric) -> Metric:
+    sums: defaultdict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
+    for sample in family.samples:
+        labels = tuple((name, value) for name, value in sample.labels.items() if name != TENANT)
+        sums[sample.name, labels] += sample.value
+    total = Metric(family.name, family.documentation, family.type)
+    for (name, labels), value in sums.items():
+        total.add_sample(name, dict(labels), value)
+    return total

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from engine.core.types import Lane
 from gateway.core.lanes import lane_name
-from gateway.request_record import RequestRecord
+from gateway.requests.record import RequestRecord
 
 KEPT = 500
 CLIENT_LEFT = 499

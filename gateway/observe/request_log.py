@@ -11,7 +11,7 @@ import structlog
 from engine.core.types import Lane
 from engine.lossy_log import LossyStream, lossy_loggers
 from gateway.core.lanes import lane_name
-from gateway.request_record import RequestRecord
+from gateway.requests.record import RequestRecord
 
 LONGEST_NAME = 200
 """Maximum length in characters."""

@@ -32,7 +32,7 @@ from engine.core.types import Lane
 from gateway.core.lanes import lane_name
 from gateway.core.trace_context import TraceContext
 from gateway.observe.request_log import clipped
-from gateway.request_record import RequestRecord
+from gateway.requests.record import RequestRecord
 
 EXPORT_SECONDS = 2.0
 """Timeout of one export, including retries. Closing waits for the exports of the remaining spans, four at most."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import HistogramMetricFamily, Metric
 
-from gateway.request_record import RequestRecord
+from gateway.requests.record import RequestRecord
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"

@@ -12,13 +12,13 @@ from msgspec import Struct
 
 from gateway.core.tenants import Tenant
 from gateway.core.trace_context import UNKNOWN, Ingress
-from gateway.generation import Admitted, GenerateRequest
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
 from gateway.openai.render import ChatStyle, CompletionStyle, Envelope, Style
 from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
 from gateway.openai.tools import call_reader
-from gateway.service import Gateway
+from gateway.requests.service import Gateway
+from gateway.requests.types import Admitted, GenerateRequest
 
 
 class Call(Struct, frozen=True):

@@ -6,16 +6,16 @@ from typing import Any
 
 from engine.core.grammars import Grammar
 from engine.core.types import SamplingParams
-from gateway.chat_template import Message, template_options
 from gateway.core.errors import invalid_request, unsupported_parameter
 from gateway.core.lanes import asked_lane
 from gateway.core.routing import ModelQuery
 from gateway.core.trace_context import UNKNOWN, Ingress
-from gateway.generation import Chat, GenerateRequest, PromptInput
 from gateway.openai.messages import ROLES, ChatMessage, ContentPart
 from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled, Slo
 from gateway.openai.structured import constraint
 from gateway.openai.tools import offered_tools, template_call, tool_rule
+from gateway.requests.types import Chat, GenerateRequest, PromptInput
+from gateway.text.chat_template import Message, template_options
 
 COMPLETION_TOKENS = 16
 """Default maximum of output tokens of /v1/completions, as OpenAI documents it."""

@@ -6,8 +6,8 @@ import codecs
 from typing import Any
 
 from engine.core.types import TokenLogprobs
-from gateway.generation import GenerationChunk
-from gateway.tokenizer import Tokenizer
+from gateway.requests.types import GenerationChunk
+from gateway.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 

@@ -10,11 +10,10 @@ import msgspec
 
 from engine.core.types import Lane
 from gateway.core.lanes import told_tier
-from gateway.generation import Admitted, GenerationChunk, Usage
-from gateway.joined import join_answers
 from gateway.openai.logprobs import ChatLogprobs, CompletionLogprobs
 from gateway.openai.tools import Told, ToolCalls, as_text
-from gateway.tokenizer import Tokenizer
+from gateway.requests.types import Admitted, GenerationChunk, Usage, join_answers
+from gateway.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 

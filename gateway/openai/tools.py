@@ -9,15 +9,15 @@ from typing import Any
 
 import msgspec
 
-from gateway.chat_template import ToolSchema
 from gateway.core.depth import check_depth, is_too_deep
 from gateway.core.errors import invalid_request, unsupported_parameter
-from gateway.generation import GenerateRequest, GenerationChunk
 from gateway.openai.messages import AssistantCall, Tool, ToolChoice
-from gateway.tools.calls import Call
-from gateway.tools.dialects import Dialect
-from gateway.tools.parser import ToolParser
-from gateway.tools.rule import ToolRule
+from gateway.requests.types import GenerateRequest, GenerationChunk
+from gateway.text.chat_template import ToolSchema
+from gateway.text.tools.calls import Call
+from gateway.text.tools.dialects import Dialect
+from gateway.text.tools.parser import ToolParser
+from gateway.text.tools.rule import ToolRule
 
 Json = dict[str, Any]
 

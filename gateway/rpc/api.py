@@ -10,13 +10,14 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from gateway.accounts.admin import AccountAdmin
 from gateway.accounts.registry import AccountRegistry
-from gateway.batches.outlook import Outlook
+from gateway.batches.eta import Outlook
 from gateway.batches.service import Batches
+from gateway.config.tls import Certificate
 from gateway.core.part import Part, offers_service
 from gateway.core.tenants import Authenticator
 from gateway.files.service import Files
 from gateway.limiter.admin import LimitAdmin
-from gateway.operations import Operations
+from gateway.observe.operations import Operations
 from gateway.pb import (
     adapters_pb2,
     adapters_pb2_grpc,
@@ -33,19 +34,17 @@ from gateway.pb import (
     usage_pb2,
     usage_pb2_grpc,
 )
+from gateway.requests.service import Gateway
 from gateway.rpc.accounts import TenantAdminService
 from gateway.rpc.admin import AdapterAdminService
 from gateway.rpc.batches import BatchesService
 from gateway.rpc.generation import GenerationService
-from gateway.rpc.health import EngineHealth
 from gateway.rpc.limits import LimitAdminService
 from gateway.rpc.malformed import MalformedRequests
 from gateway.rpc.operations import LaneAdminService, RequestAdminService
-from gateway.rpc.reflection import add_reflection
+from gateway.rpc.standard import EngineHealth, add_reflection
 from gateway.rpc.usage import UsageAdminService
-from gateway.service import Gateway
-from gateway.tls import Certificate
-from gateway.usage.admin import UsageAdmin
+from gateway.usage.report import UsageAdmin
 
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name,

@@ -9,7 +9,7 @@ from functools import partial
 
 import grpc
 
-from gateway.batches.outlook import Outlook
+from gateway.batches.eta import Outlook
 from gateway.batches.record import TIMES, Batch
 from gateway.batches.service import DEFAULT_PAGE, Batches, Wish
 from gateway.core.errors import ApiError, Fault, invalid_request

@@ -13,9 +13,8 @@ import structlog
 from google.protobuf.message import Message
 
 from gateway.core.errors import ApiError, internal, invalid_request
-from gateway.core.request_id import request_id_from
 from gateway.core.tenants import Authenticator, Principal
-from gateway.core.trace_context import Ingress, trace_context_from
+from gateway.core.trace_context import Ingress, request_id_from, trace_context_from
 from gateway.rpc.errors import status_of
 
 log = structlog.get_logger("grpc")

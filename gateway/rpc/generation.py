@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import Authenticator, Principal
-from gateway.generation import Generation
 from gateway.openai.tools import as_text, call_reader
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import generation_pb2_grpc as pb_grpc
+from gateway.requests.service import Gateway
+from gateway.requests.types import Generation
 from gateway.rpc.calls import Call, answer, respond
 from gateway.rpc.wire import (
     Read,
@@ -25,7 +26,6 @@ from gateway.rpc.wire import (
     response_to_pb,
     usage_metadata,
 )
-from gateway.service import Gateway
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Generation"]
 GENERATE, GENERATE_STREAM = (

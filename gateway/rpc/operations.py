@@ -7,7 +7,7 @@ from grpc.aio import ServicerContext as Context
 
 from gateway.core.errors import invalid_request
 from gateway.core.tenants import Authenticator
-from gateway.operations import MODES, LaneStatus, LiveRequest, Operations
+from gateway.observe.operations import MODES, LaneStatus, LiveRequest, Operations
 from gateway.pb import operations_pb2 as pb
 from gateway.pb import operations_pb2_grpc as pb_grpc
 from gateway.rpc.calls import Call, administer

@@ -11,9 +11,8 @@ from gateway.core.tenants import Authenticator
 from gateway.pb import usage_pb2 as pb
 from gateway.pb import usage_pb2_grpc as pb_grpc
 from gateway.rpc.calls import Call, administer
-from gateway.usage.admin import UsageAdmin
 from gateway.usage.render import line_fields, report_head
-from gateway.usage.report import UsageReport, parse_query
+from gateway.usage.report import UsageAdmin, UsageReport, parse_query
 
 
 class UsageAdminService(pb_grpc.UsageAdminServicer):

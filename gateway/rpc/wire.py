@@ -12,8 +12,6 @@ from engine.core.types import Lane, SamplingParams, TokenLogprobs
 from gateway.adapters.status import STATUS_FIELDS, AdapterStatus
 from gateway.core.errors import invalid_request
 from gateway.core.routing import ModelQuery
-from gateway.generation import Admitted, Chat, GenerateRequest, GenerationChunk, PromptInput, Usage
-from gateway.joined import join_answers
 from gateway.openai.convert import chat_messages
 from gateway.openai.messages import AssistantCall, CalledFunction, ChatMessage, Function, FunctionName, Tool, ToolChoice
 from gateway.openai.schema import CompletionRequest, Sampled, Slo, StructuredOutputs
@@ -21,6 +19,7 @@ from gateway.openai.structured import Constraint, by_kind
 from gateway.openai.tools import Told, offered_tools, tool_rule
 from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
+from gateway.requests.types import Admitted, Chat, GenerateRequest, GenerationChunk, PromptInput, Usage, join_answers
 
 RANGES: Mapping[str, Any] = {
     **get_type_hints(CompletionRequest, include_extras=True),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from gateway.config.tls import TlsConfig
+from gateway.config.tls import Certificate, TlsConfig
 from gateway.config.whole import Config
 from gateway.core.part import Part
-from gateway.tls import Certificate
+from gateway.serve.launch import StartError
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +87,33 @@ def with_ports(config: Config, ports: Sequence[Ports]) -> Config:
     http, grpc = replace(config.http, port=public.http), replace(config.grpc, port=public.grpc)
     admin = replace(config.admin, port=rest[0].http, grpc_port=rest[0].grpc) if rest else config.admin
     return replace(config, http=http, grpc=grpc, admin=admin)
+
+
+@contextmanager
+def reserved(host: str, port: int) -> Iterator[int]:
+    """Reserve a port, without listening, for processes that will share it; yields its number, also for port 0.
+
+    The port is bound without SO_REUSEPORT first, which fails if another server has it: two servers that both share a
+    port would each silently get half of the other's connections.
+
+    Raises:
+        StartError: another process has the port.
+    """
+    with bound(host, port) as probe:
+        port = probe.getsockname()[1]
+    with bound(host, port, shared=True) as kept:
+        yield kept.getsockname()[1]
+
+
+def bound(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Return a TCP socket bound to an address. `shared` sets SO_REUSEPORT. Raises StartError if that fails."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}; use another port") from error
+    return listener

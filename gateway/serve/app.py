@@ -13,39 +13,37 @@ from redis.asyncio import Redis
 from engine.client import EngineClient
 from engine.core.types import Lane
 from engine.grammar_check.pool import UNHURRIED_S, GrammarPool
+from gateway.accounts.record import account_store
 from gateway.accounts.registry import open_accounts
-from gateway.accounts.store import account_store
+from gateway.adapters.record import adapter_store
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import AdapterSources
-from gateway.adapters.store import adapter_store
-from gateway.batches.opened import open_batches
+from gateway.batches.setup import open_batches
 from gateway.config.whole import Config
-from gateway.heartbeat import beating
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
-from gateway.observe.grammar_metrics import GrammarMetrics
 from gateway.observe.latency import LatencyWindow
-from gateway.observe.loop_metrics import LoopMetrics
 from gateway.observe.metrics import Metrics
-from gateway.observe.opened import open_observers
-from gateway.operations import Operations
+from gateway.observe.operations import Operations
+from gateway.observe.process_metrics import GrammarMetrics, LoopMetrics, UsageMetrics
+from gateway.observe.setup import open_observers
+from gateway.redis.server import connected
+from gateway.requests.admission import ServiceSettings
+from gateway.requests.heartbeat import beating
+from gateway.requests.service import Gateway
 from gateway.serve.addresses import Ports
 from gateway.serve.backends import Backends
 from gateway.serve.banner import Banner
-from gateway.serve.doors import Door, Offer, doors
+from gateway.serve.endpoints import Door, Offer, doors
 from gateway.serve.launch import Launch, StartError, model_name
-from gateway.serve.live import Live, cache_of, seeded
+from gateway.serve.reload_target import Live, cache_of, seeded
 from gateway.serve.sampling import sampled
 from gateway.serve.start_bar import Stage, StartBar
 from gateway.serve.supervisor import EngineSupervisor
-from gateway.service import Gateway
-from gateway.settings import ServiceSettings
-from gateway.store import connected
-from gateway.tokenizer import Tokenizer
-from gateway.usage.admin import UsageAdmin
+from gateway.text.tokenizer import Tokenizer
 from gateway.usage.books import RedisUsageBooks
-from gateway.usage.metrics import UsageMetrics
+from gateway.usage.report import UsageAdmin
 
 ENGINE_START_SECONDS = 600.0
 """How long the engine may take to become ready. Reading tens of gigabytes of weights takes minutes."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gateway.redis.server import store_url
 from gateway.serve.launch import Launch
 from gateway.serve.prepare import prepare
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop
 from gateway.serve.supervisor import EngineSupervisor
-from gateway.store import store_url
 
 
 @dataclass(frozen=True, slots=True)

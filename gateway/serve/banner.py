@@ -12,9 +12,9 @@ from engine.pb import engine_pb2 as pb
 from gateway.config.tls import TlsConfig
 from gateway.config.whole import DEMO_HASHES, DEMO_KEYS, Config
 from gateway.core.tenants import hash_key
-from gateway.outputs import LOCAL_URL
+from gateway.requests.service import Gateway
 from gateway.serve.addresses import Ports
-from gateway.service import Gateway
+from gateway.terminal.output import LOCAL_URL
 
 DEMO_ADMIN_KEY = DEMO_KEYS[2]
 DEMO_ADMIN_HASH = hash_key(DEMO_ADMIN_KEY)

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from gateway.config.file import ConfigError
 from gateway.config.whole import Config
-from gateway.serve.addresses import fronts
+from gateway.redis.server import StoreStartError, exclusive, prepared
+from gateway.serve.addresses import bound, fronts
 from gateway.serve.launch import StartError
-from gateway.serve.sockets import bound
-from gateway.store import StoreStartError, exclusive, prepared
 
 MIN_FREE_BYTES = 128 * 2**20
 """Minimum free disk, for the store's append-only file and tenants' files. The conversion of a model needs more, and

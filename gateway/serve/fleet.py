@@ -25,13 +25,12 @@ from prometheus_client.multiprocess import mark_process_dead
 from rich.console import Console
 
 from gateway.config.whole import Config
-from gateway.serve.addresses import Front, Listening, Ports, fronts, with_ports
+from gateway.serve.addresses import Front, Listening, Ports, fronts, reserved, with_ports
 from gateway.serve.backends import started_backends
 from gateway.serve.launch import Launch, StartError, share_of
 from gateway.serve.orders import ANNOUNCE, FOLLOW, LISTEN, LISTENING, READY, SEED, Orders
 from gateway.serve.process import settle_memory, told_to_reload
 from gateway.serve.reload import Read, reloading
-from gateway.serve.sockets import reserved
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import Stop, tell_stopping
 from gateway.serve.supervisor import Backoff, EngineSupervisor

@@ -12,12 +12,12 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.config.tls import Certificate
 from gateway.http.guard import guarded
 from gateway.rpc.api import GrpcServer
+from gateway.serve.addresses import bound
 from gateway.serve.launch import StartError
-from gateway.serve.sockets import bound
 from gateway.serve.stopping import DRAIN_SECONDS
-from gateway.tls import Certificate
 
 log = structlog.get_logger("http")
 

@@ -10,7 +10,7 @@ import structlog
 
 from gateway.core.errors import ApiError
 from gateway.observe.history import FINE_SECONDS
-from gateway.operations import EngineStatus, Operations
+from gateway.observe.operations import EngineStatus, Operations
 
 log = structlog.get_logger("gateway")
 

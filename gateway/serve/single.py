@@ -28,9 +28,9 @@ from gateway.serve.supervisor import EngineSupervisor
 if TYPE_CHECKING:
     from engine.client import EngineClient
     from gateway.limiter.failover import FailoverLimiter
+    from gateway.requests.service import Gateway
     from gateway.serve.banner import Banner
-    from gateway.serve.live import Live
-    from gateway.service import Gateway
+    from gateway.serve.reload_target import Live
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ async def running(launch: Launch, stop: Stop | None = None, bar: StartBar | None
     stop, bar = stop or Stop(), bar or StartBar.hidden()
     async with started_backends(launch, stop, bar, _import_gateway) as (backends, supervisor):
         from gateway.serve.app import built
-        from gateway.serve.doors import opened
+        from gateway.serve.endpoints import opened
 
         async with (
             built(launch, backends, bar, supervisor) as app,

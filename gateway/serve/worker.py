@@ -17,14 +17,14 @@ import structlog
 from rich.console import Console
 
 from gateway.config.file import ConfigError
-from gateway.outputs import complain
 from gateway.serve.app import Built, built
-from gateway.serve.doors import opened
+from gateway.serve.endpoints import opened
 from gateway.serve.launch import StartError
 from gateway.serve.orders import ANNOUNCE, FOLLOW, FOLLOWING, LISTEN, LISTENING, READY, SEED, Orders
 from gateway.serve.process import configure_logging, leave_torch_out, run_loop, settle_memory
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import INTERRUPTED, Stop, StoppedEarly, leave
+from gateway.terminal.output import complain
 
 
 async def work(channel: socket.socket) -> bool:

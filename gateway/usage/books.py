@@ -14,7 +14,7 @@ from redis.asyncio.cluster import RedisCluster
 
 from gateway.core.errors import Fault, unavailable
 from gateway.core.usage import Counts, Row, RowName
-from gateway.limiter.calls import RedisCalls, StoreError
+from gateway.redis.client import RedisCalls, StoreError
 
 KEY = re.compile(r"usage:\{(?P<tenant>[^}]+)\}:(?P<day>\d{4}-\d\d-\d\d)$")
 PAGES_AT_ONCE, ROWS_AT_ONCE = 8, 200

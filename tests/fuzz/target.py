@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 from served import Served, served
 
 from engine.core.types import Request
-from gateway.heartbeat import beating
+from gateway.requests.heartbeat import beating
 
 ANSWERS = (
     "Hello, world!",

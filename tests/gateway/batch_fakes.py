@@ -13,8 +13,8 @@ from gateway.batches.lease import Lease
 from gateway.batches.record import Batch, NewBatch, new_batch_id
 from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
-from gateway.batches.turns import Turns
-from gateway.limiter.calls import Script
+from gateway.batches.tenant_turns import Turns
+from gateway.redis.client import Script
 
 START_MS = 1_800_000_000_000
 CLOCK = "'test:seconds', 'test:microseconds'"

@@ -39,13 +39,13 @@ from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
 from gateway.observe.latency import LatencyWindow
 from gateway.observe.metrics import Metrics
-from gateway.observe.observers import Observer
-from gateway.operations import Operations
+from gateway.observe.operations import Operations
 from gateway.registry.record import Change, Snapshot
-from gateway.request_record import RequestRecord
-from gateway.service import Gateway, ServiceSettings
-from gateway.tokenizer import Tokenizer
-from gateway.usage.admin import UsageAdmin
+from gateway.requests.observers import Observer
+from gateway.requests.record import RequestRecord
+from gateway.requests.service import Gateway, ServiceSettings
+from gateway.text.tokenizer import Tokenizer
+from gateway.usage.report import UsageAdmin
 
 BASE = "tiny"
 CONTEXT = 256

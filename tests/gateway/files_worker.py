@@ -13,7 +13,7 @@ from file_fakes import build_files
 
 from gateway.files.service import FileLimits
 from gateway.http.guard import guarded
-from gateway.store import connect
+from gateway.redis.server import connect
 
 tiny_tokenizer()  # before anybody forks: a worker then starts in no time
 

@@ -17,7 +17,7 @@ from gateway.http.guard import guarded
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
-from gateway.store import connect
+from gateway.redis.server import connect
 
 tiny_tokenizer()  # before anybody forks: a worker then starts in no time
 

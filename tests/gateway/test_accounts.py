@@ -13,9 +13,8 @@ from patient_valkey import PatientValkey
 from redis.asyncio import Redis
 from typer.testing import CliRunner
 
-from gateway.accounts.record import decode_account, encode_account, tenant_account
+from gateway.accounts.record import account_store, decode_account, encode_account, tenant_account
 from gateway.accounts.registry import AccountRegistry
-from gateway.accounts.store import account_store
 from gateway.cli.main import app as cli
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits, Scope

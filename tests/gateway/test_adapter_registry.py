@@ -13,14 +13,12 @@ from grpc_house import until
 from patient_valkey import PatientValkey
 from redis.asyncio import Redis
 
-from gateway.adapters.record import AdapterRecord, decode_record, encode_record
+from gateway.adapters.record import MAX_ALIASES, AdapterRecord, adapter_store, decode_record, encode_record
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
-from gateway.adapters.store import adapter_store
-from gateway.core.adapter_names import MAX_ALIASES
 from gateway.core.errors import ApiError, invalid_request
+from gateway.redis.server import connect
 from gateway.registry.store import StoreAway
-from gateway.store import connect
 
 BASE = "tiny"
 

@@ -12,13 +12,13 @@ from fakes import ACME, CountingLimiter, grammar_pool, principal, tiny_tokenizer
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core.types import SamplingParams
+from gateway.adapters.record import adapter_store
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
-from gateway.adapters.store import adapter_store
 from gateway.core.routing import ModelQuery
-from gateway.generation import GenerateRequest
+from gateway.requests.service import Gateway
+from gateway.requests.types import GenerateRequest
 from gateway.serve.supervisor import EngineSupervisor
-from gateway.service import Gateway
 from tests.model.conftest import tiny_llama  # noqa: F401
 from tests.model.tiny_adapters import save_adapter
 

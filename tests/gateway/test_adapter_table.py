@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from gateway.cli.tables.adapters import TIERS, SortKey, adapter_facts, adapter_json, adapter_table, chosen
+from gateway.cli.adapters import TIERS, SortKey, adapter_facts, adapter_json, adapter_table, chosen
 from gateway.pb import adapters_pb2 as pb
 
 POET = pb.Adapter(

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from gateway.cli import batch_watch
 from gateway.cli.batch import CODES_TEXT
 from gateway.cli.batch_lines import MOST_TOLD, LinesError, look
+from gateway.cli.batch_watch import batch_facts, batches_table, duration_text
 from gateway.cli.main import app as cli
-from gateway.cli.tables.batch import batch_facts, batches_table, duration_text
 
 DONE = a_batch(
     status="completed",

@@ -13,15 +13,16 @@ from batch_house import COMPLETION, Town, chat_line, completion_line, pieces, un
 from fakes import BASE
 
 from engine.core.types import Lane
-from gateway.batches import dispatcher, shard, verdict
-from gateway.batches.index import packed
+from gateway.batches import dispatcher, shard
+from gateway.batches import retry as verdict
+from gateway.batches.line_reader import packed
 from gateway.batches.lines import Lines
 from gateway.batches.store import BatchStore
 from gateway.core.errors import Fault, internal, unavailable
 from gateway.core.feed import LEAST
 from gateway.core.limits import Scope
 from gateway.core.tenants import Lapse
-from gateway.settings import ServiceSettings
+from gateway.requests.admission import ServiceSettings
 
 
 @pytest.fixture

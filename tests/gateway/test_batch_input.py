@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.batches.index import RECORD
 from gateway.batches.input import MAX_ERRORS, SPARE_LEVELS, Asked, Found, InputCheck, split
+from gateway.batches.line_reader import RECORD
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MAX_LINE = 10_000

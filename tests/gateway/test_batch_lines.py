@@ -10,16 +10,15 @@ from fakes import BASE, House, build_house
 
 from engine.core.types import Lane
 from gateway.batches.answers import Answer, LineName, answered, never_run, refused
-from gateway.batches.index import IndexEntry
 from gateway.batches.lease import Lease
+from gateway.batches.line_reader import SMALL_BYTES, SPAN_BYTES, IndexEntry, Texts
 from gateway.batches.lines import UNHEARD_SECONDS, Lines
 from gateway.batches.record import Batch, Tally
-from gateway.batches.texts import SMALL_BYTES, SPAN_BYTES, Texts
-from gateway.batches.verdict import FINAL, LONGEST_PAUSE_S, QUOTA_PAUSE_S, is_limit, pause, tomorrow
+from gateway.batches.retry import FINAL, LONGEST_PAUSE_S, QUOTA_PAUSE_S, is_limit, pause, tomorrow
 from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
 from gateway.core.tenants import Lapse
-from gateway.generation import Usage
-from gateway.settings import ServiceSettings
+from gateway.requests.admission import ServiceSettings
+from gateway.requests.types import Usage
 
 MESSAGES = [{"role": "user", "content": "Say hello"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}

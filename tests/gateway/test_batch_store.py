@@ -12,9 +12,9 @@ from redis.asyncio.cluster import RedisCluster
 from gateway.batches.lease import SHARD_SIZE, SMALL_TASKS
 from gateway.batches.record import BatchError, Tally, batch_json, new_batch_id, result_file_id
 from gateway.batches.store import PAGE, BatchStore
-from gateway.batches.turns import CREATING_SECONDS
+from gateway.batches.tenant_turns import CREATING_SECONDS
 from gateway.core.errors import ApiError, Fault
-from gateway.store import connect_cluster
+from gateway.redis.server import connect_cluster
 
 
 @pytest.fixture

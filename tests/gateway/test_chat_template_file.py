@@ -10,9 +10,9 @@ from engine.demo import CHAT_TEMPLATE
 from gateway.core.errors import ApiError
 from gateway.serve.app import _load_tokenizer
 from gateway.serve.launch import StartError
-from gateway.tokenizer import Tokenizer
-from gateway.tools.dialects import Hermes, choose_dialect
-from gateway.tools.parser import ToolParser
+from gateway.text.tokenizer import Tokenizer
+from gateway.text.tools.dialects import Hermes, choose_dialect
+from gateway.text.tools.parser import ToolParser
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [

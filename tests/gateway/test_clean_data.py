@@ -11,8 +11,8 @@ import pytest
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from gateway.cli import clean_data
+from gateway.redis.server import embedded_valkey
 from gateway.serve.supervisor import EngineSupervisor
-from gateway.store import embedded_valkey
 
 ROOT = Path(__file__).resolve().parents[2]
 

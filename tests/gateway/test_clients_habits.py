@@ -9,10 +9,10 @@ from fakes import ACME, BASE, House, build_house, ids_of, key_ring, tiny_tokeniz
 from httpx import Response
 
 from engine.core.types import FinishReason, TokenEvent
-from gateway.chat_template import TemplateOptions, render
 from gateway.http.api import create_app
 from gateway.openai.parse import KNOWN
 from gateway.openai.unknown import MOST_NAMES, suggestion
+from gateway.text.chat_template import TemplateOptions, render
 
 USER = {"role": "user", "content": "hi"}
 CHAT = {"model": BASE, "messages": [USER]}

@@ -14,10 +14,10 @@ from rich.console import Console
 from served import served
 from typer.testing import CliRunner
 
-from gateway.cli.address import grpc_target
-from gateway.cli.clients.chat import ChatClient, ChatError, checked_model
+from gateway.cli.chat import ChatClient, ChatError, checked_model
 from gateway.cli.main import app
-from gateway.trust import CHOSEN, Trust
+from gateway.cli.options import grpc_target
+from gateway.terminal.tls import CHOSEN, Trust
 
 AWAY = "Start one with `loralane serve`, or name another with --url or LORALANE_URL."
 COMMANDS = [

@@ -14,7 +14,7 @@ from fakes import build_house
 from served import served
 
 from gateway.config.sections import HttpConfig
-from gateway.core.origins import LOOPBACK, origin_pattern
+from gateway.core.safe_url import LOOPBACK, origin_pattern
 from gateway.http.cors import Cors
 from gateway.http.edge import Edge
 

@@ -21,7 +21,7 @@ from engine.sim.synthetic import Sizes, arrivals
 from engine.sim.traces import Arrival
 from engine.sim.workload import RequestMaker
 from engine.snapshot import snapshot
-from gateway.batches.outlook import pace_of
+from gateway.batches.eta import pace_of
 from gateway.core.eta import OpenJob, Pace, eta_seconds
 
 COST = (0.010, 0.001, 0.0005, 1e-7, 1e-7, 0.001, 1e-6, 0.0001)

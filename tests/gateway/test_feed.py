@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from engine.core.types import LaneMode
 from engine.pb import engine_pb2 as pb
-from gateway.batches.gate import Gate
+from gateway.batches.gate import Gate, Turnstile
 from gateway.batches.pace import FIRST_WINDOW, Pace
-from gateway.batches.turnstile import Turnstile
 from gateway.core.feed import LEAST, MOST, Flow
 
 COUNT = st.integers(0, 3000)

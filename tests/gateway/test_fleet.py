@@ -21,9 +21,9 @@ from gateway.config.sections import AdminConfig, GrpcConfig, HttpConfig, LimitsC
 from gateway.config.whole import Config, TenantConfig
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant, hash_key
+from gateway.serve.addresses import bound, reserved
 from gateway.serve.fleet import sailing
 from gateway.serve.launch import Launch, StartError, share_of
-from gateway.serve.sockets import bound, reserved
 
 PROCESSES = 3
 LEASE_SECONDS = 2.0

@@ -9,7 +9,7 @@ from grpc_house import NIGHT, as_key, ask, keys, open_grpc_house, refused, until
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent
 from gateway.pb import adapters_pb2
 from gateway.pb import generation_pb2 as pb
-from gateway.resumption import MOST_MOVES
+from gateway.requests.resumption import MOST_MOVES
 from gateway.rpc.generation import GenerationService
 from gateway.rpc.wire import RANGES
 

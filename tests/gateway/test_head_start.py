@@ -16,11 +16,11 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Tenant
-from gateway.generation import GenerateRequest
 from gateway.limiter.base import Grant, ReserveRequest
-from gateway.limiter.calls import StoreError
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
+from gateway.redis.client import StoreError
+from gateway.requests.types import GenerateRequest
 
 
 def asking(tokens: int = 100, adapter: str = BASE, tenant: str = "acme") -> ReserveRequest:

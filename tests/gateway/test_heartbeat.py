@@ -10,8 +10,8 @@ from fakes import build_house
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.pb import engine_pb2 as pb
-from gateway import heartbeat
-from gateway.heartbeat import HANG_SECONDS, Heartbeat, beating
+from gateway.requests import heartbeat
+from gateway.requests.heartbeat import HANG_SECONDS, Heartbeat, beating
 from gateway.serve.supervisor import EngineSupervisor
 
 

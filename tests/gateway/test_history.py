@@ -10,7 +10,7 @@ from engine.core.types import Lane
 from gateway.core.usage import Counts, Row, RowName
 from gateway.observe.history import COARSE_POINTS, FINE_KEPT, FINE_SECONDS, History
 from gateway.observe.recent import KEPT, RecentRequests
-from gateway.request_record import RequestRecord
+from gateway.requests.record import RequestRecord
 from gateway.serve.sampling import Sampler
 from gateway.usage import last_minute
 

@@ -19,12 +19,11 @@ from redis.asyncio import Redis
 from test_batch_input import CHAT, asked, line, text_of
 
 from gateway.batches import validation
-from gateway.batches.index import read_index
+from gateway.batches.finalize import StraySweeper, sweep
 from gateway.batches.lease import Lease
+from gateway.batches.line_reader import read_index
 from gateway.batches.service import Batches
 from gateway.batches.store import BatchStore
-from gateway.batches.strays import StraySweeper
-from gateway.batches.sweep import sweep
 from gateway.batches.validation import Validator
 from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import Tenant

@@ -8,7 +8,7 @@ from fakes import ACME, BASE, CONTEXT, KEYS, House, build_house, key_ring, write
 from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, TokenEvent
 from gateway.core.errors import ApiError, Fault
 from gateway.http.api import create_app
-from gateway.settings import ServiceSettings
+from gateway.requests.admission import ServiceSettings
 
 CHAT = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
 

@@ -10,8 +10,8 @@ from fakes import House, build_house
 from grpc_house import as_key, open_grpc_house, refused
 from typer.testing import CliRunner
 
+from gateway.cli.limits import scope_text
 from gateway.cli.main import app as cli
-from gateway.cli.tables.limits import scope_text
 from gateway.core.limits import Limits, Scope
 from gateway.pb import limits_pb2 as pb
 from gateway.pb.limits_pb2_grpc import LimitAdminStub

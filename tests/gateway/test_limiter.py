@@ -14,10 +14,10 @@ from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import EACH, Limits, Scope
 from gateway.core.tenants import Tenant
 from gateway.limiter.base import Grant, ReserveRequest, format_duration
-from gateway.limiter.calls import StoreError
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import Correction, RedisLimiter
+from gateway.redis.client import StoreError
 
 PATIENT = 10.0
 """Seconds: no test depends on how fast this machine is."""

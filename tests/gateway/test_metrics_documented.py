@@ -15,14 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
 from engine.core.types import Lane
 from engine.pb import engine_pb2 as pb
-from gateway.batches.metrics import BatchMetrics
-from gateway.batches.webhooks.metrics import WebhookMetrics
+from gateway.batches.setup import BatchMetrics
+from gateway.batches.webhooks.setup import WebhookMetrics
 from gateway.core.limits import Scope
-from gateway.observe.grammar_metrics import GrammarMetrics
-from gateway.observe.loop_metrics import LoopMetrics
 from gateway.observe.metrics import FIRST_TOKEN, TOKEN
-from gateway.request_record import RequestRecord
-from gateway.usage.metrics import UsageMetrics
+from gateway.observe.process_metrics import GrammarMetrics, LoopMetrics, UsageMetrics
+from gateway.requests.record import RequestRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = {"model": "pirate", "messages": [{"role": "user", "content": "hi"}]}

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from engine.core.types import Lane, LaneMode, Origin, Request, SamplingParams
 from gateway.cli.main import app as cli
-from gateway.glance import Glance
+from gateway.core.shared_poll import Glance
 from gateway.observe.latency import ITL, TTFT, LatencyWindow, percentile
 from gateway.observe.metrics import Metrics
 from gateway.pb import generation_pb2 as generation

@@ -9,8 +9,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers.models import BPE, WordLevel
 from tokenizers.trainers import BpeTrainer
 
-from gateway.pieces import ENTRY_BYTES, LARGEST, MAX_PIECES, Pieces
-from gateway.tokenizer import Tokenizer as TokenizerOfChats
+from gateway.text.encode_cache import ENTRY_BYTES, LARGEST, MAX_PIECES, Pieces
+from gateway.text.tokenizer import Tokenizer as TokenizerOfChats
 from tests.gateway.fakes import tiny_tokenizer
 
 WORDS = [

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from redis.asyncio import Redis
 from test_limiter_ledger import ANY_SPEED, interleavings, leases, replay
 
+from gateway.accounts.record import account_store
 from gateway.accounts.registry import AccountRegistry
-from gateway.accounts.store import account_store
 from gateway.core.errors import ApiError
 from gateway.core.limits import Limits, Scope
 from gateway.core.tenants import Tenant

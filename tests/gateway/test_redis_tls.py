@@ -11,8 +11,8 @@ import pytest
 import redis.exceptions
 from certificates import Authority
 
-from gateway.limiter.line import Line
-from gateway.store import connect
+from gateway.redis.pipeline import Line
+from gateway.redis.server import connect
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,7 @@
 
 from structlog.testing import capture_logs
 
-from gateway.accounts.record import tenant_account
-from gateway.accounts.store import account_store
+from gateway.accounts.record import account_store, tenant_account
 from gateway.core.tenants import Tenant
 from gateway.registry.log import RegistryLog
 

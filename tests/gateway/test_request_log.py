@@ -15,7 +15,7 @@ from engine.core.types import Lane, TokenEvent
 from engine.lossy_log import write_last_lines
 from gateway.observe.request_log import LONGEST_NAME, RequestLog, describe
 from gateway.pb.generation_pb2_grpc import GenerationStub
-from gateway.request_record import RequestRecord
+from gateway.requests.record import RequestRecord
 from gateway.rpc.api import GrpcServer
 
 PROMPT, ANSWER = "a private question", "a private answer"

@@ -12,7 +12,7 @@ from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token
-from gateway.resumption import MOST_MOVES, ResumingStream
+from gateway.requests.resumption import MOST_MOVES, ResumingStream
 from gateway.serve.supervisor import EngineSupervisor
 from tests.engine.poisonous_engine import CRASH, FATAL_TOKENS, HANG
 

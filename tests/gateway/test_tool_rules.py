@@ -7,10 +7,10 @@ from fakes import BASE, build_house, tiny_tokenizer
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from gateway.tools.dialects import Hermes, Llama3
-from gateway.tools.grammar import tool_grammar
-from gateway.tools.parser import ToolParser
-from gateway.tools.rule import ToolRule
+from gateway.text.tools.dialects import Hermes, Llama3
+from gateway.text.tools.grammar import tool_grammar
+from gateway.text.tools.parser import ToolParser
+from gateway.text.tools.rule import ToolRule
 from tests.grammar_walk import follows, walk
 from tests.schemas import check
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.api import create_app
-from gateway.tools.dialects import Hermes, Llama3, choose_dialect
-from gateway.tools.parser import ToolParser
+from gateway.text.tools.dialects import Hermes, Llama3, choose_dialect
+from gateway.text.tools.parser import ToolParser
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 WAIT = {"type": "function", "function": {"name": "wait", "description": "Does nothing."}}

@@ -23,11 +23,11 @@ from engine.lossy_log import write_last_lines
 from gateway.config.file import ConfigError
 from gateway.config.sections import ObservabilityConfig, TracesConfig
 from gateway.core.trace_context import Ingress, TraceContext
-from gateway.observe.opened import open_observers
 from gateway.observe.request_log import RequestLog
+from gateway.observe.setup import open_observers
 from gateway.observe.tracing import Tracing, collector
 from gateway.pb.generation_pb2_grpc import GenerationStub
-from gateway.request_record import RequestRecord
+from gateway.requests.record import RequestRecord
 from gateway.rpc.api import GrpcServer
 
 CHAT = {"model": "poet", "messages": [{"role": "user", "content": "a private question"}]}
@@ -268,7 +268,7 @@ import sys
 sys.modules["opentelemetry"] = None  # every import of it fails
 import asyncio, gateway.serve.app
 from gateway.config.sections import ObservabilityConfig
-from gateway.observe.opened import open_observers
+from gateway.observe.setup import open_observers
 
 async def main():
     async with open_observers(ObservabilityConfig()) as observers:

@@ -19,9 +19,9 @@ from gateway.limiter.base import ReserveRequest
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
-from gateway.limiter.spool import MAX_SPOOLED, UsageSpool, UsageTerms
+from gateway.limiter.usage_spool import MAX_SPOOLED, UsageSpool, UsageTerms
+from gateway.observe.process_metrics import UsageMetrics
 from gateway.usage.books import RedisUsageBooks
-from gateway.usage.metrics import UsageMetrics
 
 USED = Counts(1, 100, 20, 30, 4000)
 

@@ -18,8 +18,8 @@ from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant
 from gateway.core.usage import NOTHING, OTHERS, Counts, Row, RowName, day_of
 from gateway.limiter.base import Grant, ReserveRequest
-from gateway.limiter.calls import StoreError
 from gateway.limiter.redis import Correction, RedisLimiter
+from gateway.redis.client import StoreError
 from gateway.usage.books import RedisUsageBooks
 
 LONG_AGO, FAR_AHEAD = date(2000, 1, 1), date(3000, 1, 1)

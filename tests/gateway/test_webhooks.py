@@ -25,14 +25,13 @@ from redis.asyncio import Redis
 
 from gateway.batches.record import Batch, BatchError, NewBatch, Tally, new_batch_id
 from gateway.batches.store import BatchStore
-from gateway.batches.webhooks.delivery import delivering
+from gateway.batches.webhooks.delivery import DAY, Pace, delivering
 from gateway.batches.webhooks.event import Event
 from gateway.batches.webhooks.outbox import Outbox
-from gateway.batches.webhooks.pace import DAY, Pace
 from gateway.config.file import ConfigError
 from gateway.config.webhooks import EVENTS, WebhookConfig
 from gateway.config.whole import parse_config
-from gateway.limiter.calls import RedisCalls
+from gateway.redis.client import RedisCalls
 
 SECRET = f"whsec_{b64encode(bytes(range(32))).decode()}"
 FAST = Pace(poll=0.01, timeout=30.0, lease=60.0, first_retry=0.02, longest_retry=0.05)

@@ -5,8 +5,7 @@ import sys
 
 from redis.asyncio import Redis
 
-from gateway.batches.webhooks.delivery import delivering
-from gateway.batches.webhooks.pace import Pace
+from gateway.batches.webhooks.delivery import Pace, delivering
 from gateway.config.webhooks import WebhookConfig
 
 

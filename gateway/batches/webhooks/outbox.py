@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from gateway.batches.webhooks.event import Event
-from gateway.limiter.calls import RedisCalls, Script
+from gateway.redis.client import RedisCalls, Script
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,59 @@
+"""Estimates when the last line of a batch will have ended, from the other open batches and the pace of batch work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.arrivals import EngineUnavailable
+from engine.client import EngineApi
+from engine.pb import engine_pb2 as pb
+from gateway.batches.record import Batch
+from gateway.batches.service import Batches
+from gateway.core.errors import ApiError
+from gateway.core.eta import OpenJob, Pace, eta_seconds
+from gateway.core.shared_poll import Glance
+
+MOST_OPEN = 256
+"""Maximum number of open batches in an estimate, those with the earliest deadlines."""
+
+
+class Outlook:
+    """Estimates the end of batches. It reads the open batches and the engine's statistics at most once a second."""
+
+    def __init__(self, batches: Batches, engine: EngineApi) -> None:
+        self._batches = batches
+        self._jobs = Glance(self._open_jobs)
+        self._stats = Glance(engine.stats)
+
+    async def eta(self, batch: Batch) -> float | None:
+        """Return the estimated seconds until the batch's last line has ended. None means that the batch runs no lines,
+        or that no estimate is possible; errors count as the latter, so a missing estimate never fails a request."""
+        if batch.status != "in_progress":
+            return None
+        try:
+            now, jobs = await self._jobs.get()
+            pace = pace_of(await self._stats.get())
+        except (ApiError, EngineUnavailable):
+            return None
+        others = [other for other in jobs if other.id != batch.id]
+        return None if pace is None else eta_seconds(_open_job(batch, now), others, pace)
+
+    async def _open_jobs(self) -> tuple[float, Sequence[OpenJob]]:
+        """Return Redis's time and the open jobs."""
+        now, found = await self._batches.open(MOST_OPEN)
+        return now, [_open_job(batch, now) for batch in found]
+
+
+def pace_of(stats: pb.EngineStats) -> Pace | None:
+    """Return the pace of batch work. None means that an operator has stopped the batch lane."""
+    lane = next((lane for lane in stats.lanes if lane.lane == pb.LANE_BATCH), None)
+    if lane is None or lane.mode != pb.LANE_MODE_OPEN:
+        return None
+    return Pace(stats.batch_share, lane.running)
+
+
+def _open_job(batch: Batch, now: float) -> OpenJob:
+    tally = batch.tally
+    ended = tally.completed + tally.failed
+    line_seconds = tally.device_us / 1e6 / ended if ended else None
+    return OpenJob(batch.id, batch.tenant, batch.expires_at - now, batch.total - ended, line_seconds)

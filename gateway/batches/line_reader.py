@@ -1,0 +1,91 @@
+"""Reads the lines of a shard from the input file. Small lines that lie close together are read together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from struct import Struct
+
+from gateway.batches.lease import Lease
+from gateway.files.record import FileRecord
+from gateway.files.service import Files
+from gateway.files.storage import Storage
+
+SMALL_BYTES = 16 * 2**10
+"""Maximum length of lines that are read when the shard begins (2 MiB in total). Others are read when they run."""
+GAP_BYTES = 2**10
+"""Maximum gap between two lines that are read together. Its bytes are read and dropped."""
+SPAN_BYTES = 256 * 2**10
+
+
+class Texts:
+    """The lines of one shard. Every method raises ApiError like `Files`."""
+
+    def __init__(self, files: Files, source: FileRecord) -> None:
+        self._files = files
+        self._source = source
+        self._kept: dict[int, bytes] = {}
+        """Lines that were read ahead, by position."""
+
+    async def read_ahead(self, entries: Iterable[IndexEntry]) -> None:
+        for span in _spans(entries):
+            start, end = span[0].offset, span[-1].offset + span[-1].length
+            text = await self._read(start, end - start)
+            for entry in span:
+                self._kept[entry.position] = text[entry.offset - start : entry.offset - start + entry.length]
+
+    async def get(self, entry: IndexEntry) -> bytes:
+        kept = self._kept.get(entry.position)
+        return await self._read(entry.offset, entry.length) if kept is None else kept
+
+    async def _read(self, start: int, length: int) -> bytes:
+        return b"".join([piece async for piece in self._files.content(self._source, start, length)])
+
+
+def _spans(entries: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
+    """Group the small lines into spans that are worth one read each, in the order of their offsets."""
+    span: list[IndexEntry] = []
+    for entry in sorted((entry for entry in entries if entry.length <= SMALL_BYTES), key=lambda entry: entry.offset):
+        end = entry.offset + entry.length
+        far = span and entry.offset - span[-1].offset - span[-1].length > GAP_BYTES
+        if span and (far or end - span[0].offset > SPAN_BYTES):
+            yield span
+            span = []
+        span.append(entry)
+    if span:
+        yield span
+
+
+RECORD = Struct("<IQI")
+"""Packed format of an entry: number, offset and length of a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    position: int
+    line: int
+    """Number of the line in the input, from 1."""
+    offset: int
+    """Offset of the line in the input, in bytes. `length` is in bytes too and excludes the line's newline."""
+    length: int
+
+
+def packed(lines: Iterable[tuple[int, int, int]]) -> bytes:
+    """Pack a whole index from the numbers, offsets and lengths of lines in the order of positions."""
+    return b"".join(RECORD.pack(*line) for line in lines)
+
+
+async def read_index(storage: Storage, lease: Lease) -> list[IndexEntry]:
+    """Read the index entries of a lease's positions that are not committed yet, in order.
+
+    Raises:
+        ApiError: STORAGE_UNAVAILABLE.
+    """
+    size = lease.last - lease.first
+    if not size:
+        return []
+    name = lease.batch.index_name(lease.batch.index_fence)
+    pieces = storage.read(name, lease.first * RECORD.size, size * RECORD.size)
+    records = RECORD.iter_unpack(b"".join([piece async for piece in pieces]))
+    entries = (IndexEntry(position, *record) for position, record in enumerate(records, lease.first))
+    return [entry for entry in entries if not lease.is_done(entry.position)]

@@ -1,0 +1,126 @@
+"""Assembles the files and batches of one gateway process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
+from typing import get_args
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from redis.asyncio import Redis
+
+from engine.core.types import Lane
+from gateway.accounts.registry import AccountRegistry
+from gateway.batches.dispatcher import Dispatcher
+from gateway.batches.finalize import StraySweeper
+from gateway.batches.gate import Gate
+from gateway.batches.lease import TaskKind
+from gateway.batches.service import Batches
+from gateway.batches.shard import Workshop
+from gateway.batches.store import BatchStore
+from gateway.batches.validation import Validator
+from gateway.batches.webhooks.setup import open_webhooks
+from gateway.config.whole import Config
+from gateway.core.routing import Catalog
+from gateway.core.tenants import Tenant
+from gateway.files.registry import FileRegistry
+from gateway.files.service import FileLimits, Files
+from gateway.files.storage import Storage, open_storage
+from gateway.files.sweeper import Sweeper, sweeping
+from gateway.observe.metrics import Metrics
+from gateway.requests.service import Gateway
+
+
+@asynccontextmanager
+async def open_batches(
+    redis: Redis, data_dir: Path, config: Config, gateway: Gateway, accounts: AccountRegistry, metrics: Metrics
+) -> AsyncIterator[tuple[Files, Batches]]:
+    """Open files and batches. While the context is entered, sweep leftovers and, unless `batches.workers` is off, work
+    on batches and deliver webhook events.
+
+    Raises:
+        ConfigError: the storage or the webhooks need a package that is not installed.
+    """
+    async with AsyncExitStack() as stack:
+        storage = stack.enter_context(closing(open_storage(config.batches.storage, data_dir)))
+        registry, store = FileRegistry(redis, prefix=config.redis.key_prefix), _store(redis, config)
+        files = _files(storage, registry, config)
+        for sweeper in (Sweeper(storage, registry), StraySweeper(storage, store)):
+            await stack.enter_async_context(sweeping(sweeper.sweep))
+        endpoints = config.batches.webhooks if config.batches.workers else {}
+        await stack.enter_async_context(open_webhooks(redis, config.redis.key_prefix, endpoints, metrics))
+        if config.batches.workers:
+            await stack.enter_async_context(working(store, files, gateway, accounts, metrics, config))
+        yield files, Batches(store, files, config.batches.tenant_jobs)
+
+
+def _files(storage: Storage, registry: FileRegistry, config: Config) -> Files:
+    bounds = config.batches
+    return Files(storage, registry, FileLimits(bounds.max_file_bytes, bounds.tenant_bytes, bounds.tenant_files))
+
+
+def _store(redis: Redis, config: Config) -> BatchStore:
+    return BatchStore(
+        redis,
+        lease_seconds=config.batches.lease_s,
+        retention_seconds=config.batches.retention_days * 86_400,
+        prefix=config.redis.key_prefix,
+        told=config.batches.webhooks,
+    )
+
+
+@asynccontextmanager
+async def working(
+    store: BatchStore,
+    files: Files,
+    gateway: Gateway,
+    accounts: AccountRegistry,
+    metrics: Metrics,
+    config: Config,
+) -> AsyncIterator[None]:
+    """Work on batches while the context is entered. A line may be as long as the body of an HTTP request."""
+    gate = Gate(gateway.engine, lambda: gateway.lane_capacity[Lane.BATCH], asyncio.get_running_loop().time)
+    shop = Workshop(store, files, gateway, accounts, gate, metrics.batch_line)
+    bounds = config.batches.max_lines, config.http.max_body_bytes
+    validator = Validator(store, files, _tenants(gateway, accounts), *bounds)
+    owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    async with Dispatcher(shop, validator.run, owner=owner, lease_seconds=config.batches.lease_s) as dispatcher:
+        metrics.register(BatchMetrics(dispatcher, gate))
+        yield
+
+
+def _tenants(gateway: Gateway, accounts: AccountRegistry) -> Callable[[str], tuple[Tenant, Catalog]]:
+    """Return a function that finds a tenant and its models. The function raises ApiError: TENANT_NOT_FOUND."""
+
+    def found(name: str) -> tuple[Tenant, Catalog]:
+        tenant = accounts.tenant(name).tenant
+        assert tenant is not None, "a tenant's record"
+        return tenant, gateway.intake.catalog_for(tenant)
+
+    return found
+
+
+class BatchMetrics(Collector):
+    def __init__(self, dispatcher: Dispatcher, gate: Gate) -> None:
+        self._dispatcher = dispatcher
+        self._gate = gate
+
+    def collect(self) -> Iterable[Metric]:
+        leases = GaugeMetricFamily("loralane_batch_leases", "Batch tasks leased by this process.", labels=["task"])
+        for task in get_args(TaskKind):
+            leases.add_metric([task], self._dispatcher.leases.get(task, 0))
+        backlog, running = self._dispatcher.backlog, self._gate.in_flight
+        yield leases
+        yield GaugeMetricFamily(
+            "loralane_batches_open", "Batches of all tenants that have not ended.", self._dispatcher.open
+        )
+        yield GaugeMetricFamily(
+            "loralane_batch_backlog", "Batch lines that wait in this process for the engine.", backlog
+        )
+        yield GaugeMetricFamily("loralane_batch_lines_running", "Batch lines that the engine is working on.", running)

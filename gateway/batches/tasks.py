@@ -1,0 +1,115 @@
+"""Tasks of a batch that run no lines: validate its input, write its files, sweep its leftovers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from gateway.batches.lease import Lease
+from gateway.batches.marks import marked
+from gateway.batches.quarantine import Quarantine
+from gateway.batches.record import BatchError
+from gateway.batches.store import BatchStore
+from gateway.batches.trial import LOST_CODE, MOST_MARKS
+from gateway.core.errors import ApiError
+from gateway.files.service import Files
+
+log = structlog.get_logger("batches")
+
+
+class Errand:
+    """A `Work` that is completed as a whole or released unchanged.
+
+    A task whose last holder never released it is suspect, because its process may have died of it. It is tried while
+    this process does no other work on batches, with a mark in Redis, and it is given up when it has `MOST_MARKS` marks.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        store: BatchStore,
+        files: Files,
+        quarantine: Quarantine,
+        work: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`work` performs the task. It raises ApiError if the same may succeed later."""
+        self.lease = lease
+        self._store = store
+        self._files = files
+        self._quarantine = quarantine
+        self._work = work
+        self._task = asyncio.create_task(self._do(), name=f"batch-{lease.member}")
+        self.is_lost = False
+
+    async def run(self) -> None:
+        """Perform the task. Raises the exceptions of `work`."""
+        try:
+            await asyncio.wait([self._task])
+        except asyncio.CancelledError:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            raise
+        if not self._task.cancelled():
+            self._task.result()
+        elif not self.is_lost:
+            await self._store.release(self.lease)
+
+    def lose(self) -> None:
+        self.is_lost = True
+        self._task.cancel()
+
+    def end(self) -> None:
+        self._task.cancel()
+
+    def drain(self) -> None:
+        """Stop; another gateway may do the task at once."""
+        self.end()
+
+    async def _do(self) -> None:
+        lease = self.lease
+        if not lease.losses:
+            async with self._quarantine.together():
+                await self._work()
+        else:
+            log.warning("batch_task_on_trial", batch=lease.batch_id, task=lease.member, losses=lease.losses)
+            async with self._quarantine.alone():
+                await self._try()
+
+    async def _try(self) -> None:
+        """Perform the task under a mark, which stays if the process dies or `work` raises anything but ApiError."""
+        async with marked(self._store, self.lease, stays=_is_blamed) as suspicion:
+            if suspicion is None:
+                self.lose()
+            elif suspicion.marks >= MOST_MARKS:
+                await give_up(self._store, self._files, self.lease)
+            else:
+                await self._work()
+
+
+def _is_blamed(error: BaseException) -> bool:
+    """Return whether a failure counts against a task: neither a cancellation nor one that may pass does."""
+    return not isinstance(error, ApiError | asyncio.CancelledError)
+
+
+async def give_up(store: BatchStore, files: Files, lease: Lease) -> None:
+    """End a batch whose task will not be tried again.
+
+    A batch that could not be validated or finalized ends as failed. One that could not be swept has already ended: its
+    objects are left to `gateway.batches.finalize`, which removes them an hour later.
+
+    Raises:
+        ApiError: Redis is away; the batch is unchanged.
+    """
+    log.error("batch_task_given_up", batch=lease.batch_id, task=lease.member, marks=MOST_MARKS)
+    if lease.task == "sweep":
+        await files.unpin(lease.tenant, lease.batch.input_file_id, lease.batch_id)
+        await store.swept(lease)
+        return
+    doing = "checked the input file" if lease.task == "validate" else "put the answers together"
+    message = (
+        f"the process that {doing} ended unexpectedly {MOST_MARKS} times while its gateway did no other work on "
+        "batches, so the batch is given up"
+    )
+    await store.invalid(lease, [BatchError(LOST_CODE, message)])

@@ -1,0 +1,55 @@
+"""Starts what the configuration section `batches.webhooks` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from redis.asyncio import Redis
+
+from gateway.config.file import ConfigError
+from gateway.config.webhooks import WebhookConfig
+from gateway.observe.metrics import Metrics
+
+
+@asynccontextmanager
+async def open_webhooks(
+    client: Redis, prefix: str, endpoints: Mapping[str, WebhookConfig], metrics: Metrics
+) -> AsyncIterator[None]:
+    """Deliver webhook events until the context is left. `prefix` is the prefix of all Redis keys.
+
+    Raises:
+        ConfigError: endpoints are configured, but the extra `webhooks` is not installed.
+    """
+    if not endpoints:
+        metrics.register(WebhookMetrics(()))
+        yield
+        return
+    try:
+        from gateway.batches.webhooks.delivery import delivering
+    except ImportError as error:
+        raise ConfigError("batches.webhooks: needs pip install 'loralane[webhooks]'") from error
+    async with delivering(client, prefix, endpoints, metrics.count_webhook) as couriers:
+        metrics.register(WebhookMetrics(couriers))
+        yield
+
+
+class Holding(Protocol):
+    @property
+    def pending(self) -> int: ...
+
+
+class WebhookMetrics(Collector):
+    """Exports the size of the outbox. All gateways share the outbox, so read one gateway's metric, not their sum."""
+
+    def __init__(self, couriers: Collection[Holding]) -> None:
+        self._couriers = couriers
+
+    def collect(self) -> Iterable[Metric]:
+        pending = sum(courier.pending for courier in self._couriers)
+        yield GaugeMetricFamily(
+            "loralane_webhooks_pending", "Webhook events that have not been delivered yet.", pending
+        )

@@ -1,1 +1,0 @@
-"""Clients through which the commands call a running gateway."""

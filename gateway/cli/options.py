@@ -1,0 +1,85 @@
+"""Options for the gateway's address: one HTTP address for all commands, from which they learn the gRPC port."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.table import Table
+
+from gateway.terminal.output import LOCAL_URL as LOCAL_URL
+from gateway.terminal.output import fail, message_json, no_gateway, print_wide
+from gateway.terminal.tls import TLS_TARGET, chosen_trust
+
+ASK_SECONDS = 10.0
+
+ServerUrl = Annotated[
+    str, typer.Option("--url", envvar="LORALANE_URL", help="Address of the gateway: http://HOST:PORT, or https://.")
+]
+AdminUrl = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        "--target",
+        envvar="LORALANE_URL",
+        help="Address of the gateway: http://HOST:PORT, or https://; HOST:PORT alone is a gRPC port.",
+    ),
+]
+
+
+def grpc_target(url: str) -> str:
+    """Return the gRPC address of the gateway at `url`, as `Trust.channel` takes it. The gateway itself names the port.
+
+    An address without a scheme already is a gRPC address. Ends the command if no gateway answers.
+    """
+    if "://" not in url:
+        return url
+    import httpx
+
+    try:
+        with httpx.Client(timeout=ASK_SECONDS, verify=chosen_trust().context()) as http:
+            answer = http.get(url.rstrip("/") + "/", headers={"accept": "application/json"})
+        grpc = answer.json()["grpc"]
+        host, port = urlsplit(url).hostname or "", int(grpc["port"])
+        scheme = TLS_TARGET if grpc["tls"] else ""
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        fail(no_gateway(url, str(error)))
+    except (ValueError, KeyError, TypeError):
+        fail(f"What answers at {url} is no gateway, or does not serve gRPC; name another with --url or LORALANE_URL.")
+    return f"{scheme}[{host}]:{port}" if ":" in host else f"{scheme}{host}:{port}"
+
+
+console = Console(stderr=True)
+
+DEMO_KEY = "sk-demo-admin"
+
+AdminKey = Annotated[str, typer.Option("--key", envvar="LORALANE_ADMIN_KEY", help="Admin key.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, with the fields of the HTTP API.")]
+
+
+def show_messages(table: Table, messages: Iterable[Message], as_json: bool) -> None:
+    """Print messages as JSON if `as_json`, otherwise `table`, which shows the same."""
+    if as_json:
+        print(json.dumps([message_json(message) for message in messages], indent=2))
+    else:
+        print_wide(table)
+
+
+@contextmanager
+def until_interrupted() -> Iterator[None]:
+    """End the block without an error on Ctrl-C, which is the normal way to stop watching."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+
+
+DEMO_TENANT_KEY = "sk-demo-acme"
+
+UserKey = Annotated[str, typer.Option("--key", envvar="LORALANE_API_KEY", help="API key.")]

@@ -1,1 +1,0 @@
-"""Tables in which the commands show a gateway's answers."""

@@ -1,0 +1,129 @@
+"""Settlements and usage that could not be delivered to Redis: they are kept and sent once Redis answers again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from math import inf
+
+import structlog
+from msgspec import Struct
+
+from gateway.core.usage import NOTHING, Counts
+from gateway.limiter.base import Grant
+from gateway.limiter.usage_spool import UsageSpool
+from gateway.redis.client import RedisCalls, StoreError
+
+log = structlog.get_logger("limiter")
+
+MAX_OWED = 65_536
+RETRY_SECONDS = 1.0
+"""Time between two attempts, if no other call finds out earlier that Redis is back."""
+
+
+class Correction(Struct, frozen=True):
+    """Settlement of a reservation: the requests and tokens that it really used."""
+
+    grant: Grant
+    requests: int
+    tokens: int
+    uncertain: bool = False
+    """True means that it is unknown whether Redis has made the reservation or may still receive it."""
+    counts: Counts = NOTHING
+    """Usage of the request, which is counted if this correction settles it."""
+    made: float = inf
+    """Time of the settlement, in seconds on the limiter's clock."""
+
+
+class Owed:
+    """Queue of settlements, and of usage of requests that were admitted without Redis. Its methods do not raise
+    when Redis is unavailable."""
+
+    def __init__(self, calls: RedisCalls, spool: UsageSpool, send: Callable[[Correction], Awaitable[int]]) -> None:
+        self.spool = spool
+        self.lost_tokens = 0
+        """Tokens that were used and will never be counted."""
+        self._calls = calls
+        self._send = send
+        self._corrections: deque[Correction] = deque()
+        self._delivery: asyncio.Task[None] | None = None
+        self._retrying: asyncio.Task[None] | None = None
+
+    @property
+    def undelivered_tokens(self) -> int:
+        """Tokens that were used and are not known to be counted. Lease renewals may already have counted a part of the
+        tokens of a settlement that waits."""
+        settlements = sum(correction.counts.tokens for correction in self._corrections)
+        return settlements + sum(counts.tokens for _, _, counts in self.spool.rows())
+
+    async def pay(self, correction: Correction) -> None:
+        """Send a correction now, or as soon as Redis answers again."""
+        if not self._calls.allowed():
+            self.add(correction)
+            return
+        with suppress(StoreError):
+            await self._send_or_keep(correction)
+
+    def add(self, correction: Correction) -> None:
+        if len(self._corrections) >= MAX_OWED:
+            self.lose(self._corrections.popleft())
+        self._corrections.append(correction)
+        self._keep_trying()
+
+    def lose(self, correction: Correction) -> None:
+        if not correction.counts:
+            return
+        self.lost_tokens += correction.counts.tokens
+        log.error("usage_lost", lease=correction.grant.lease, counts=correction.counts.words())
+
+    def count(self, grant: Grant) -> None:
+        """Queue the usage of a request that another limiter admitted."""
+        self.spool.add(grant.request, grant.day, grant.request.used())
+        self._keep_trying()
+
+    @property
+    def is_due(self) -> bool:
+        return bool(self._corrections) or not self.spool.is_empty
+
+    def deliver_soon(self) -> None:
+        if self.is_due and (self._delivery is None or self._delivery.done()):
+            self._delivery = asyncio.create_task(self._deliver(), name="limiter-owed")
+
+    async def close(self) -> None:
+        """Send what is left, if Redis answers. Each correction or usage row that is lost is logged."""
+        if self._retrying is not None:
+            self._retrying.cancel()
+            await asyncio.wait([self._retrying])
+        if self._delivery is not None:
+            await self._delivery
+        await self._deliver()
+        for correction in self._corrections:
+            self.lose(correction)
+        self.spool.report_lost()
+
+    async def _send_or_keep(self, correction: Correction) -> None:
+        try:
+            await self._send(correction)
+        except (StoreError, asyncio.CancelledError):
+            self.add(correction)
+            raise
+
+    async def _deliver(self) -> None:
+        """Send everything that waits; stop early if Redis is unavailable again."""
+        with suppress(StoreError):
+            while self._corrections:
+                await self._send_or_keep(self._corrections.popleft())
+            await self.spool.deliver()
+
+    def _keep_trying(self) -> None:
+        """Start a task that retries until everything is delivered, even if no other call reaches Redis meanwhile."""
+        if self.is_due and (self._retrying is None or self._retrying.done()):
+            self._retrying = asyncio.create_task(self._keep_delivering(), name="limiter-retries")
+
+    async def _keep_delivering(self) -> None:
+        while self.is_due:
+            await asyncio.sleep(RETRY_SECONDS)
+            if self._calls.allowed():
+                await self._deliver()

@@ -1,0 +1,136 @@
+"""Usage of requests that were admitted without Redis. It is summed in memory until Redis can count it, exactly once.
+
+Redis counts it both as usage and against the day's token limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from gateway.core.usage import NOTHING, Counts, RowName, day_of
+from gateway.limiter.base import ReserveRequest
+from gateway.redis.client import Argument, RedisCalls, Script
+
+log = structlog.get_logger("limiter.usage")
+
+MAX_ROWS = 10_000
+"""Maximum number of usage rows of one tenant and day."""
+MAX_SPOOLED = 50_000
+"""Maximum number of rows in memory. Beyond it, usage without a row is added to the row `RowName.others`."""
+MAX_BATCH = 1000
+"""Maximum number of rows in one call. The script blocks all other calls to Redis, for some milliseconds."""
+DAY_MS = 86_400_000
+
+Place = tuple[int, RowName]
+"""A day, counted from 1970, and the name of one of its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageTerms:
+    """Keys and script arguments for writing usage. Arguments are in the order in which the scripts read them."""
+
+    calls: RedisCalls
+    retention_days: int
+    max_rows: int = MAX_ROWS
+
+    def key(self, tenant: str, day: int) -> str:
+        return self.calls.key("usage", tenant, day_of(day).isoformat())
+
+    def expires_at(self, day: int) -> int:
+        """Return the Unix time in milliseconds at which the usage of a day expires."""
+        return (day + 1 + self.retention_days) * DAY_MS
+
+    def args(self, request: ReserveRequest, day: int, counts: Counts) -> list[Argument]:
+        row = request.row
+        return [str(row), str(row.others), self.max_rows, self.expires_at(day), counts.words()]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows that are being delivered, unchanged until Redis has counted them. Redis recognizes a repeated batch by its
+    number."""
+
+    number: int = 0
+    rows: Mapping[Place, Counts] = field(default_factory=dict)
+
+
+class UsageSpool:
+    """Usage that waits for delivery. Each batch of a tenant is sent until Redis confirms that it is counted, and only
+    then the next one, so that each batch counts exactly once."""
+
+    def __init__(self, terms: UsageTerms) -> None:
+        self._terms = terms
+        self._name = secrets.token_hex(8)
+        """Random name of this gateway process in Redis."""
+        self._waiting: dict[str, dict[Place, Counts]] = {}
+        """Rows that are not in a batch yet, by tenant."""
+        self._sent: dict[str, Batch] = defaultdict(Batch)
+        self._turn = asyncio.Lock()
+        self._script = Script.load("bucket.lua", "counted.lua", "spool.lua")
+        self._size = 0
+
+    def add(self, request: ReserveRequest, day: int, counts: Counts) -> None:
+        if not counts:
+            return
+        rows = self._waiting.setdefault(request.tenant, {})
+        place = (day, request.row)
+        if place not in rows and self._size >= MAX_SPOOLED:
+            place = (day, request.row.others)
+        self._size += place not in rows
+        rows[place] = rows.get(place, NOTHING) + counts
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._waiting or any(batch.rows for batch in self._sent.values()))
+
+    def rows(self) -> Iterator[tuple[str, Place, Counts]]:
+        """Yield tenant, place and counts of every row that is not known to be counted."""
+        for tenant, batch in self._sent.items():
+            yield from ((tenant, place, counts) for place, counts in batch.rows.items())
+        for tenant, rows in self._waiting.items():
+            yield from ((tenant, place, counts) for place, counts in rows.items())
+
+    async def deliver(self) -> None:
+        """Deliver all rows. Raises StoreError; rows that were not delivered are kept."""
+        async with self._turn:
+            while not self.is_empty:
+                for tenant in {*self._sent, *self._waiting}:
+                    await self._deliver(tenant)
+
+    def report_lost(self) -> None:
+        """Log every row that was not delivered, because the rows are lost when this process ends."""
+        for tenant, (day, name), counts in self.rows():
+            log.error("usage_lost", tenant=tenant, day=day_of(day).isoformat(), row=str(name), counts=counts.words())
+
+    async def _deliver(self, tenant: str) -> None:
+        batch = self._sent[tenant]
+        if not batch.rows:
+            batch.number, batch.rows = batch.number + 1, self._take(tenant)
+        if batch.rows:
+            await self._send(tenant, batch)
+            batch.rows = {}
+
+    def _take(self, tenant: str) -> Mapping[Place, Counts]:
+        rows = self._waiting.pop(tenant, {})
+        taken = {place: rows.pop(place) for place in tuple(rows)[:MAX_BATCH]}
+        self._size -= len(taken)
+        if rows:
+            self._waiting[tenant] = rows
+        return taken
+
+    async def _send(self, tenant: str, batch: Batch) -> None:
+        terms, key = self._terms, self._terms.calls.key
+        keys = [key("spooled", tenant, self._name), key("limits", tenant), key("scopes", tenant)]
+        args: list[Argument] = [batch.number, terms.retention_days * DAY_MS, terms.max_rows]
+        for (day, name), counts in batch.rows.items():
+            scopes = ("tenant", f"key:{name.key}", f"adapter:{name.adapter}")
+            keys += [terms.key(tenant, day)]
+            keys += [key(kind, tenant, scope) for scope in scopes for kind in ("bucket", "running")]
+            args += [str(name), str(name.others), terms.expires_at(day), counts.words(), day, name.key, name.adapter]
+        await terms.calls.run(self._script, keys, args)

@@ -1,0 +1,301 @@
+"""Operators' view and control of lanes and live requests, independent of the protocol.
+
+The data comes from the engine, because the engine knows the requests of all gateway processes that share it and decides
+which ones start. Only the percentiles come from the metrics of this gateway process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from operator import attrgetter
+from typing import Literal
+
+from msgspec import Struct
+
+from engine.arrivals import EngineUnavailable
+from engine.client import EngineApi, LaneRejected
+from engine.core.config import LaneGoals
+from engine.core.types import Lane, LaneMode
+from engine.pb import engine_pb2 as pb
+from engine.wire import lane_mode_from_pb
+from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
+from gateway.core.shared_poll import Glance
+from gateway.observe.history import History
+from gateway.observe.latency import ITL, TTFT, Latency, LatencyWindow, Percentiles
+from gateway.observe.metrics import Promises
+from gateway.observe.recent import RecentRequests
+
+LaneName = Literal["interactive", "batch"]
+LANE_NAMES: Mapping[Lane, LaneName] = {Lane.INTERACTIVE: "interactive", Lane.BATCH: "batch"}
+LANES: Mapping[str, Lane] = {name: lane for lane, name in LANE_NAMES.items()}
+MODES: Mapping[str, LaneMode] = {"pause": LaneMode.PAUSED, "drain": LaneMode.DRAINING, "resume": LaneMode.OPEN}
+UNPROMISED = 0.95
+"""Percentile, as a share from 0 to 1, that charts show for a lane without an attainment goal."""
+MOST_LISTED = 200
+ALL = 2**32 - 1
+SHORTEST_ID = 6
+"""Minimum length of an id's beginning that is accepted in place of the id, if it is unambiguous."""
+
+
+class LaneStatus(Struct, frozen=True):
+    lane: LaneName
+    mode: Literal["open", "paused", "draining"]
+    running: int
+    waiting: int
+    oldest_wait_seconds: float
+    slo_ttft_attainment: float
+    """Share of recent first tokens that came within their goal; 1 if there were none."""
+    slo_itl_attainment: float
+    preemptions: int
+    """Number of preemptions in this lane since the engine started."""
+    device_seconds: float
+    ttft_seconds: Percentiles
+    itl_seconds: Percentiles
+    window_seconds: float
+    """Length of the time window of the percentiles, in seconds."""
+    ttft_goal_seconds: float
+    itl_goal_seconds: float
+    attainment_goal: float
+    """Share of tokens (0 to 1) that the lane promises to deliver within its goals."""
+
+
+class LiveRequest(Struct, frozen=True):
+    id: str
+    request_id: str
+    """Request id of the caller; it need not be unique."""
+    tenant: str
+    key: str
+    """Short id of the API key."""
+    model: str
+    adapter: str
+    """Name of the adapter; empty means the base model."""
+    lane: LaneName
+    state: Literal["queued", "running"]
+    answers: int
+    """Number of answers that are still live; the request may have asked for more."""
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    max_tokens: int
+    preemptions: int
+    age_seconds: float
+    started: float
+    """When the engine received the request, in Unix seconds."""
+
+
+class LiveRequests(Struct, frozen=True):
+    """Live requests of all gateway processes that share the engine."""
+
+    requests: list[LiveRequest]
+    total: int
+    """Number of live answers, listed or not. A request may have several answers."""
+
+
+class EngineStatus(Struct, frozen=True):
+    """State of the engine. Pages are pages of its pool; steps and tokens are totals since the engine started."""
+
+    served_name: str
+    """Name by which callers ask for the base model."""
+    model: str
+    """Folder or file that the engine has loaded."""
+    device: str
+    tokens_per_second: float | None
+    """Generated tokens per second between the last two samples, five seconds apart; None if there are none."""
+    steps: int
+    generated_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    total_pages: int
+    free_pages: int
+    kv_pages: int
+    cached_pages: int
+    adapter_pages: int
+
+
+class Operations:
+    """Shows and controls lanes and live requests. Methods that ask the engine raise ApiError: ENGINE_UNAVAILABLE.
+
+    Answers of the engine are cached for one second and shared by all callers.
+    """
+
+    def __init__(self, engine: EngineApi, latency: LatencyWindow, promises: Promises, served_name: str) -> None:
+        """`promises` holds the lanes' goals, which follow the configuration. `served_name` is the base model's name."""
+        self._engine = engine
+        self._latency = latency
+        self._promises = promises
+        self._served_name = served_name
+        self.history = History()
+        self.recent = RecentRequests()
+        self._stats = Glance(engine.stats)
+        self._lanes = Glance(self._look_at_lanes)
+        self._requests = Glance(lambda: engine.live_requests(MOST_LISTED))
+
+    async def lanes(self) -> list[LaneStatus]:
+        return await self._lanes.get()
+
+    async def set_mode(self, name: str, action: str) -> LaneStatus:
+        """Set the mode of a lane for all gateways, from the engine's next step on. `action` is pause, drain or resume.
+
+        Raises:
+            ApiError: INVALID_REQUEST, there is no such lane or the engine's scheduling policy has no lanes.
+        """
+        if name not in LANES:
+            raise invalid_request(f"lane must be one of {', '.join(LANES)}", "lane")
+        with _engine_answers():
+            try:
+                await self._engine.set_lane(LANES[name], MODES[action])
+            except LaneRejected as error:
+                raise invalid_request(str(error), "lane") from error
+        self.forget()
+        return next(status for status in await self.lanes() if status.lane == name)
+
+    async def requests(self) -> LiveRequests:
+        """Return the running requests, then the waiting ones, from at most MOST_LISTED answers."""
+        with _engine_answers():
+            live = await self._requests.get()
+        return LiveRequests(_grouped(live.requests), live.total)
+
+    async def cancel(self, request_id: str) -> LiveRequest:
+        """Cancel a request of any gateway process, given its id or the beginning of its id; return its last state.
+
+        The request's caller gets 503 `preempted`, marked as not retryable, and is charged for the generated tokens.
+
+        Raises:
+            ApiError: REQUEST_NOT_FOUND, no live request has this id; INVALID_REQUEST, several ids begin like this.
+        """
+        with _engine_answers():
+            live = await self._engine.live_requests(ALL)
+            answers = _found(live.requests, request_id)
+            ended = await self._engine.cancel([answer.request_id for answer in answers])
+        self.forget()
+        if not ended:
+            raise request_not_found(request_id)
+        return _live_request(answers)
+
+    def forget(self) -> None:
+        """Drop cached answers of the engine, so that the next query shows the current state."""
+        for glance in (self._stats, self._lanes, self._requests):
+            glance.forget()
+
+    async def reserved(self) -> Mapping[str, int]:
+        """Return the tokens that live requests have reserved and may still use, by tenant."""
+        with _engine_answers():
+            return (await self._requests.get()).reserved_tokens
+
+    async def engine(self) -> EngineStatus:
+        with _engine_answers():
+            stats = await self._stats.get()
+        info, counted = self._engine.info, EngineStatus.__struct_fields__[4:]
+        figures = {name: getattr(stats, name) for name in counted}
+        rate = self.history.latest("tokens_per_second")
+        return EngineStatus(self._served_name, info.model, info.device, rate, **figures)
+
+    async def tenants(self) -> Mapping[str, tuple[int, int]]:
+        """Return the numbers of running and waiting requests, by tenant."""
+        with _engine_answers():
+            stats = await self._stats.get()
+        found: dict[str, tuple[int, int]] = {}
+        for tenant in stats.tenants:
+            running, waiting = found.get(tenant.tenant, (0, 0))
+            found[tenant.tenant] = running + tenant.running, waiting + tenant.waiting
+        return found
+
+    def latencies_at_goal(self) -> Mapping[str, float | None]:
+        """Return TTFT and ITL of each lane in seconds, by figure, such as `interactive.ttft_at_goal`.
+
+        The percentile is the lane's attainment goal, or `UNPROMISED` for a lane without one. None means that nothing
+        was observed.
+        """
+        latency, goals = self._latency.read(), self._promises.goals
+        return {
+            f"{name}.{kind}_at_goal": latency.at(histogram, lane, goals[lane].attainment or UNPROMISED)
+            for lane, name in LANE_NAMES.items()
+            for kind, histogram in (("ttft", TTFT), ("itl", ITL))
+        }
+
+    async def _look_at_lanes(self) -> list[LaneStatus]:
+        with _engine_answers():
+            stats = await self._stats.get()
+        latency = self._latency.read()
+        goals = self._promises.goals
+        return [_lane_status(lane, latency, goals[Lane(lane.lane)]) for lane in stats.lanes]
+
+
+def request_not_found(request_id: str) -> ApiError:
+    return ApiError(Fault.REQUEST_NOT_FOUND, f"no live request has the id {request_id!r}", "id")
+
+
+@contextmanager
+def _engine_answers() -> Iterator[None]:
+    try:
+        yield
+    except EngineUnavailable as error:
+        raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not available") from error
+
+
+def _lane_status(stats: pb.LaneStats, latency: Latency, goals: LaneGoals) -> LaneStatus:
+    lane = Lane(stats.lane)
+    return LaneStatus(
+        lane=LANE_NAMES[lane],
+        mode=lane_mode_from_pb(stats.mode).value,
+        running=stats.running,
+        waiting=stats.waiting,
+        oldest_wait_seconds=stats.oldest_wait_seconds,
+        slo_ttft_attainment=stats.slo_ttft_attainment,
+        slo_itl_attainment=stats.slo_itl_attainment,
+        preemptions=stats.preemptions,
+        device_seconds=stats.device_seconds,
+        ttft_seconds=latency.get(TTFT, lane),
+        itl_seconds=latency.get(ITL, lane),
+        window_seconds=latency.window_seconds,
+        ttft_goal_seconds=goals.ttft_s,
+        itl_goal_seconds=goals.itl_s,
+        attainment_goal=goals.attainment,
+    )
+
+
+def _grouped(answers: Sequence[pb.LiveRequest]) -> list[LiveRequest]:
+    """Combine the answers of each request; return running requests first, then waiting ones, each oldest first."""
+    by_id = sorted(answers, key=attrgetter("origin.id"))
+    requests = [_live_request(list(group)) for _, group in groupby(by_id, key=attrgetter("origin.id"))]
+    return sorted(requests, key=lambda request: (request.state == "queued", -request.age_seconds))
+
+
+def _live_request(answers: Sequence[pb.LiveRequest]) -> LiveRequest:
+    first = min(answers, key=attrgetter("request_id"))
+    age = max(answer.age_seconds for answer in answers)
+    return LiveRequest(
+        id=first.origin.id,
+        request_id=first.origin.request_id,
+        tenant=first.tenant,
+        key=first.origin.key,
+        model=first.origin.model,
+        adapter=first.origin.adapter,
+        lane=LANE_NAMES[Lane(first.lane)],
+        state="running" if any(answer.running for answer in answers) else "queued",
+        answers=len(answers),
+        prompt_tokens=first.prompt_tokens,
+        cached_tokens=first.cached_tokens,
+        generated_tokens=sum(answer.generated_tokens for answer in answers),
+        max_tokens=sum(answer.max_tokens for answer in answers),
+        preemptions=sum(answer.preemptions for answer in answers),
+        age_seconds=round(age, 3),
+        started=round(time.time() - age, 3),
+    )
+
+
+def _found(answers: Sequence[pb.LiveRequest], request_id: str) -> list[pb.LiveRequest]:
+    ids = {answer.origin.id for answer in answers}
+    if request_id not in ids and len(request_id) >= SHORTEST_ID:
+        ids = {known for known in ids if known.startswith(request_id)}
+    else:
+        ids &= {request_id}
+    found = [answer for answer in answers if answer.origin.id in ids]
+    if not found:
+        raise request_not_found(request_id)
+    if len(ids) > 1:
+        raise invalid_request(f"several live requests have ids that begin with {request_id!r}", "id")
+    return found

@@ -1,0 +1,33 @@
+"""Opens the observers that the configuration section `observability` asks for: traces and the request log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.config.file import ConfigError
+from gateway.config.sections import ObservabilityConfig
+from gateway.observe.request_log import RequestLog
+from gateway.requests.observers import Observer
+
+
+@asynccontextmanager
+async def open_observers(config: ObservabilityConfig) -> AsyncIterator[tuple[Observer, ...]]:
+    """Open the configured observers. Traces come first, because the log includes the id of a trace that begins here.
+
+    Raises:
+        ConfigError: traces are configured, and the extra `otel` is not installed.
+    """
+    log = (RequestLog(),) if config.request_log else ()
+    if not config.traces.endpoint:
+        yield log
+        return
+    try:
+        from gateway.observe.tracing import Tracing, collector  # imported only if traces are configured
+    except ImportError as error:
+        raise ConfigError("observability.traces: needs pip install 'loralane[otel]'") from error
+    tracing = Tracing(collector(config.traces.endpoint), config.traces.ratio)
+    try:
+        yield (tracing, *log)
+    finally:
+        await tracing.close()

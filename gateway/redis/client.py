@@ -1,0 +1,176 @@
+"""Calls to Redis with a bounded duration, whose outcome is reported to a circuit breaker."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Self
+
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
+from redis.exceptions import NoScriptError, RedisError
+
+from gateway.redis.pipeline import Line, loop_timeout
+
+Argument = str | int | bytes
+
+
+PATIENCE = 20
+"""Factor on the usual timeout of a call while Redis is not known to be unavailable: with 50 ms, a second.
+
+A Redis that is slow because the machine is busy is not unavailable, and gateways that limit by themselves admit more:
+beside six busy processes, one round of six admitted twice its limit when every call had 50 ms. A server that is gone
+refuses connections and is noticed at once; one that does not respond costs the running requests this second, once.
+"""
+
+
+class StoreError(Exception):
+    """Redis did not answer in time, answered with an error, or was not asked because the circuit breaker is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script with the SHA-1 digest by which Redis identifies it."""
+
+    text: str
+    sha: str
+
+    @classmethod
+    def load(cls, *names: str, package: str = "gateway.limiter") -> Script:
+        folder = resources.files(package)
+        text = "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+        return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+class RedisCalls:
+    """Calls of one component of the gateway to one Redis server or cluster. Every key begins with `prefix`."""
+
+    def __init__(
+        self,
+        client: Redis | RedisCluster,
+        prefix: str,
+        timeout: float,
+        breaker: Breaker,
+        answered: Callable[[], None],
+        patience: int = PATIENCE,
+    ) -> None:
+        """
+        Args:
+            timeout: seconds for a call that finds out whether Redis is back.
+            answered: called after every call that succeeds.
+            patience: factor on `timeout` while Redis is not known to be unavailable.
+        """
+        self._client: Any = client
+        # A cluster has many connections, and its client knows which one serves a key.
+        self._call = (
+            self._of_cluster if isinstance(client, RedisCluster) else Line(client, timeout, self._patience).call
+        )
+        self._prefix = prefix
+        self._timeout = timeout
+        self._most_patience = patience
+        self._breaker = breaker
+        self._answered = answered
+
+    @classmethod
+    def patient(cls, client: Redis | RedisCluster, prefix: str, timeout: float) -> Self:
+        """Create calls that the breaker never stops, for callers with no substitute for Redis. `timeout`: seconds for a
+        call."""
+        return cls(client, prefix, timeout, Breaker(1, 0.0, time.monotonic), lambda: None, patience=1)
+
+    @property
+    def available(self) -> bool:
+        return not self._breaker.is_open
+
+    def allowed(self) -> bool:
+        """Return whether Redis may be called. Returning True while Redis is unavailable uses up the probe of this
+        cooldown."""
+        return self._breaker.allows()
+
+    def check_allowed(self) -> None:
+        """Raise StoreError unless Redis may be called."""
+        if not self.allowed():
+            raise StoreError("not asked: recent calls failed")
+
+    def key(self, kind: str, tenant: str, member: str = "") -> str:
+        """Return the name of a key. Keys of one tenant share the hash tag {tenant}, and so one slot of a cluster."""
+        key = f"{self._prefix}{kind}:{{{tenant}}}"
+        return f"{key}:{member}" if member else key
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        """Run a script and return its reply. Raises StoreError."""
+        try:
+            try:
+                reply = await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
+            except NoScriptError:
+                reply = await self._call("EVAL", script.text, len(keys), *keys, *args)
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from error
+        self._succeeded()
+        return reply
+
+    async def count(self, kind: str) -> int:
+        """Count the keys of one kind over all tenants. Raises StoreError."""
+        async with self.guard(patience=100) as client:
+            return len([key async for key in client.scan_iter(f"{self._prefix}{kind}:*", count=1000)])
+
+    @asynccontextmanager
+    async def guard(self, patience: int = 1) -> AsyncGenerator[Any, None]:
+        """Yield the client for a body that may take at least `patience` times `timeout`. Raises StoreError if the body
+        fails or takes longer."""
+        try:
+            async with loop_timeout(self._timeout, max(patience, self._patience())):
+                yield self._client
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from error
+        self._succeeded()
+
+    async def _of_cluster(self, *command: Argument) -> Any:
+        async with loop_timeout(self._timeout, self._patience()):
+            return await self._client.execute_command(*command)
+
+    def _patience(self) -> int:
+        return 1 if self._breaker.is_open else self._most_patience
+
+    def _failed(self, error: Exception) -> StoreError:
+        self._breaker.failed(certain=isinstance(error, TimeoutError) and self._patience() > 1)
+        return StoreError(f"{type(error).__name__}: {error}")
+
+    def _succeeded(self) -> None:
+        self._breaker.succeeded()
+        self._answered()
+
+
+class Breaker:
+    """Opens after `threshold` failures in a row; while open, lets one call through every `cooldown` seconds."""
+
+    def __init__(self, threshold: int, cooldown: float, clock: Callable[[], float]) -> None:
+        self._threshold = threshold
+        self._cooldown = cooldown
+        self._clock = clock
+        self._failures = 0
+        self._next_probe = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return self._failures >= self._threshold
+
+    def allows(self) -> bool:
+        """Return whether a call may be made. True while the circuit is open uses up the probe of this cooldown."""
+        if not self.is_open:
+            return True
+        if self._clock() < self._next_probe:
+            return False
+        self._next_probe = self._clock() + self._cooldown
+        return True
+
+    def failed(self, *, certain: bool = False) -> None:
+        """Record a failure. `certain` opens the circuit at once: the call had all the time that it could need."""
+        self._failures = self._threshold if certain else self._failures + 1
+        self._next_probe = self._clock() + self._cooldown
+
+    def succeeded(self) -> None:
+        self._failures = 0

@@ -1,0 +1,301 @@
+"""Resolves, checks and tokenizes a request before tokens are reserved for it: model names, prompts, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from engine.client import EngineApi
+from engine.core.types import AdapterId, Lane, Origin, Request, SamplingParams
+from engine.grammar_check.pool import GrammarPool
+from gateway.adapters.record import AdapterRecord
+from gateway.adapters.registry import AdapterRegistry
+from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable
+from gateway.core.routing import Catalog, ModelQuery, resolve
+from gateway.core.tenants import Tenant
+from gateway.requests.grammars import Constraints
+from gateway.requests.record import RequestRecord
+from gateway.requests.types import Chat, GenerateRequest, PromptInput
+from gateway.text.tokenizer import Tokenizer
+from gateway.text.tools.dialects import Dialect, ToolParserName, choose_dialect
+
+SEED_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model that a caller may name."""
+
+    name: str
+    adapter: AdapterRecord | None = None
+    """Adapter behind the name; None means the base model. For an alias, `name` differs from the adapter's name."""
+
+
+class Job(Struct, frozen=True):
+    """A checked and tokenized request, which only needs a reservation to run."""
+
+    request: GenerateRequest
+    tenant: Tenant
+    adapter: AdapterRecord | None
+    lane: Lane
+    prompts: tuple[tuple[int, ...], ...]
+    params: tuple[SamplingParams, ...]
+    """Sampling parameters of each prompt, with the seed of its first answer."""
+    usual: int = 1
+    """Average number of output tokens of an answer for the same tenant and adapter."""
+
+    @property
+    def version(self) -> AdapterId | None:
+        """Version of the adapter. None means the base model."""
+        return self.adapter.version if self.adapter else None
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.prompts) * self.request.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def says_output(self) -> bool:
+        """Return whether the caller has set a limit on the output."""
+        return self.request.max_tokens is not None or self.request.reserve_tokens > 0
+
+    @property
+    def ends_by_itself(self) -> bool:
+        """Return whether the model decides how long the answers are: EOS ends them, and only the context limits
+        them."""
+        return not self.request.sampling.ignore_eos and all(map(self._has_ceiling, self.params))
+
+    def reserve_tokens(self) -> int:
+        """Return the number of tokens to reserve: every prompt once, and the output of every answer.
+
+        Where the caller set no limit, the reservation assumes `usual` output tokens for each answer, because the rest
+        of a long context would be more than most limits allow. The tokens really used are charged at the end.
+        """
+        if self.says_output:
+            outputs = sum(max(params.max_tokens, self.request.reserve_tokens) for params in self.params)
+        else:
+            outputs = sum(min(params.max_tokens, self.usual) for params in self.params)
+        return self.prompt_tokens + outputs * self.request.n
+
+    def continues(self, prompt_index: int) -> tuple[int, ...]:
+        """Return the prompt ids that an answer's text continues. Empty means that it starts anew, as in a chat."""
+        prompt = self.request.inputs[prompt_index]
+        begins = isinstance(prompt, Chat) and not prompt.options.continue_final_message
+        return () if begins else self.prompts[prompt_index]
+
+    def engine_request(self, record: RequestRecord, index: int, now: float) -> Request:
+        """Build the engine's request for answer `index`, with a unique id.
+
+        `now` is the time of submission, in seconds on the record's clock. The time that has passed since the request
+        arrived is subtracted from the deadline. Only batch requests carry a deadline, which orders batch work; in the
+        interactive lane the TTFT and ITL goals suffice.
+        """
+        prompt_index, number = divmod(index, self.request.n)
+        params = self.params[prompt_index]
+        deadline = self.request.deadline
+        return Request(
+            id=f"{record.id}-{index}",
+            prompt=self.prompts[prompt_index],
+            params=params if not number else params._replace(seed=(params.seed + number) % 2**SEED_BITS),
+            adapter=self.version,
+            lane=self.lane,
+            priority=self.request.priority,
+            tenant=self.tenant.name,
+            weight=self.tenant.weight,
+            deadline=None if deadline is None or self.lane is not Lane.BATCH else deadline - (now - record.started),
+            ttft=self.request.ttft,
+            itl=self.request.itl,
+            origin=self._origin(record),
+            expected_tokens=self._expected_tokens(params),
+            whole=self.request.whole and not self.request.stop,  # a stop string must end the answer at once
+        )
+
+    def _has_ceiling(self, params: SamplingParams) -> bool:
+        """Return whether max_tokens is the rest of the context, because the caller set no limit or a larger one."""
+        asked = self.request.asked_tokens
+        return asked is None or asked > params.max_tokens
+
+    def _expected_tokens(self, params: SamplingParams) -> int | None:
+        if not self._has_ceiling(params):
+            return None
+        return params.max_tokens if params.ignore_eos else min(params.max_tokens, self.usual)
+
+    def _origin(self, record: RequestRecord) -> Origin:
+        adapter, part = record.adapter or "", record.reserved_tokens // self.num_answers
+        return Origin(record.id, record.request_id, record.key_id, record.model, adapter, part)
+
+
+class Intake:
+    """Checks and tokenizes requests for one model, with its names, its tokenizer and its context length."""
+
+    def __init__(
+        self,
+        engine: EngineApi,
+        tokenizer: Tokenizer,
+        adapters: AdapterRegistry,
+        base_names: tuple[str, ...],
+        settings: ServiceSettings,
+        grammars: GrammarPool,
+    ) -> None:
+        """`base_names` are the names of the base model, the canonical one first."""
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._adapters = adapters
+        self._base_names = base_names
+        self._settings = settings
+        self._constraints = Constraints(tokenizer.token_id, grammars)
+
+    @property
+    def dialect(self) -> Dialect | None:
+        """Dialect in which the model writes tool calls. None means that the gateway parses none."""
+        return choose_dialect(self._settings.tool_parser, self._tokenizer.tool_template)
+
+    def models(self, tenant: Tenant) -> list[ModelCard]:
+        """Return the models that a tenant may name: the base model first, then adapters, then aliases."""
+        catalog, records = self._catalog(), self._adapters.records
+        names = [*sorted(records), *sorted(catalog.aliases)]
+        targets = [(name, catalog.aliases.get(name, name)) for name in names]
+        cards = [ModelCard(name, records[target]) for name, target in targets if catalog.permits(tenant, target)]
+        return [ModelCard(self._base_names[0]), *cards]
+
+    def resolve(self, tenant: Tenant, query: ModelQuery) -> AdapterRecord | None:
+        """Return the adapter that a request names. None means the base model.
+
+        Raises:
+            ApiError: MODEL_NOT_FOUND, INVALID_REQUEST.
+        """
+        name = resolve(query, self._catalog(), tenant)
+        return None if name is None else self._adapters.records[name]
+
+    def fingerprint(self, adapter: AdapterRecord | None) -> str:
+        """Return a fingerprint of what may change the answer to a given request: the base model, its numerics and the
+        adapter's version."""
+        info = self._engine.info
+        return _base_print(info.model_hash, info.dtype, info.backend) + (f"_{adapter.version[:10]}" if adapter else "")
+
+    async def encode(self, tenant: Tenant, prompt: PromptInput) -> tuple[int, ...]:
+        """Return a prompt's token ids.
+
+        Raises:
+            ApiError: INVALID_REQUEST, the prompt is empty or has ids that are no tokens of this model.
+        """
+        if isinstance(prompt, Chat):
+            return await self._tokenizer.encode_chat(tenant.name, prompt.messages, prompt.tools, prompt.options)
+        ids = await self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if not ids:
+            raise invalid_request("the prompt is empty", "prompt")
+        self.check_ids(ids, "prompt")
+        return ids
+
+    async def understand(self, tenant: Tenant, request: GenerateRequest, lane: Lane) -> Job:
+        """Check and tokenize a request. The job has the adapter's version at the end of this call, not at its start.
+
+        Raises:
+            ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND,
+                ENGINE_UNAVAILABLE, RATE_LIMIT_EXCEEDED (too many grammars of the tenant wait to be compiled).
+        """
+        adapter = self.resolve(tenant, request.model)
+        self._check(request)
+        request = await self._constraints.settle(tenant.name, request, self.dialect)
+        request = replace(request, reserve_tokens=min(request.reserve_tokens, self._engine.info.max_model_len))
+        prompts = tuple([await self.encode(tenant, prompt) for prompt in request.inputs])
+        pairs = zip(request.inputs, prompts, strict=True)
+        seed = random.getrandbits(SEED_BITS) if request.seed is None else request.seed % 2**SEED_BITS
+        params = tuple(self._fit(request, prompt, len(ids), seed) for prompt, ids in pairs)
+        if not self._engine.ready:
+            await self._wait_for_engine()
+        picked = None if adapter is None else self._adapters.pick(adapter.name)
+        return Job(request, tenant, picked, lane, prompts, params)
+
+    async def _wait_for_engine(self) -> None:
+        """Wait for an engine that is being restarted. Raises ApiError: ENGINE_UNAVAILABLE after `engine_wait`."""
+        try:
+            async with asyncio.timeout(self._settings.engine_wait):
+                await self._engine.wait_ready()
+        except TimeoutError as error:
+            raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine is not ready") from error
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Check that token ids are within the vocabulary. Raises ApiError: INVALID_REQUEST."""
+        vocab_size = self._engine.info.vocab_size
+        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+            raise invalid_request(f"token ids in {param} must be from 0 to {vocab_size - 1}", param)
+
+    def catalog_for(self, tenant: Tenant) -> Catalog:
+        """Return a catalog of only those names that one tenant may use."""
+        catalog = self._catalog()
+        adapters = frozenset(name for name in catalog.adapters if catalog.permits(tenant, name))
+        aliases = {alias: name for alias, name in catalog.aliases.items() if name in adapters}
+        return Catalog(catalog.bases, adapters, aliases)
+
+    def _catalog(self) -> Catalog:
+        adapters = self._adapters
+        return Catalog(self._base_names, adapters.records, adapters.aliases, adapters.tenants)
+
+    def _check(self, request: GenerateRequest) -> None:
+        sampling, settings = request.sampling, self._settings
+        if not request.inputs:
+            raise invalid_request("there is no prompt", "prompt")
+        if len(request.inputs) * request.n > settings.max_choices:
+            raise invalid_request(f"at most {settings.max_choices} answers (prompts x n) a request", "n")
+        if "" in request.stop or sum(map(len, request.stop)) > settings.max_stop_characters:
+            bound = (
+                f"stop strings must not be empty, nor longer than {settings.max_stop_characters} characters together"
+            )
+            raise invalid_request(bound, "stop")
+        for param, ids in (
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+        ):
+            if len(ids) > settings.max_listed_ids:
+                raise invalid_request(f"{param} must have at most {settings.max_listed_ids} token ids", param)
+            self.check_ids(ids, param)
+
+    def _fit(self, request: GenerateRequest, prompt: PromptInput, prompt_tokens: int, seed: int) -> SamplingParams:
+        """Return the sampling parameters of one prompt. As in vLLM, max_tokens is cut to the room in the context."""
+        room = self._engine.info.max_model_len - prompt_tokens
+        asked = request.asked_tokens
+        if room < (asked != 0):
+            param = "messages" if isinstance(prompt, Chat) else "prompt"
+            raise context_length_exceeded(prompt_tokens + 1, self._engine.info.max_model_len, param)
+        max_tokens = room if asked is None else min(room, asked)
+        if request.sampling.min_tokens > max_tokens:
+            raise invalid_request(f"min_tokens must not be above max_tokens ({max_tokens})", "min_tokens")
+        return request.sampling._replace(max_tokens=max_tokens, seed=seed)
+
+
+@lru_cache(maxsize=4)
+def _base_print(model_hash: str, dtype: str, backend: str) -> str:
+    return "fp_" + hashlib.sha256(f"{model_hash} {dtype} {backend}".encode()).hexdigest()[:10]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """Settings of the gateway service. Times are in seconds; None means no limit."""
+
+    max_choices: int = 128
+    """Maximum number of answers of one request: prompts x n."""
+    max_stop_characters: int = 16_384
+    """Maximum total length of a request's stop strings, in characters."""
+    max_listed_ids: int = 1024
+    """Maximum number of token ids in stop_token_ids and in logit_bias each. Every answer sends them to the engine."""
+    request_timeout: float | None = 600.0
+    first_token_timeout: float | None = 120.0
+    """Maximum time to the first token in the interactive lane. In the batch lane, only the limit of the
+    whole request applies."""
+    engine_wait: float = 60.0
+    """Maximum time that a request waits for a new engine process, each time that one ends."""
+    lane_capacity: Mapping[Lane, int] = field(default_factory=dict)
+    """Maximum number of answers in progress, by lane. A lane that is missing has no limit."""
+    tool_parser: ToolParserName = "auto"
+    """Dialect in which the model writes tool calls; `auto` detects it from the chat template."""

@@ -1,0 +1,113 @@
+"""Time limits of requests: until the first token, and until the whole answer."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from engine.core.types import Lane
+from gateway.core.errors import ApiError, Fault, unavailable
+from gateway.requests.admission import ServiceSettings
+
+
+class Timer:
+    """Context manager that cancels its task if no token, or later no whole answer, comes in time.
+
+    If the timer has cancelled the task, leaving it raises ApiError: DEADLINE_EXCEEDED, or the error given to `stop`.
+    """
+
+    def __init__(self, whole: float | None, first_token: float | None, running: set[Timer]) -> None:
+        """Initialize the timer.
+
+        Args:
+            whole, first_token: time limits in seconds from now. None means no limit.
+            running: a set that contains the timer while the timer is entered.
+        """
+        now = asyncio.get_running_loop().time()
+        self._whole = None if whole is None else now + whole
+        self._waiting = True
+        self._running = running
+        self._stopped: ApiError | None = None
+        self._timeout = asyncio.timeout_at(None if first_token is None else now + first_token)
+
+    async def __aenter__(self) -> Timer:
+        await self._timeout.__aenter__()
+        self._running.add(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running.discard(self)
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            raise self._verdict() from late
+
+    def first_token_came(self) -> None:
+        if self._waiting and not self._is_over:
+            self._waiting = False
+            self._timeout.reschedule(self._whole)
+
+    def answered(self) -> None:
+        """Note that the whole answer has come: from now on there is no time limit."""
+        if not self._is_over:
+            self._timeout.reschedule(None)
+
+    def stop(self, error: ApiError) -> None:
+        """Cancel the task now; the timer then raises `error`."""
+        if not self._is_over:
+            self._stopped = error
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    @property
+    def _is_over(self) -> bool:
+        """Return whether the task has been cancelled or is about to be cancelled."""
+        return self._stopped is not None or self._timeout.expired()
+
+    def _verdict(self) -> ApiError:
+        if self._stopped is not None:
+            return self._stopped
+        what = "no token" if self._waiting else "no complete answer"
+        return ApiError(Fault.DEADLINE_EXCEEDED, f"there was {what} before the deadline")
+
+
+class Deadlines:
+    """Keeps the timers of all running requests, so that the gateway can end the requests when it stops."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._settings = settings
+        self._running: set[Timer] = set()
+        self._is_stopping = False
+
+    def start(self, lane: Lane, asked: float | None, *, patient: bool = False) -> Timer:
+        """Return the timer of a request.
+
+        Args:
+            asked: seconds that the caller will wait. None means that the caller sets no deadline.
+            patient: whether `request_timeout` of the settings does not apply.
+
+        Raises:
+            ApiError: DEADLINE_EXCEEDED, the caller's deadline has passed already; ENGINE_UNAVAILABLE after `stop_all`.
+        """
+        if self._is_stopping:
+            raise _stopping()
+        whole = asked if patient else _earliest(asked, self._settings.request_timeout)
+        first_token = self._settings.first_token_timeout if lane is Lane.INTERACTIVE else None
+        if whole is not None and whole <= 0:
+            raise ApiError(Fault.DEADLINE_EXCEEDED, "the deadline had passed before the request began")
+        return Timer(whole, _earliest(whole, first_token), self._running)
+
+    def stop_all(self) -> None:
+        """End every running request, and every later one when it starts, with ENGINE_UNAVAILABLE."""
+        self._is_stopping = True
+        for timer in self._running:
+            timer.stop(_stopping())
+
+
+def _stopping() -> ApiError:
+    return unavailable(Fault.ENGINE_UNAVAILABLE, "the gateway is stopping; try again")
+
+
+def _earliest(*times: float | None) -> float | None:
+    return min((time for time in times if time is not None), default=None)

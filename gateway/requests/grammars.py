@@ -1,0 +1,87 @@
+"""Determines the grammar that answers must follow: the request's own, one for its tool calls, or one for both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from engine.core.grammars import Grammar, GrammarKind
+from engine.grammar_check.job import Reason
+from engine.grammar_check.pool import GrammarPool
+from gateway.core.errors import ApiError, Fault, invalid_request, unavailable, unsupported_parameter
+from gateway.requests.types import Chat, GenerateRequest
+from gateway.text.tools.dialects import Dialect, Frame
+from gateway.text.tools.grammar import TokenOf, arguments_schema, tool_grammar
+
+RETRY_SECONDS = 1.0
+"""Seconds after which a caller whose grammar could not be checked is told to retry."""
+
+
+class Constraints:
+    """Checks the grammars of a request before the gateway reserves tokens for the request."""
+
+    def __init__(self, token_of: TokenOf, pool: GrammarPool) -> None:
+        """`pool` compiles callers' grammars in child processes. The composition root closes the pool."""
+        self._token_of = token_of
+        self._pool = pool
+
+    async def settle(self, tenant: str, request: GenerateRequest, dialect: Dialect | None) -> GenerateRequest:
+        """Return the request with the grammar that its answers follow.
+
+        The engine checks the grammar again with the model's vocabulary. Faults that only the vocabulary reveals are
+        refused there, with the same message.
+
+        Raises:
+            ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER, RATE_LIMIT_EXCEEDED (the tenant has too many grammars
+                waiting), ENGINE_UNAVAILABLE (the grammar could not be checked).
+        """
+        if request.sampling.grammar is not None:
+            await self._check(tenant, request.sampling.grammar, request.grammar_field or "")
+        chat = request.offering
+        if chat is not None and dialect is not None:
+            request = await self._with_calls(tenant, request, chat, dialect.frame)
+        if request.sampling.grammar and request.sampling.ignore_eos:
+            message = f"{request.grammar_field} says where an answer ends: not with ignore_eos"
+            raise invalid_request(message, "ignore_eos")
+        return request
+
+    async def _with_calls(self, tenant: str, request: GenerateRequest, chat: Chat, frame: Frame) -> GenerateRequest:
+        """Add the grammar of tool calls if calls are required, tools are strict or the request has its own grammar."""
+        rule, grammar = chat.rule, request.sampling.grammar
+        answer = None if rule.must_call or grammar is None else _answer_schema(request, frame)
+        if not (rule.must_call or rule.strict or answer):
+            return request
+        for number, tool in enumerate(chat.tools):
+            if not rule.allows(tool["function"]["name"]):
+                continue
+            schema = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(arguments_schema(tool, rule)))
+            await self._check(tenant, schema, f"tools[{number}].function.parameters")
+        grammar = tool_grammar(frame, chat.tools, rule, self._token_of, answer)
+        await self._check(tenant, grammar, "tools")
+        return replace(request, sampling=request.sampling._replace(grammar=grammar), grammar_field="tools")
+
+    async def _check(self, tenant: str, grammar: Grammar, field: str) -> None:
+        verdict = await asyncio.wrap_future(self._pool.submit(tenant, grammar))
+        if verdict.reason is Reason.QUEUE:
+            raise ApiError(Fault.RATE_LIMIT_EXCEEDED, verdict.message, field, RETRY_SECONDS)
+        if verdict.reason is Reason.UNDECIDED:
+            raise unavailable(Fault.ENGINE_UNAVAILABLE, verdict.message, RETRY_SECONDS)
+        if verdict.reason is not None:
+            raise invalid_request(f"{field} cannot be followed: {verdict.message}", field)
+
+
+def _answer_schema(request: GenerateRequest, frame: Frame) -> dict[str, Any]:
+    """Return the schema of an answer that makes no tool call.
+
+    Raises:
+        ApiError: UNSUPPORTED_PARAMETER, the grammar is no JSON schema or the dialect has no mark for tool calls.
+    """
+    grammar, field = request.sampling.grammar, request.grammar_field or ""
+    if grammar is None or grammar.kind is not GrammarKind.JSON_SCHEMA or not frame.mark:
+        raise unsupported_parameter(field, "is not supported together with tools that may be called")
+    schema: dict[str, Any] = msgspec.json.decode(grammar.text)
+    return schema

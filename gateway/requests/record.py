@@ -1,0 +1,216 @@
+"""Record of one request, for usage accounting, metrics, traces and the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from msgspec import Struct, field
+
+from engine.arrivals import CrashesEngines, EngineUnavailable
+from engine.core.types import ErrorCode, FinishReason, Lane, TokenEvent
+from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
+from gateway.core.trace_context import UNKNOWN, Ingress
+from gateway.core.usage import NOTHING, Counts
+from gateway.requests.types import GenerateRequest, Usage
+
+
+class RequestRecord(Struct):
+    """Facts about one request, updated while it runs. Times are in seconds on the gateway's monotonic clock."""
+
+    id: str
+    request_id: str
+    tenant: str
+    key_id: str
+    model: str
+    lane_asked: Lane | None
+    lane: Lane | None  # None means that the request was refused before its lane was known.
+    started: float
+    ingress: Ingress = UNKNOWN
+    trace_id: str = ""
+    """Trace id that the caller sent, or that of the trace that begins at this gateway."""
+    adapter: str | None = None
+    adapter_version: str = ""
+    prompt_tokens: int = 0
+    reserved_tokens: int = 0
+    completion_tokens: int = 0
+    n: int = 1
+    """Number of answers for each prompt."""
+    max_tokens: int = 0
+    """Maximum output tokens of an answer."""
+    lengths: dict[int, int] = field(default_factory=dict)
+    """Output tokens of each answer so far, by the answer's number."""
+    cached: dict[int, int] = field(default_factory=dict)
+    """Tokens of each prompt that were found in the prefix cache, by the prompt's number."""
+    device: dict[int, float] = field(default_factory=dict)
+    """Device time of each answer in seconds, by the answer's number."""
+    reserving: float | None = None
+    """When the limiter was asked for the reservation."""
+    reserved: float | None = None
+    """When the limiter answered."""
+    submitted: float | None = None
+    """When the request was submitted to the engine."""
+    adapter_wait: float = 0.0
+    """Seconds from `submitted` until the adapter was in host memory."""
+    admitted: float | None = None
+    """When the engine began to work on the request, which is long before the first event: that comes at the end of a
+    step."""
+    first_token: float | None = None
+    last_token: float | None = None
+    ended: float | None = None
+    finish: str = ""
+    """How the request ended: stop, length, cancelled or error; empty while the request runs."""
+    status: int = 200
+    """HTTP status of the response, for gRPC too; 499 means that the caller disconnected."""
+    error_code: str = ""
+    error_metadata: Mapping[str, str] = field(default_factory=dict)
+    shadowed: tuple[tuple[str, str], ...] = ()
+    """Limits in shadow mode that would have refused the request, as pairs of scope kind and name."""
+    moves: list[float] = field(default_factory=list)
+    """Seconds that an answer was without an engine process, for each move of an answer to another engine process."""
+    refund: bool = False
+    """True means that the caller is not charged, because the engine failed or refused the request."""
+
+    @property
+    def usage(self) -> Usage:
+        device_us = round(self.device_seconds * 1e6)
+        return Usage(self.prompt_tokens, self.completion_tokens, sum(self.cached.values()), device_us)
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens to charge: 0 before the request is submitted, then the prompt and all generated tokens."""
+        return 0 if self.submitted is None else self.prompt_tokens + self.completion_tokens
+
+    @property
+    def reserve_seconds(self) -> float | None:
+        return _span(self.reserving, self.reserved)
+
+    @property
+    def device_seconds(self) -> float:
+        return sum(self.device.values())
+
+    def counts(self) -> Counts:
+        """Return the usage to count so far: the tokens that are charged, or `NOTHING` if the caller is not charged."""
+        if self.submitted is None or self.refund:
+            return NOTHING
+        used = self.usage
+        return Counts(1, used.prompt, used.cached, used.completion, used.device_us)
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """Seconds from submission until the engine began to work on the request."""
+        return _span(self.submitted, self.admitted)
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        return _span(self.started, self.first_token)
+
+    @property
+    def prefill_seconds(self) -> float | None:
+        """Seconds from when the engine began to work on the request to the first token."""
+        return _span(self.admitted, self.first_token)
+
+    @property
+    def decode_seconds(self) -> float | None:
+        """Seconds from the first token to the last."""
+        return _span(self.first_token, self.last_token)
+
+    @property
+    def inference_seconds(self) -> float | None:
+        """Seconds from when the engine began to work on the request to the last token."""
+        return _span(self.admitted, self.last_token)
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """Mean seconds per output token after the first (TPOT). None means that there are fewer than two tokens."""
+        span = _span(self.first_token, self.last_token)
+        return None if span is None or self.completion_tokens < 2 else span / (self.completion_tokens - 1)
+
+    @property
+    def duration_seconds(self) -> float | None:
+        return _span(self.started, self.ended)
+
+    def note_tokens(self, index: int, count: int) -> None:
+        """Add generated tokens to the count of one answer."""
+        self.completion_tokens += count
+        self.lengths[index] = self.lengths.get(index, 0) + count
+
+    def note_admission(self, event: TokenEvent, now: float) -> None:
+        """Record from the engine's first event when the request was admitted and how long it waited for its adapter."""
+        if self.admitted is None:
+            self.admitted = now if self.submitted is None else min(now, self.submitted + event.wait)
+            self.adapter_wait = event.adapter_wait
+
+    def note_cached(self, prompt: int, tokens: int) -> None:
+        """Record how many tokens of a prompt one answer found cached.
+
+        The least count is kept: it is that of the first answer to run, whose pages the other answers then reuse.
+        """
+        self.cached[prompt] = min(tokens, self.cached.get(prompt, tokens))
+
+    def note_device(self, index: int, seconds: float) -> None:
+        """Record an answer's device time so far. The largest value is kept, because an event that ends an answer early
+        does not report the time."""
+        self.device[index] = max(seconds, self.device.get(index, 0.0))
+
+    def note_move(self, seconds: float) -> None:
+        """Record that an answer moved to another engine process, after so many seconds without one."""
+        self.moves.append(seconds)
+
+    def end(self, finish: str, status: int, error_code: str = "") -> None:
+        self.finish, self.status, self.error_code = finish, status, error_code
+
+
+def _span(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
+
+
+def note(record: RequestRecord, error: BaseException) -> None:
+    """Record how a request failed. An OSError means that the caller's connection is gone: it counts as cancellation."""
+    if isinstance(error, ApiError):
+        record.end("error", error.http_status, error.code or error.fault.name.lower())
+        record.error_metadata = error.metadata
+    elif isinstance(error, asyncio.CancelledError | GeneratorExit | OSError):
+        record.end("cancelled", 499)
+    else:
+        record.end("error", 500, "internal_error")
+
+
+@contextmanager
+def engine_failures(record: RequestRecord) -> Iterator[None]:
+    """Convert the loss of the engine inside the block to an ApiError, and mark the record for a refund.
+
+    Raises:
+        ApiError: ENGINE_UNAVAILABLE, ENGINE_CRASHED.
+    """
+    try:
+        yield
+    except CrashesEngines as error:
+        record.refund = True
+        raise ApiError(Fault.ENGINE_CRASHED, f"{error}; the request is not tried again") from error
+    except EngineUnavailable as error:
+        record.refund = True
+        raise unavailable(Fault.ENGINE_UNAVAILABLE, "the engine stopped; try again") from error
+
+
+def refuse_failed(event: TokenEvent, record: RequestRecord, request: GenerateRequest) -> None:
+    """Raise an ApiError if the event says that the engine refused or aborted the request.
+
+    The error carries the engine's retry delay, if the engine knows one that is long enough.
+    """
+    if event.finish_reason not in (FinishReason.ERROR, FinishReason.ABORT):
+        return
+    cancelled = event.refusal is not None and event.refusal.code is ErrorCode.CANCELLED
+    record.refund = not cancelled  # what an administrator cancels is charged, as when a caller disconnects
+    if event.finish_reason is FinishReason.ABORT:
+        raise unavailable(Fault.PREEMPTED, "the engine gave the request up, as when its adapter is unloaded")
+    if event.refusal is None:
+        raise internal(record.request_id)
+    if event.refusal.code is ErrorCode.INVALID_GRAMMAR:
+        field = request.grammar_field
+        raise invalid_request(f"{field} cannot be followed: {event.refusal.message}", field)
+    fault = Fault[event.refusal.code.name]
+    if fault is Fault.MODEL_NOT_FOUND:
+        raise model_not_found(record.model)
+    raise ApiError(fault, event.refusal.message, retry_after=event.refusal.retry_after)

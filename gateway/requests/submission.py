@@ -1,0 +1,66 @@
+"""Submits a request to the engine once, before or after its reservation is granted, and aborts unfinished answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from engine.arrivals import Arrivals, EventStream
+from engine.client import EngineApi
+from engine.core.types import FinishReason, Request, TokenEvent
+from gateway.requests.admission import Job
+from gateway.requests.record import RequestRecord, engine_failures
+from gateway.requests.resumption import ResumingStream
+
+log = structlog.get_logger("gateway")
+
+
+class Submission:
+    """The engine streams of one request. Close it (`contextlib.aclosing`) to abort answers that have not ended."""
+
+    def __init__(
+        self, engine: EngineApi, job: Job, record: RequestRecord, clock: Callable[[], float], engine_wait: float
+    ) -> None:
+        """`clock` is the record's clock; `engine_wait` is how many seconds the request may be without an engine."""
+        self._engine = engine
+        self._job = job
+        self._record = record
+        self._clock = clock
+        self._engine_wait = engine_wait
+        self._streams: list[EventStream] = []
+
+    def begin(self) -> Sequence[EventStream]:
+        """Submit the request and return one stream for each answer. Further calls return the same streams.
+
+        An answer with max_tokens 0 ends at once and is not sent to the engine.
+
+        Raises:
+            ApiError: ENGINE_UNAVAILABLE.
+        """
+        if not self._streams:
+            now = self._record.submitted = self._clock()
+            with engine_failures(self._record):
+                for index in range(self._job.num_answers):
+                    self._streams.append(self._stream(self._job.engine_request(self._record, index, now)))
+        return self._streams
+
+    def _stream(self, request: Request) -> EventStream:
+        if not request.params.max_tokens:
+            return _nothing(request.id)
+        return ResumingStream(self._engine, request, self._engine_wait, self._note_move)
+
+    def _note_move(self, seconds: float) -> None:
+        self._record.note_move(seconds)
+        log.warning("request_moved", request_id=self._record.request_id, seconds=round(seconds, 3))
+
+    async def aclose(self) -> None:
+        for stream in self._streams:
+            await stream.aclose()
+
+
+def _nothing(request_id: str) -> EventStream:
+    """Return the stream of an answer whose max_tokens is 0: a single event that ends it."""
+    arrivals = Arrivals(lambda: None)
+    arrivals.put(TokenEvent(request_id, finish_reason=FinishReason.LENGTH))
+    return arrivals

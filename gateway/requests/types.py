@@ -1,0 +1,271 @@
+"""Requests, chunks and results of a generation, independent of the protocol. HTTP and gRPC convert to and from them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Literal, NamedTuple, TypeVar
+
+from msgspec import Struct
+
+from engine.core.types import FinishReason, Lane, SamplingParams, TokenEvent, TokenLogprobs
+from gateway.core.lanes import lane_name
+from gateway.core.routing import ModelQuery
+from gateway.core.trace_context import UNKNOWN, Ingress
+from gateway.text.chat_template import DEFAULT_OPTIONS, Message, TemplateOptions, ToolSchema
+from gateway.text.tokenizer import Detokenizer, StopMatcher
+from gateway.text.tools.rule import FREE, ToolRule
+
+
+class Chat(Struct, frozen=True):
+    """Messages for the model's chat template."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSchema, ...] = ()
+    """Tools that the model may call."""
+    rule: ToolRule = FREE
+    options: TemplateOptions = DEFAULT_OPTIONS
+
+
+PromptInput = Chat | str | tuple[int, ...]
+"""A chat, a text to continue, or token ids to continue."""
+
+Finish = Literal["stop", "length"]
+
+
+class GenerateRequest(Struct, frozen=True):
+    """A request of a caller, which may have several prompts. Every prompt is answered `n` times."""
+
+    model: ModelQuery
+    inputs: tuple[PromptInput, ...]
+    request_id: str
+    """Id that the caller or the protocol chose; it need not be unique."""
+    sampling: SamplingParams = SamplingParams()
+    """Sampling parameters. The gateway sets their max_tokens and seed from the fields `max_tokens` and `seed` below."""
+    grammar_field: str | None = None
+    """Name of the request field that the grammar in `sampling` came from, for error messages."""
+    max_tokens: int | None = None
+    """Maximum output tokens of an answer, cut to the room left in the context. 0 generates nothing. None means
+    `default_max_tokens`."""
+    seed: int | None = None
+    """Seed of the random draws; answer i of a prompt uses seed + i. None means a random seed."""
+    default_max_tokens: int | None = None
+    """Maximum output tokens if `max_tokens` is None. None means the rest of the context."""
+    reserve_tokens: int = 0
+    """Minimum output tokens to reserve for each answer, for callers that name a larger limit besides max_tokens."""
+    stop: tuple[str, ...] = ()
+    keep_stop: bool = False
+    """True means that the answer's text includes the stop string or the stop token that ended the answer."""
+    whole: bool = False
+    """The caller does not wait for single tokens: a chunk may hold all tokens that have come."""
+    n: int = 1
+    lane: Lane | None = None
+    """Lane that the caller asks for. None means the tenant's default."""
+    priority: int = 0
+    """Priority within the lane; a lower value is served sooner."""
+    deadline: float | None = None
+    """Seconds that the caller will wait for the whole answer. The gateway's own limit applies if it is shorter, unless
+    `patient` is set."""
+    patient: bool = False
+    """True means that only `deadline` limits the whole answer, even if it is longer than the gateway's own limit."""
+    ttft: float | None = None
+    """TTFT that the request asks for, in seconds. None means the lane's goal."""
+    itl: float | None = None
+    """ITL that the request asks for, in seconds. None means the lane's goal."""
+    ingress: Ingress = UNKNOWN
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """Maximum output tokens of an answer, from the caller or the protocol. None means the rest of the context."""
+        return self.default_max_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def offering(self) -> Chat | None:
+        """First chat of the request that offers tools. None means that no tools are offered."""
+        return next((prompt for prompt in self.inputs if isinstance(prompt, Chat) and prompt.tools), None)
+
+
+class Usage(Struct, frozen=True):
+    """Usage of a request: numbers of tokens, and device time. A prompt counts once, however many answers it gets."""
+
+    prompt: int
+    completion: int
+    cached: int
+    """Prompt tokens that were found in the prefix cache."""
+    device_us: int = 0
+    """Device time of the answers, in microseconds."""
+
+
+class Admitted(Struct, frozen=True):
+    """Data about a request that is known before its first token, for HTTP response headers and initial metadata."""
+
+    id: str
+    """Unique to this generation."""
+    request_id: str
+    created: int
+    """Unix time in seconds."""
+    model: str
+    """Model name as the caller wrote it."""
+    lane: Lane
+    """Lane that serves the request; it may differ from the lane that the caller asked for."""
+    fingerprint: str
+    prompts: tuple[tuple[int, ...], ...]
+    """Token ids of each prompt."""
+    rate_headers: Mapping[str, str]
+
+    def headers(self) -> dict[str, str]:
+        return {**self.rate_headers, "x-loralane-lane": lane_name(self.lane)}
+
+
+class GenerationChunk(NamedTuple):
+    """A part of one answer: the text and tokens of one engine event."""
+
+    answer: int
+    """Number of the answer in its request: prompt number * n + number among the prompt's answers."""
+    text: str = ""
+    """May be empty while a character or a possible stop string is incomplete."""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Log probabilities, one item for each token id; empty if the caller did not ask for them."""
+    silent: bool = False
+    """True means that the last token is a stop token, which counts as a token but has no text."""
+    finish_reason: Finish | None = None
+    """Set on the last chunk of every answer."""
+    usage: Usage | None = None
+    """Usage of the whole request; set on the very last chunk of the request."""
+    more: bool = False
+    """True means that another chunk of this answer is here already, so that both may be written to the caller
+    together."""
+
+
+class Generation(Struct):
+    """An admitted request and its stream of chunks: `async for chunk in generation` works once."""
+
+    admitted: Admitted
+    opening: GenerationChunk | None
+    """First chunk of the stream; None after it has been taken."""
+    rest: AsyncIterator[GenerationChunk]
+
+    def __aiter__(self) -> AsyncIterator[GenerationChunk]:
+        return self
+
+    async def __anext__(self) -> GenerationChunk:
+        if self.opening is None:
+            return await anext(self.rest)
+        opening, self.opening = self.opening, None
+        return opening
+
+
+class Answer:
+    """Turns the engine's events for one answer into chunks: detokenises, matches stop strings, hides the stop token."""
+
+    def __init__(self, index: int, detokenizer: Detokenizer, request: GenerateRequest) -> None:
+        self._index = index
+        self._detokenizer = detokenizer
+        self._keep_stop = request.keep_stop
+        self._matcher = StopMatcher(request.stop, keep=request.keep_stop) if request.stop else None
+        self._min_tokens = request.sampling.min_tokens
+        self._num_tokens = 0
+
+    def absorb(self, event: TokenEvent, more: bool = False) -> GenerationChunk:
+        """Convert an event to a chunk, whose finish_reason is set if a stop string or the event ends the answer.
+
+        `more` says that later events of this answer are here already.
+        """
+        # An engine's STOP means that the last token is an EOS or a stop token: it counts, but usually has no text.
+        silent = event.finish_reason is FinishReason.STOP and not self._keep_stop
+        visible = event.tokens[:-1] if silent else event.tokens
+        text, num_used, stopped = self._push(visible)
+        if stopped:
+            return self._chunk(event, text, num_used, "stop")
+        if event.finish_reason is None:
+            return GenerationChunk(self._index, text, event.tokens, event.logprobs, more=more)
+        tail, stopped = self._match(self._detokenizer.flush())
+        if self._matcher is not None and not stopped:
+            tail += self._matcher.flush()
+        finish: Finish = "stop" if stopped or event.finish_reason is FinishReason.STOP else "length"
+        return self._chunk(event, text + tail, len(event.tokens), finish, silent)
+
+    def _push(self, token_ids: Sequence[int]) -> tuple[str, int, bool]:
+        """Return the text to show, how many of the tokens it took, and whether a stop string ended it."""
+        if self._matcher is None:
+            return self._detokenizer.push(token_ids), len(token_ids), False
+        shown: list[str] = []
+        for count, token_id in enumerate(token_ids, 1):
+            self._num_tokens += 1
+            text, stopped = self._match(self._detokenizer.push((token_id,)))
+            shown.append(text)
+            if stopped:
+                return "".join(shown), count, True
+        return "".join(shown), len(token_ids), False
+
+    def _match(self, text: str) -> tuple[str, bool]:
+        if self._matcher is None or self._num_tokens <= self._min_tokens:
+            return text, False
+        return self._matcher.push(text)
+
+    def _chunk(
+        self, event: TokenEvent, text: str, num_tokens: int, finish: Finish | None, silent: bool = False
+    ) -> GenerationChunk:
+        return GenerationChunk(
+            self._index, text, event.tokens[:num_tokens], event.logprobs[:num_tokens], silent, finish
+        )
+
+
+T = TypeVar("T")
+
+
+def join_answers(chunks: Sequence[GenerationChunk]) -> list[GenerationChunk]:
+    """Join chunks to one for each answer, ordered by the answer's number.
+
+    `chunks` holds all chunks of all answers; those of one answer must be in order.
+    """
+    answers: dict[int, list[GenerationChunk]] = {}
+    for chunk in chunks:
+        answers.setdefault(chunk.answer, []).append(chunk)
+    return [join(answers[index]) for index in sorted(answers)]
+
+
+def join(chunks: Sequence[GenerationChunk]) -> GenerationChunk:
+    """Join all chunks of one answer to one chunk."""
+    return GenerationChunk(
+        answer=chunks[0].answer,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
+        logprobs=tuple(values for chunk in chunks for values in chunk.logprobs),
+        silent=chunks[-1].silent,
+        finish_reason=chunks[-1].finish_reason,
+    )
+
+
+async def merge(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Yield the items of all streams as they come. The first error of any stream ends the merged stream, and closing it
+    closes every stream."""
+    queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
+    pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
+    try:
+        running = len(pumps)
+        while running:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item[0]
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(stream: AsyncGenerator[T, None], queue: asyncio.Queue[tuple[T] | BaseException | None]) -> None:
+    end: BaseException | None = None
+    try:
+        async with aclosing(stream):
+            async for item in stream:
+                queue.put_nowait((item,))
+    except Exception as error:
+        end = error
+    queue.put_nowait(end)

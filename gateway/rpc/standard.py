@@ -1,0 +1,104 @@
+"""The service grpc.health.v1. Services report SERVING while the engine is ready."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import grpc
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+WATCH_SECONDS = 0.25
+"""Polling interval of a Watch call in seconds, and so the maximum delay with which it reports a change."""
+
+
+class EngineHealth(health_pb2_grpc.HealthServicer):
+    """Reports one status for all services, and for the server as a whole under the empty name. The status is computed
+    on each call."""
+
+    def __init__(self, services: tuple[str, ...], ready: Callable[[], bool]) -> None:
+        self._services = ("", *services)
+        self._ready = ready
+        self._stopping = False
+
+    async def Check(  # noqa: N802
+        self, request: HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> HealthCheckResponse:
+        if request.service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+        return HealthCheckResponse(status=self._status(request.service))
+
+    async def List(  # noqa: N802
+        self, request: HealthListRequest, context: grpc.aio.ServicerContext
+    ) -> HealthListResponse:
+        statuses = {service: HealthCheckResponse(status=self._status(service)) for service in self._services}
+        return HealthListResponse(statuses=statuses)
+
+    async def Watch(  # noqa: N802
+        self, request: HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        """Send the status now and whenever it changes. The call ends when the server stops, so that it does not delay
+        the shutdown."""
+        told = None
+        while not self._stopping:
+            status = self._status(request.service)
+            if status != told:
+                await context.write(HealthCheckResponse(status=status))
+                told = status
+            await asyncio.sleep(WATCH_SECONDS)
+        await context.write(HealthCheckResponse(status=self._status(request.service)))
+
+    def stop_serving(self) -> None:
+        """Report NOT_SERVING from now on, permanently, so that clients use other servers."""
+        self._stopping = True
+
+    def _status(self, service: str) -> HealthCheckResponse.ServingStatus:
+        if service not in self._services:
+            return HealthCheckResponse.SERVICE_UNKNOWN
+        serving = self._ready() and not self._stopping
+        return HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
+
+
+OLD_PACKAGE, PACKAGE = "grpc.reflection.v1alpha", "grpc.reflection.v1"
+SERVICE = f"{PACKAGE}.ServerReflection"
+FILE = "grpc/reflection/v1/reflection.proto"
+
+
+def add_reflection(services: Sequence[str], server: grpc.aio.Server) -> None:
+    """Enable reflection on a server for `services`, given by their full names, and for reflection itself."""
+    _describe_v1()
+    names = (*services, reflection.SERVICE_NAME, SERVICE)
+    servicer = reflection.aio.ReflectionServicer(names)
+    reflection.enable_server_reflection(names, server)
+    method = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    handlers = grpc.method_handlers_generic_handler(SERVICE, {"ServerReflectionInfo": method})
+    server.add_generic_rpc_handlers((handlers,))
+
+
+def _describe_v1() -> None:
+    """Add the file descriptor of v1 to the default pool, in which reflection looks up what clients ask for."""
+    pool = descriptor_pool.Default()
+    try:
+        pool.FindFileByName(FILE)
+        return
+    except KeyError:
+        pass
+    text = reflection_pb2.DESCRIPTOR.serialized_pb
+    file = FileDescriptorProto.FromString(text)
+    file.name, file.package = FILE, PACKAGE
+    file.ClearField("options")  # the options name packages of generated code
+    for message in file.message_type:
+        for field in (field for field in message.field if field.type_name):
+            field.type_name = field.type_name.replace(f".{OLD_PACKAGE}.", f".{PACKAGE}.")
+    for method in (method for service in file.service for method in service.method):
+        method.input_type = method.input_type.replace(f".{OLD_PACKAGE}.", f".{PACKAGE}.")
+        method.output_type = method.output_type.replace(f".{OLD_PACKAGE}.", f".{PACKAGE}.")
+    pool.AddSerializedFile(file.SerializeToString())

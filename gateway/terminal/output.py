@@ -1,0 +1,112 @@
+"""Output of commands: files, which are checked before the work that fills them begins, tables, and error messages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import typer
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from engine.core.counts import parse_count
+
+LOCAL_URL = "http://127.0.0.1:8000"
+"""Default address of the gateway that commands connect to."""
+WIDEST = 10_000
+"""Width in columns that is more than any table needs."""
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Check that a file could be written at `path` now. Raises ValueError, with a message that names the option."""
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} {path}: there is no folder {path.parent}")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{option} {path}: this file cannot be written")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Write a file atomically: it appears at `path`, complete and synced to disk, when the block ends without an error.
+
+    Otherwise the file that was at `path` before stays.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def print_wide(table: Table) -> None:
+    """Print a table at the width it needs: the terminal wraps long lines, and narrower cells would be unreadable."""
+    console = Console()
+    needed = console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
+    Console(width=max(console.width, needed)).print(table)
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """Return the fields of a message by name, as JSON values. An absent optional field is None."""
+    return {field.name: _plain(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _plain(message: Message, field: Any) -> Any:
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        return [message_json(item) if field.message_type else item for item in value]
+    return message_json(value) if field.message_type else value
+
+
+def no_gateway(url: str, reason: str = "") -> str:
+    """Return the error message of a command that cannot reach a gateway.
+
+    `reason` is the message of the HTTP or gRPC library, which is left out if the connection was refused.
+    """
+    found = f"No gateway answers at {url}"
+    found += f" ({reason})" if reason and "refused" not in reason.lower() else ""
+    return f"{found}. Start one with `loralane serve`, or name another with --url or LORALANE_URL."
+
+
+def complain(message: str) -> None:
+    """Print an error message to standard error."""
+    Console(stderr=True).print(f"[red]error:[/red] {escape(message)}", highlight=False)
+
+
+def fail(message: str) -> NoReturn:
+    """Print an error message and end the command with status 1."""
+    complain(message)
+    raise typer.Exit(1)
+
+
+def count(least: int | None = None, most: int | None = None) -> Callable[[str | int], int]:
+    """Return a parser for an option with the given bounds. None means no bound.
+
+    The help text shows the name of the returned function as the type of the value.
+    """
+
+    def integer(value: str | int) -> int:
+        number = _parsed(value) if isinstance(value, str) else value  # a default is a number already
+        if (least is not None and number < least) or (most is not None and number > most):
+            bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise typer.BadParameter(f"it must be {bounds}, not {number}")
+        return number
+
+    return integer
+
+
+def _parsed(text: str) -> int:
+    try:
+        return -parse_count(text[1:]) if text.startswith("-") else parse_count(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error

@@ -1,0 +1,1 @@
+"""Text and token ids: the tokenizer, chat templates and the tool calls of models."""

@@ -1,0 +1,319 @@
+"""Converts text to token ids and back. The engine handles only ids, so all text processing happens in the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+from gateway.core.errors import unsupported_parameter
+from gateway.text.chat_template import (
+    DEFAULT_OPTIONS,
+    Message,
+    TemplateOptions,
+    ToolSchema,
+    check_template,
+    read_template,
+    render,
+)
+from gateway.text.encode_cache import Pieces
+
+THREAD_CHARACTERS = 20_000
+"""Maximum characters encoded on the event loop; longer texts are encoded in a thread so that streams go on."""
+
+PRIME_TOKENS = 8
+"""Number of last prompt tokens that a detokenizer reads: enough to know whether a word continues or begins."""
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Tokenizer:
+    """The tokenizer and chat template of a prepared model folder. Safe to share between tasks of one event loop."""
+
+    def __init__(self, hf_tokenizer: Any) -> None:
+        """`hf_tokenizer` is a fast tokenizer of the transformers library."""
+        self._template = hf_tokenizer
+        self._backend = hf_tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._special = frozenset(hf_tokenizer.all_special_ids)
+        self._pieces = Pieces(self._backend, _marks(hf_tokenizer))
+        self._byte_level = "ByteLevel" in repr(self._backend.decoder)
+
+    @classmethod
+    def load(cls, folder: Path, chat_template: Path | None = None) -> Tokenizer:
+        """Load the tokenizer of a model folder.
+
+        Args:
+            folder: the prepared model.
+            chat_template: a file that replaces the model's own chat template; None means that the model's own is used.
+
+        Raises:
+            OSError: the folder has no tokenizer, or the template's file cannot be read.
+            ValueError: the tokenizer or the template cannot be used.
+        """
+        from transformers import AutoTokenizer  # Imported here: it takes a hundred megabytes of memory.
+
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, use_fast=True)
+        if chat_template is not None:
+            tokenizer.chat_template = read_template(chat_template)
+            check_template(tokenizer, chat_template)
+        return cls(tokenizer)
+
+    async def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """Return the token ids of a text. `special` adds the special tokens that the model expects, such as BOS."""
+        [ids] = await self._encode_all((text,), special)
+        return ids
+
+    @property
+    def tool_template(self) -> str:
+        """Chat template for requests with tools. Empty means that there is none or that it does not support tools."""
+        try:
+            template = self._template.get_chat_template(tools=[{}])
+        except ValueError:
+            return ""
+        return str(template) if "tools" in template else ""
+
+    async def encode_chat(
+        self,
+        realm: str,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+        options: TemplateOptions = DEFAULT_OPTIONS,
+    ) -> tuple[int, ...]:
+        """Return the token ids of a chat, up to where the answer begins. `realm` is the tenant, as in `Pieces`.
+
+        Raises:
+            ApiError: INVALID_REQUEST, the template refuses these messages or there is none; UNSUPPORTED_PARAMETER, the
+                template does not support tools.
+        """
+        pieces = self._pieces.cut(self.render_chat(messages, tools, options))
+        known = {piece: self._pieces.ids(realm, piece) for piece in pieces}
+        new = [piece for piece, ids in known.items() if ids is None]
+        for piece, ids in zip(new, await self._encode_all(new, special=False), strict=True):
+            known[piece] = self._pieces.remember(realm, piece, ids)
+        return tuple(chain.from_iterable(known[piece] or () for piece in pieces))
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+        options: TemplateOptions = DEFAULT_OPTIONS,
+    ) -> str:
+        """Return the text of a chat. Raises ApiError: INVALID_REQUEST, UNSUPPORTED_PARAMETER."""
+        self._check_tools(messages, tools)
+        return render(self._template, messages, tools, options)
+
+    def _check_tools(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
+        """Raise ApiError if the chat uses tools but the template does not support them and would silently drop them."""
+        param = "tools" if tools else "messages" if any(map(_is_about_tools, messages)) else ""
+        if param and not self.tool_template:
+            raise unsupported_parameter(param, "cannot be used: the chat template of this model knows no tools")
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special))
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of a single token, special tokens included. Incomplete UTF-8 becomes U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the exact bytes that a token stands for. An id beyond the vocabulary has no bytes."""
+        piece = self._backend.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if token_id in self._special:
+            return str(piece).encode()
+        return _byte_level_bytes(piece) if self._byte_level else _piece_bytes(piece)
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of the single token that equals a text. None means that the vocabulary has no such token."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id
+
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token is a special token, which is not part of an answer's text."""
+        return token_id in self._special
+
+    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+        """Return a detokenizer for one answer.
+
+        `prompt` holds the ids that the generated text continues; it is empty if the text starts anew, as in a chat.
+        """
+        return Detokenizer(self._backend, prompt, at_once=self._byte_level and not prompt)
+
+    async def _encode_all(self, texts: Sequence[str], special: bool) -> list[tuple[int, ...]]:
+        if sum(map(len, texts)) <= THREAD_CHARACTERS:
+            return [self._encode(text, special) for text in texts]
+        return await asyncio.to_thread(lambda: [self._encode(text, special) for text in texts])
+
+    def _encode(self, text: str, special: bool) -> tuple[int, ...]:
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=special)  # fast: without offsets
+        return tuple(encoding.ids)
+
+
+class Detokenizer:
+    """Converts the token ids of one answer to text incrementally. It never emits part of a character, and it skips
+    special tokens."""
+
+    def __init__(self, backend: Any, prompt: Sequence[int] = (), *, at_once: bool = False) -> None:
+        """`at_once` says that tokens that are pushed together may be decoded together with the same result, which holds
+        for byte-level tokens if the prompt has not left a character unfinished."""
+        self._backend = backend
+        self._at_once = at_once
+        self._pending: list[int] = []
+        self._stream = self._open(prompt[-PRIME_TOKENS:])
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        if self._at_once:
+            return self._step(list(token_ids))
+        return "".join(self._step([token_id]) for token_id in token_ids)
+
+    def flush(self) -> str:
+        """Return the rest of the text after the last token: the bytes of an unfinished character become U+FFFD."""
+        pending, self._pending = self._pending, []
+        return self._decode(pending)
+
+    def _step(self, token_ids: list[int]) -> str:
+        self._pending += token_ids
+        try:
+            text = self._stream.step(self._backend, token_ids)
+        except Exception as error:  # the library raises nothing more specific
+            if "Invalid prefix" not in str(error):
+                raise
+            # If a byte makes a run of bytes invalid, byte-fallback decoders turn the whole run into U+FFFD, including
+            # text that was emitted already. The emitted text stays as it is; a new stream continues after it.
+            self._stream = self._open(token_ids)
+            return self.flush()
+        if text:
+            self._pending.clear()
+        return text or ""
+
+    def _open(self, prime: Sequence[int]) -> DecodeStream:
+        """Return a stream primed with the preceding tokens, which completes a character that they left unfinished."""
+        complete = len(prime)
+        while complete and self._decode(prime[:complete]).endswith(REPLACEMENT):
+            complete -= 1
+        # A stream primed with an unfinished character would emit all of its prime along with the first token.
+        stream = DecodeStream(ids=list(prime[:complete]), skip_special_tokens=True)
+        for token_id in prime[complete:]:
+            stream.step(self._backend, token_id)
+        return stream
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+
+class StopMatcher:
+    """Finds the first occurrence of any stop string in a text that comes in pieces (Aho and Corasick, 1975).
+
+    The depth of the automaton's state is the length of the longest suffix that may still become a stop string, which is
+    exactly what must be held back. The work is linear in the length of the text, for any number of stop strings.
+    """
+
+    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+        """Initialize the matcher.
+
+        Args:
+            stops: the stop strings, none of them empty.
+            keep: whether the shown text includes the stop string that ends it.
+        """
+        self._keep = keep
+        self._next: list[dict[str, int]] = [{}]
+        self._fail = [0]
+        self._depth = [0]
+        self._match = [0]
+        """Length of the longest stop string that ends in each state; 0 means that none does."""
+        for stop in stops:
+            self._insert(stop)
+        self._link()
+        self._state = 0
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Return the text that is safe to show, and whether a stop string was found, which ends the text."""
+        known = self._held + text
+        for position in range(len(self._held), len(known)):
+            self._state = self._step(self._state, known[position])
+            if self._match[self._state]:
+                self._held = ""
+                hidden = 0 if self._keep else self._match[self._state]
+                return known[: position + 1 - hidden], True
+        safe = len(known) - self._depth[self._state]
+        self._held = known[safe:]
+        return known[:safe], False
+
+    def flush(self) -> str:
+        """Return the text that was held back, after the last piece."""
+        held, self._held, self._state = self._held, "", 0
+        return held
+
+    def _insert(self, stop: str) -> None:
+        state = 0
+        for character in stop:
+            if character not in self._next[state]:
+                self._next[state][character] = len(self._next)
+                self._next.append({})
+                self._fail.append(0)
+                self._depth.append(self._depth[state] + 1)
+                self._match.append(0)
+            state = self._next[state][character]
+        self._match[state] = len(stop)
+
+    def _link(self) -> None:
+        """Compute, breadth first, the state in which to continue when a character does not match."""
+        queue = list(self._next[0].values())
+        for state in queue:
+            for character, child in self._next[state].items():
+                self._fail[child] = self._step(self._fail[state], character)
+                self._match[child] = self._match[child] or self._match[self._fail[child]]
+                queue.append(child)
+
+    def _step(self, state: int, character: str) -> int:
+        while state and character not in self._next[state]:
+            state = self._fail[state]
+        return self._next[state].get(character, 0)
+
+
+def _marks(hf_tokenizer: Any) -> list[str]:
+    """Return the special tokens that the chat template writes, literally or by their names.
+
+    The list is empty if the tokenizer encodes special tokens as plain text.
+    """
+    if hf_tokenizer.backend_tokenizer.encode_special_tokens:
+        return []
+    named = {hf_tokenizer.bos_token, hf_tokenizer.eos_token}
+    written = str(hf_tokenizer.chat_template)  # may be a mapping of several templates by name
+    return [token for token in hf_tokenizer.all_special_tokens if token in named or token in written]
+
+
+def _is_about_tools(message: Message) -> bool:
+    return message["role"] == "tool" or "tool_calls" in message
+
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte of each printable character by which byte-level BPE (GPT-2) represents the 256 bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    return b"".join(bytes([_BYTE_OF[c]]) if c in _BYTE_OF else c.encode() for c in piece)
+
+
+def _piece_bytes(piece: str) -> bytes:
+    """Return the bytes of a SentencePiece token: one byte as <0xAB>, or text in which U+2581 stands for a space."""
+    match = _BYTE_PIECE.fullmatch(piece)
+    return bytes([int(match[1], 16)]) if match else piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()

@@ -1,0 +1,101 @@
+"""Incremental parser of one tool call: a JSON object with the name and the arguments, which arrives in pieces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gateway.text.tools.members import ObjectReader, Piece
+
+ARGUMENTS = ("arguments", "parameters")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A part of a tool call. The first part has the name; the arguments of all parts, joined, are a JSON text."""
+
+    index: int
+    """Number of the tool call in its answer, from 0."""
+    name: str = ""
+    arguments: str = ""
+
+
+class CallReader:
+    """Parses one tool call. It reports nothing before the tool's name is known, for any order of the members."""
+
+    def __init__(self, index: int, names: Collection[str] | None = None) -> None:
+        """`names` are the tools' names; an object with another name is no tool call. None allows every name."""
+        self._object = ObjectReader()
+        self.index = index
+        self._names = names
+        self._name: list[str] = []
+        self._key = ""
+        """Key of the member that holds the arguments; empty until it has come."""
+        self._quoted = False
+        """True means that the arguments are written as a JSON string, whose content is then reported."""
+        self._untold: list[str] = []
+        self._refused = False
+        self.begun = False
+        """True means that the tool's name is known and has been reported."""
+
+    @property
+    def ended(self) -> bool:
+        return self._object.ended
+
+    @property
+    def broken(self) -> bool:
+        """Return whether the text is no tool call or, if the call has `begun`, not a complete one."""
+        return self._refused or self._object.broken or (self.ended and not self.begun)
+
+    def push(self, text: str) -> tuple[list[Call], int]:
+        """Return new parts of the call, and how many characters were consumed: all, unless it has `ended` or is
+        `broken`."""
+        pieces, used = self._object.push(text)
+        news = [call for piece in pieces for call in self._member(piece)]
+        if self.ended and self.begun and not self._key:
+            news.append(Call(self.index, arguments="{}"))
+        return news, used
+
+    def _member(self, piece: Piece) -> list[Call]:
+        if piece.key == "name" and not self.begun:
+            return self._named(piece)
+        return self._argued(piece) if piece.key in ARGUMENTS else []
+
+    def _named(self, piece: Piece) -> list[Call]:
+        self._name.append(piece.text)
+        if not piece.last:
+            return []
+        name = _said("".join(self._name))
+        self._refused = not name or (self._names is not None and name not in self._names)
+        if self._refused:
+            return []
+        self.begun = True
+        return [Call(self.index, name), *self._tell()]
+
+    def _argued(self, piece: Piece) -> list[Call]:
+        if not self._key:
+            self._key, self._quoted = piece.key, piece.text.startswith('"')
+        if piece.key != self._key:
+            return []
+        self._untold.append(piece.text)
+        return self._tell() if self.begun and (piece.last or not self._quoted) else []
+
+    def _tell(self) -> list[Call]:
+        text = "".join(self._untold)
+        self._untold.clear()
+        if not text:
+            return []
+        return [Call(self.index, arguments=_said(text) if self._quoted else text)]
+
+
+def _said(written: str) -> str:
+    """Return the content of a JSON string, or an empty string if the text is not one.
+
+    An unpaired surrogate, which JSON can express, is replaced because it is no character.
+    """
+    try:
+        text = json.loads(written)
+    except ValueError:
+        return ""
+    return text.encode("utf-8", "replace").decode() if isinstance(text, str) else ""

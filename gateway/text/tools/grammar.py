@@ -1,0 +1,89 @@
+"""Builds grammars, in Lark notation, that restrict the tool calls in answers to the format of a dialect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine.core.grammars import Grammar, GrammarKind
+from engine.grammar_source import inline_schema
+from gateway.text.tokenizer import ToolSchema
+from gateway.text.tools.dialects import Frame
+from gateway.text.tools.rule import ToolRule
+
+Json = dict[str, Any]
+
+TokenOf = Callable[[str], int | None]
+"""Function that returns the id of the single token that a text is; None means that there is no such token."""
+
+ANY_OBJECT: Json = {"type": "object"}
+ANY_TEXT = r"/(.|\n)*/"
+NO_OBJECT = r"/\s*([^\s{](.|\n)*)?/"
+"""Text that is not parsed as a tool call, because it does not begin with a JSON object."""
+
+
+def arguments_schema(tool: ToolSchema, rule: ToolRule) -> Json:
+    """Return the JSON schema that the arguments of a tool call must follow."""
+    function = tool["function"]
+    return {**ANY_OBJECT, **function["parameters"]} if rule.binds(function["name"]) else ANY_OBJECT
+
+
+def tool_grammar(
+    frame: Frame, tools: Sequence[ToolSchema], rule: ToolRule, token_of: TokenOf, answer: Json | None = None
+) -> Grammar:
+    """Build the grammar of answers that may or must call tools.
+
+    Args:
+        frame: format of a tool call; it must have a mark if there is an `answer`.
+        answer: the schema of an answer that makes no tool call. None means that such an answer may be any text.
+    """
+    callable_tools = [tool for tool in tools if rule.allows(tool["function"]["name"])]
+    lines = ["%llguidance {}", *_start(frame, rule, token_of, answer)]
+    options = [f"tool_{number}" for number in range(len(callable_tools))]
+    parts = [_text(frame.padding), f"({' | '.join(options)})", _text(frame.padding), _mark(frame.end, token_of)]
+    lines.append("body: " + " ".join(filter(None, parts)))
+    lines += [f"{option}: {_call(frame, tool, rule)}" for option, tool in zip(options, callable_tools, strict=True)]
+    return Grammar(GrammarKind.CONTEXT_FREE, "\n".join(lines) + "\n")
+
+
+def _start(frame: Frame, rule: ToolRule, token_of: TokenOf, answer: Json | None) -> list[str]:
+    calls = f"call ({_text(frame.separator)} call)*" if rule.several else "call"
+    lines = [f"call: {_mark(frame.mark, token_of)} body"]
+    if rule.must_call:
+        return [f"start: {calls}", *lines]
+    if answer is not None:
+        return [f"start: {calls} | answer", *lines, f"answer: {inline_schema(answer)}"]
+    if not frame.mark:
+        return [f"start: {calls} | TEXT", *lines, f"TEXT: {NO_OBJECT}"]
+    return _among_text(frame, rule, token_of)
+
+
+def _among_text(frame: Frame, rule: ToolRule, token_of: TokenOf) -> list[str]:
+    """Return the rules for tool calls among free text, which ends at a mark.
+
+    Both forms of the mark are accepted: a model that has a token for it can still spell it out with other tokens.
+    """
+    token = token_of(frame.mark)
+    marked = "spelled" if token is None else f"(spelled | TEXT <[{token}]>)"
+    return [
+        "start: call* TEXT" if rule.several else "start: call | TEXT",
+        f"call: {marked} body",
+        f"spelled[lazy]: TEXT {_text(frame.mark)}",
+        f"TEXT: {ANY_TEXT}",
+    ]
+
+
+def _call(frame: Frame, tool: ToolSchema, rule: ToolRule) -> str:
+    head = f'{{"name": {json.dumps(tool["function"]["name"])}, "{frame.key}": '
+    return f"{_text(head)} {inline_schema(arguments_schema(tool, rule))} {_text('}')}"
+
+
+def _mark(mark: str, token_of: TokenOf) -> str:
+    """Return the grammar term for a mark: the model's token for it if there is one, else its text."""
+    token = token_of(mark)
+    return _text(mark) if token is None else f"<[{token}]>"
+
+
+def _text(text: str) -> str:
+    return json.dumps(text) if text else ""

@@ -1,0 +1,73 @@
+"""Separates tool calls from text in an answer that comes in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gateway.text.tools.calls import Call, CallReader
+from gateway.text.tools.dialects import Dialect
+
+Part = str | Call
+
+
+class ToolParser:
+    """Parses one answer. White space around tool calls is dropped; what only looked like a tool call becomes text."""
+
+    def __init__(self, dialect: Dialect, names: Collection[str]) -> None:
+        """`names` are the names of the tools."""
+        self._dialect = dialect
+        self._names = None if dialect.any_name else names
+        self._held = ""
+        """Text that may turn out to begin a tool call, or the tool call so far while it may turn out to be text."""
+        self._reader: CallReader | None = None
+        self._spoken = False
+        self._after_call = False
+        self.num_calls = 0
+
+    def push(self, text: str) -> list[Part]:
+        parts: list[Part] = []
+        while text:
+            text = self._call(text, parts, self._reader) if self._reader else self._prose(text, parts)
+        return parts
+
+    def flush(self) -> list[Part]:
+        """Return the parts that were held back, after the last piece of text."""
+        parts: list[Part] = []
+        text, self._held = self._held, ""
+        if not (self._after_call and self._dialect.frame.end.startswith(text.strip())):  # else a cut-off end mark
+            self._say(text, parts)
+        return parts
+
+    def _prose(self, text: str, parts: list[Part]) -> str:
+        """Parse text outside a tool call. Return the rest from where a call's object begins, or an empty string."""
+        known, self._held = self._held + text, ""
+        split = self._dialect.split(known, called=self.num_calls > 0, spoken=self._spoken)
+        self._say(split.text, parts)
+        if split.opening is None:
+            self._held = split.rest
+            return ""
+        self._held, self._reader = split.opening, CallReader(self.num_calls, self._names)
+        return split.rest
+
+    def _call(self, text: str, parts: list[Part], reader: CallReader) -> str:
+        """Parse text of a tool call. Return the text after the call, or from where it is not a valid call."""
+        news, used = reader.push(text)
+        parts += news
+        self.num_calls = reader.index + reader.begun
+        self._held = "" if reader.begun else self._held + text[:used]
+        if reader.ended or reader.broken:
+            self._end(parts, reader)
+        return text[used:]
+
+    def _end(self, parts: list[Part], reader: CallReader) -> None:
+        self._reader = None
+        self._after_call = self._after_call or reader.begun
+        if not reader.begun:
+            self._say(self._held, parts)
+            self._held = ""
+
+    def _say(self, text: str, parts: list[Part]) -> None:
+        text = text.lstrip() if self._after_call else text
+        if text:
+            self._spoken, self._after_call = True, False
+            parts.append(text)

@@ -27,7 +27,7 @@ from benchmarks.hammer import numbered
 from benchmarks.peers import MODEL
 from benchmarks.server import pinned
 from engine.model.prepare import prepare_model
-from engine.paths import default_data_dir
+from engine.process.files import default_data_dir
 
 ENDPOINT = "/v1/chat/completions"
 POLL_SECONDS = 0.1

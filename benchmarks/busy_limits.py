@@ -36,7 +36,7 @@ from benchmarks.command import run
 from benchmarks.peers import MODEL
 from benchmarks.server import Command, free_port, running
 from engine.model.prepare import prepare_model
-from engine.paths import default_data_dir
+from engine.process.files import default_data_dir
 from gateway.core.tenants import hash_key
 
 REQUESTS, TOKENS, LIMIT = 50, 300, 1000

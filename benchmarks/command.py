@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.peers import PeerError
-from engine.paths import default_data_dir
+from engine.process.files import default_data_dir
 
 
 def make_parser(module: str, description: str | None, *, peer: bool = True) -> argparse.ArgumentParser:

@@ -44,7 +44,7 @@ from engine.executor.cost import TERMS, LiveSequence, StepWork, measure
 from engine.model.lora import target_widths
 from engine.model.prepare import prepare_model
 from engine.model.runner import ModelRunner
-from engine.paths import default_data_dir
+from engine.process.files import default_data_dir
 
 SMALL_STEP = 48
 """Largest number of tokens in a step that counts as small; small steps have their own fit."""

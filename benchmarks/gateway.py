@@ -32,7 +32,7 @@ from benchmarks.hammer import NUMBER, Shot, shot, strike
 from benchmarks.peers import MODEL
 from benchmarks.server import pinned
 from engine.model.prepare import prepare_model
-from engine.paths import default_data_dir
+from engine.process.files import default_data_dir
 from gateway.bench.document import versions
 from gateway.serve.process import run_loop
 from gateway.terminal.output import print_wide

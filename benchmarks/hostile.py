@@ -36,7 +36,7 @@ from rich.table import Table
 from benchmarks.attacks import ATTACKS, Attack, Attacker
 from benchmarks.command import run
 from benchmarks.server import KEY, Command, free_port, launched
-from engine.paths import default_data_dir
+from engine.process.files import default_data_dir
 from gateway.terminal.output import print_wide
 
 MODEL = "smollm2-135m-instruct"

@@ -30,7 +30,7 @@ from engine.core.state import EngineState
 from engine.core.types import FinishReason, TokenEvent
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
-from engine.service import EngineService
+from engine.rpc.service import EngineService
 
 T = TypeVar("T")
 

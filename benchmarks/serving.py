@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.server import KEY, serving
 from benchmarks.workload import answered, requests, write_adapters
 from engine.model.prepare import prepare_model
-from engine.paths import default_data_dir
+from engine.process.files import default_data_dir
 from gateway.bench.client import Target
 from gateway.bench.measure import LaneReport, report
 from gateway.bench.plan import Item

@@ -28,19 +28,19 @@ import structlog
 from engine.config import EngineConfig
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
-from engine.cores import usable_cores
-from engine.data_lock import in_use
 from engine.engine import Engine, EngineStopped
 from engine.executor.base import Executor
 from engine.executor.fake import FakeExecutor
-from engine.lives import describe_life, heart
-from engine.load_attempts import LoadAttempts
-from engine.lossy_log import log_renderers, lossy_loggers
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
-from engine.pulse import Loading, write_loading
-from engine.service import EngineService
-from engine.step_store import StepStore
+from engine.process.cores import usable_cores
+from engine.process.files import in_use
+from engine.process.lives import describe_life, heart
+from engine.process.load_attempts import LoadAttempts
+from engine.process.lossy_log import log_renderers, lossy_loggers
+from engine.process.pulse import Loading, write_loading
+from engine.process.step_store import StepStore
+from engine.rpc.service import EngineService
 
 if TYPE_CHECKING:
     from engine.model.memory import Progress  # which imports torch
@@ -146,8 +146,8 @@ def serve(
     Args:
         fake: run without a model.
         until_stdin_closes: stop when standard input ends.
-        loading: file in which the start records how far it is (see `engine.pulse`).
-        pulse: file for the beats of the step loop (see `engine.lives.heart`).
+        loading: file in which the start records how far it is (see `engine.process.pulse`).
+        pulse: file for the beats of the step loop (see `engine.process.lives.heart`).
         previous: the engine process before this one, a `PreviousLife` as JSON; empty if there was none.
     """
     tell = _teller(loading)

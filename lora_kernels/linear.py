@@ -24,7 +24,7 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """
     if weight.device.type == "cpu" and find_spec("numba"):
         # Imported late because a few platforms have no numba.
-        from lora_kernels.numba_gemm import PackedLinear, can_pack
+        from lora_kernels.cpu.numba_gemm import PackedLinear, can_pack
 
         if can_pack(weight):
             return PackedLinear(weight, bias)

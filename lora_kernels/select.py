@@ -12,8 +12,8 @@ from torch import Tensor
 from lora_kernels import dora
 from lora_kernels.backend import Backend
 from lora_kernels.layout import LoraTable
+from lora_kernels.portable.torch_ops import TorchBackend
 from lora_kernels.segments import SegmentPlan
-from lora_kernels.torch_ops import TorchBackend
 
 
 def select_backend(
@@ -41,11 +41,11 @@ def select_backend(
     if device.type == "cuda":
         if not find_spec("triton"):
             raise ValueError("a GPU needs triton: pip install 'loralane[gpu]'")
-        from lora_kernels.triton_tuned import load_backend
+        from lora_kernels.gpu.triton_tuned import load_backend
 
         return load_backend(device, dtype, head_dim, data_dir)
     if device.type == "cpu" and find_spec("numba"):
-        from lora_kernels.numba_backend import NumbaBackend
+        from lora_kernels.cpu.numba_backend import NumbaBackend
 
         backend = NumbaBackend()
         backend.compile(dtype, on_kernel)
@@ -56,7 +56,7 @@ def select_backend(
 def prepare_scales(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> dora.BaseScales | None:
     """Prepares, once per step, the scaling of base outputs by DoRA adapters. Returns None if the step has none."""
     if arena.is_cuda:
-        from lora_kernels import triton_dora
+        from lora_kernels.gpu import triton_dora
 
         return triton_dora.prepare(arena, table, plan)
     return dora.prepare(arena, table, plan)

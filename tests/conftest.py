@@ -63,7 +63,7 @@ def packed_linears():
     """For tests of linears in bf16 that are kernels of ours, which need a processor with the instruction."""
     import torch
 
-    from lora_kernels.numba_gemm import can_pack
+    from lora_kernels.cpu.numba_gemm import can_pack
 
     if not can_pack(torch.empty(2, 2, dtype=torch.bfloat16)):
         pytest.skip("needs AVX512-BF16")

@@ -6,7 +6,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from engine.grammar_source import LIMITS, library_source
+from engine.grammar_check.source import LIMITS, library_source
 
 TO_AN_END = ('"', "}", "]")
 EOS = 0

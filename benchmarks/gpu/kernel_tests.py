@@ -14,8 +14,8 @@ import torch
 
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.on_device import OnDevice
-from lora_kernels import triton_dora
-from lora_kernels.triton_backend import TritonBackend
+from lora_kernels.gpu import triton_dora
+from lora_kernels.gpu.triton_backend import TritonBackend
 
 TESTS = Path(__file__).parents[2] / "tests" / "kernels"
 TINY_EVERY = 7

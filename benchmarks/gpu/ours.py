@@ -6,8 +6,8 @@ import torch
 
 from benchmarks.gpu.shapes import model_dtype, model_spec
 from lora_kernels.backend import Backend
+from lora_kernels.gpu.triton_backend import TritonBackend
 from lora_kernels.select import select_backend
-from lora_kernels.triton_backend import TritonBackend
 
 
 def our_backend(device: torch.device) -> Backend:

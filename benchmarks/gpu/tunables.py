@@ -15,14 +15,14 @@ from benchmarks.gpu.kernels_lora import MIXED, LoraWork, cold_bank, decode_work
 from benchmarks.gpu.shapes import AdapterBank, AttentionLoad, model_dtype, model_spec, row_slots
 from benchmarks.gpu.tuner import Run, Subject
 from lora_kernels.backend import Backend
+from lora_kernels.gpu.triton_attention import PagedAttention
+from lora_kernels.gpu.triton_backend import TritonBackend
+from lora_kernels.gpu.triton_decode import DecodeTuning
+from lora_kernels.gpu.triton_lora_tuning import LoraTuning
+from lora_kernels.gpu.triton_prefill import PrefillTuning
+from lora_kernels.gpu.triton_tuned import DECODE, DEFAULTS, LORA_LONG, LORA_SHORT, PREFILL, attention_shape, lora_shape
 from lora_kernels.layout import ProjectionGroup
 from lora_kernels.segments import plan_segments
-from lora_kernels.triton_attention import PagedAttention
-from lora_kernels.triton_backend import TritonBackend
-from lora_kernels.triton_decode import DecodeTuning
-from lora_kernels.triton_lora_tuning import LoraTuning
-from lora_kernels.triton_prefill import PrefillTuning
-from lora_kernels.triton_tuned import DECODE, DEFAULTS, LORA_LONG, LORA_SHORT, PREFILL, attention_shape, lora_shape
 from lora_kernels.tuning import Config
 
 Variants = Mapping[str, Sequence[int]]

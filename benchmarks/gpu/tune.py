@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.lean import do_without
-from engine.paths import default_data_dir
+from engine.process.files import default_data_dir
 
 ENGINE_FOLDER = "engine"
 """Folder in the data directory where an engine started by a gateway stores what it learns about the machine."""
@@ -49,7 +49,7 @@ def _tune(kernels: Sequence[str] | None, engine_dir: Path, device: torch.device)
     from benchmarks.gpu.timing import time_calls
     from benchmarks.gpu.tunables import VARIANTS, all_subjects
     from benchmarks.gpu.tuner import tune
-    from lora_kernels.triton_tuned import DEFAULTS, device_key
+    from lora_kernels.gpu.triton_tuned import DEFAULTS, device_key
     from lora_kernels.tuning import save_choices
 
     if unknown := [kernel for kernel in kernels or () if kernel not in VARIANTS]:

@@ -31,7 +31,7 @@ from benchmarks.soak.people import busy_round, crowd_of
 from benchmarks.soak.report import Run, draw, table
 from benchmarks.soak.verdict import Finding, judge, unexpected
 from engine.model.prepare import prepare_model
-from engine.paths import default_data_dir
+from engine.process.files import default_data_dir
 from gateway.terminal.output import print_wide
 
 WARM_SHARE, WARM_SECONDS = 0.25, 300.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
+from typing import NamedTuple
 
 from engine.core.adapters import Adapter
 from engine.core.page_budget import PageBudget
-from engine.core.room import Room
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.types import AdapterId, AdapterLoad, Lane
@@ -121,3 +121,33 @@ class AdapterBudget:
         if name in self.evicted or name in self.wanted or name in self.loads:
             return False
         return not self.running(name) and not self._adapters[name].pinned
+
+
+class Room(NamedTuple):
+    """Amounts of resources, either needed or free.
+
+    An adapter's pages count both as `pages` and as `adapter_pages`, because adapters may not take all pages.
+    """
+
+    pages: int
+    slots: int = 0
+    """Slots of running sequences, of which there are `max_seqs`."""
+    adapter_pages: int = 0
+    rows: int = 0
+    """Rows of the adapter table."""
+
+    def covers(self, need: Room) -> bool:
+        return (
+            self.pages >= need.pages
+            and self.slots >= need.slots
+            and self.adapter_pages >= need.adapter_pages
+            and self.rows >= need.rows
+        )
+
+    def plus(self, other: Room) -> Room:
+        return Room(
+            self.pages + other.pages,
+            self.slots + other.slots,
+            self.adapter_pages + other.adapter_pages,
+            self.rows + other.rows,
+        )

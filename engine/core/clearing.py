@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from engine.core.adapter_budget import AdapterBudget
+from engine.core.adapter_budget import AdapterBudget, Room
 from engine.core.page_budget import PageBudget
 from engine.core.policy import Policy
-from engine.core.room import Room
 from engine.core.saves import Saves
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState

@@ -11,7 +11,6 @@ from engine.core.commit_adapters import (
     use_adapter,
 )
 from engine.core.config import goal_of
-from engine.core.endings import finish_reason
 from engine.core.prefix import page_keys
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
@@ -30,7 +29,6 @@ from engine.core.types import (
     TokenEvent,
 )
 from engine.core.under_way import follow
-from engine.core.urgency import update_need
 
 
 def abort_users(state: EngineState, adapter: AdapterId) -> int:
@@ -225,3 +223,57 @@ def finish(state: EngineState, seq: Sequence, event: TokenEvent) -> None:
     use_adapter(state, seq, live=-1)
     state.grammars.leave(seq.request.params.grammar)
     state.outbox.append(event)
+
+
+def finish_reason(seq: Sequence, eos_token_ids: tuple[int, ...], max_model_len: int) -> FinishReason | None:
+    """Return why the newest token ends the sequence. None means that the sequence goes on.
+
+    With a grammar, an EOS token always ends the sequence, because no token may follow it.
+    """
+    params, token = seq.request.params, seq.tokens[-1]
+    if params.grammar is not None and token in eos_token_ids:
+        return FinishReason.STOP
+    stops = token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos)
+    if stops and seq.num_generated >= params.min_tokens:
+        return FinishReason.STOP
+    if seq.num_generated >= params.max_tokens or len(seq.tokens) >= max_model_len:
+        return FinishReason.LENGTH
+    return None
+
+
+INTERVAL_S = 0.25
+SECONDS_PER_SEQUENCE = 1e-4
+"""Minimum seconds between two updates per sequence with a deadline (and `INTERVAL_S` in total). Looking at a sequence
+takes one or two microseconds, so that the updates take about 2 % of the time at most."""
+
+
+def update_need(state: EngineState, now: float) -> None:
+    """Update `ledger.need` if the last update is long enough ago.
+
+    The need is the maximum over all deadlines of (work due by the deadline / time left / share of device time that
+    batch work has been getting). Work whose deadline has passed does not count, because it is late already and must
+    not make other work late. Waiting work of a paused lane does not count either.
+    """
+    ledger = state.ledger
+    if now < ledger.need_known_until:
+        return
+    due = _with_deadlines(state, now)
+    ledger.need_known_until = now + max(INTERVAL_S, SECONDS_PER_SEQUENCE * len(due))
+    ledger.need = _need(state, due, now)
+
+
+def _with_deadlines(state: EngineState, now: float) -> list[tuple[float, Sequence]]:
+    running = [seq for seq in state.running.values() if seq.request.deadline is not None]
+    waiting = state.waiting.urgent if state.may_start(Lane.BATCH) else ()
+    due = [(seq.request.deadline or 0.0, seq) for seq in (*waiting, *running)]
+    return sorted((item for item in due if item[0] > now), key=lambda item: item[0])
+
+
+def _need(state: EngineState, due: list[tuple[float, Sequence]], now: float) -> float:
+    rules, ledger = state.config.scheduling, state.ledger
+    rate = max(ledger.batch_share, rules.batch_floor, 1e-9)
+    need = work = 0.0
+    for deadline, seq in due:
+        work += ledger.work_left(seq)
+        need = max(need, work / ((deadline - now) * (1 - rules.deadline_margin) * rate))
+    return need

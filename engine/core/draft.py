@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from engine.core.adapter_budget import AdapterBudget
+from engine.core.adapter_budget import AdapterBudget, Room
 from engine.core.adapters import Adapter
 from engine.core.clearing import Clearing
 from engine.core.fetch_budget import FetchBudget
@@ -13,7 +13,6 @@ from engine.core.grammar_budget import GrammarBudget
 from engine.core.page_budget import PageBudget
 from engine.core.policy import Policy
 from engine.core.prefix import page_keys
-from engine.core.room import Room
 from engine.core.saves import Saves
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Protocol
 
-from engine.core.batching import may_form_batch
 from engine.core.config import Scheduling
 from engine.core.fair_order import fair_order
 from engine.core.fair_share import displaceable, within_shares
@@ -144,3 +143,19 @@ def behind(state: EngineState, needy: Sequence) -> list[Sequence]:
     own = key(needy)
     others = [s for s in state.running.values() if s.lane is needy.lane and key(s) >= own]
     return sorted(others, key=key, reverse=True)
+
+
+STATIC_WINDOWS = 20
+"""Maximum wait of a static batch for more requests, in windows. Otherwise the last requests of a run, too few for a
+full batch, would never start."""
+
+
+def may_form_batch(state: EngineState, now: float) -> bool:
+    """Return whether a new batch may start: nothing runs, and a full batch waits or the oldest request has waited for
+    its window."""
+    if state.running or not len(state.waiting):
+        return False
+    rules = state.config.scheduling
+    window = rules.window_s * (STATIC_WINDOWS if rules.scheduler == "static" else 1)
+    oldest = min(queue[0].request.arrival for lane in state.waiting.lanes.values() for queue in lane.values())
+    return len(state.waiting) >= state.config.max_seqs or now - oldest >= window

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 
 from engine.core.sequence import Sequence
-from engine.core.types import AdapterId, Lane, PageId, PrefixKey
+from engine.core.types import AdapterId, HostPageId, Lane, PageId, PrefixKey
 
 KEY_BYTES = 16
 
@@ -140,3 +140,38 @@ class PrefixCache:
         """Remove a page from the cache."""
         self.idle[self.lane_of.pop(page)].pop(page, None)
         del self.page_of[self.key_of.pop(page)]
+
+
+class HostTier:
+    """Map of prefix keys to host pages, in eviction order. Only `commit.py` changes it."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.page_of: OrderedDict[PrefixKey, HostPageId] = OrderedDict()
+        self.key_of: dict[HostPageId, PrefixKey] = {}
+        self.free = dict.fromkeys(range(num_pages))
+        """Free host pages (an ordered set)."""
+
+    def match(self, keys: Iterable[PrefixKey]) -> list[HostPageId]:
+        """Return the host pages of the longest run of leading keys that are in the tier."""
+        return leading_pages(self.page_of, keys)
+
+    def put(self, key: PrefixKey, page: HostPageId) -> None:
+        """Store that a host page holds the copy of `key` from now on. Its previous copy, if any, is lost."""
+        if page in self.key_of:
+            del self.page_of[self.key_of[page]]
+        else:
+            del self.free[page]
+        self.page_of[key], self.key_of[page] = page, key
+
+    def touch(self, keys: Iterable[PrefixKey]) -> None:
+        """Move the copies of keys that were used to the end of the eviction order."""
+        for key in keys:
+            if key in self.page_of:
+                self.page_of.move_to_end(key)
+
+    def demote(self, keys: Iterable[PrefixKey]) -> None:
+        """Move the copies of a sequence that has ended to the front of the eviction order."""
+        for key in keys:
+            if key in self.page_of:
+                self.page_of.move_to_end(key, last=False)

@@ -9,10 +9,9 @@ from engine.core.adapter_tiers import AdapterTiers
 from engine.core.adapters import Adapter
 from engine.core.config import CoreConfig
 from engine.core.grammars import Grammars
-from engine.core.host_tier import HostTier
 from engine.core.ledger import Ledger
 from engine.core.pages import PagePool
-from engine.core.prefix import PrefixCache
+from engine.core.prefix import HostTier, PrefixCache
 from engine.core.sequence import Sequence
 from engine.core.types import AdapterId, Cause, Lane, LaneMode, StepPlan, TokenEvent
 from engine.core.under_way import StepUnderWay

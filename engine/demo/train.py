@@ -31,8 +31,8 @@ from engine.demo.tools import TOOLS_SHAPE
 from engine.demo.tools.conversations import trees
 from engine.demo.tools.score import questions, score
 from engine.model.prepare import prepare_model
-from engine.model_source import EMBEDDED
-from engine.paths import default_data_dir
+from engine.process.files import default_data_dir
+from engine.process.model_source import EMBEDDED
 
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 LEARNING_RATE = 1.2e-3

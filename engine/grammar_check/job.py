@@ -9,7 +9,7 @@ from enum import Enum
 from typing import IO
 
 from engine.core.grammars import Grammar, GrammarKind
-from engine.grammar_source import told
+from engine.grammar_check.source import told
 
 LENGTH_BYTES = 4
 THREAD_STACK_BYTES = 8 << 20

@@ -12,7 +12,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from engine.core.grammars import Grammar
 from engine.grammar_check.job import Verdict, Vocabulary, refusal
-from engine.grammar_source import LIMITS, library_source
+from engine.grammar_check.source import LIMITS, library_source
 
 WALK_STEPS = 24
 """Length in tokens of the random answer that is tried. Each token takes 20 to 100 microseconds."""

@@ -27,7 +27,7 @@ from engine.grammar_check.job import (
     refusal,
     write_frame,
 )
-from engine.grammar_source import objection
+from engine.grammar_check.source import objection
 
 IS_LINUX = sys.platform == "linux"
 PR_SET_PDEATHSIG = 1

@@ -20,9 +20,9 @@ from engine.core.types import SampledToken, SamplingParams, TokenLogprobs
 from engine.model.masks import TokenMasks
 from engine.model.memory import upload
 from engine.model.sampler import GREEDY_BELOW, TokenCounts, bias_of, has_filters, has_penalties, stops_of
+from lora_kernels.gpu.triton_logprobs import logprobs
+from lora_kernels.gpu.triton_sampling import MAX_VOCAB, SamplingTiles, sample
 from lora_kernels.sampling_words import DRAWN, FILTERED, GREEDY, SlotWords, pack_edits
-from lora_kernels.triton_logprobs import logprobs
-from lora_kernels.triton_sampling import MAX_VOCAB, SamplingTiles, sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, modeling_gguf_pytorch_utils
 from transformers.utils.logging import disable_progress_bar
 
-from engine.paths import partial_prefix
+from engine.process.files import partial_prefix
 
 RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """Finds the OS error number in messages of safetensors and tokenizers, whose exceptions are of their own types."""

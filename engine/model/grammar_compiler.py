@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from engine.core.grammars import Grammar
 from engine.grammar_check.job import Reason, Verdict, Vocabulary, WorkerLimits
 from engine.grammar_check.pool import UNHURRIED_S, WORKERS, GrammarPool
-from engine.grammar_source import LIMITS, library_source, told
+from engine.grammar_check.source import LIMITS, library_source, told
 
 QUEUED = 4096
 """Maximum number of grammars that wait for a check. The scheduler already bounds how many are prepared at once."""

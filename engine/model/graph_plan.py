@@ -20,11 +20,11 @@ from engine.model.sampling import SlotSampler
 from engine.model.spec import ModelSpec
 from engine.model.step_block import StepShape
 from lora_kernels.backend import Backend
+from lora_kernels.gpu.triton_backend import TritonBackend
+from lora_kernels.gpu.triton_decode import DecodeTuning, workspace_bytes
+from lora_kernels.gpu.triton_lora_plan import MAX_PARTS, workspace_numbers
+from lora_kernels.gpu.triton_sampling import work_bytes
 from lora_kernels.layout import MAX_RANK
-from lora_kernels.triton_backend import TritonBackend
-from lora_kernels.triton_decode import DecodeTuning, workspace_bytes
-from lora_kernels.triton_lora_plan import MAX_PARTS, workspace_numbers
-from lora_kernels.triton_sampling import work_bytes
 
 log = structlog.get_logger("graphs")
 

@@ -26,9 +26,9 @@ from engine.model.device_sampler import DeviceSample, DeviceSampler
 from engine.model.lora import LoraStep
 from engine.model.step_block import HostBlock, StepFields, StepShape, cut_block, write_rows
 from lora_kernels.backend import AttentionBatch
+from lora_kernels.gpu.triton_backend import TritonBackend
+from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, make_sums, workspace_numbers
 from lora_kernels.segments import plan_segments
-from lora_kernels.triton_backend import TritonBackend
-from lora_kernels.triton_lora_plan import LoraWorkspace, make_sums, workspace_numbers
 
 FIRST_RUNGS = (1, 2, 4)
 LEAST_RUNG = 8

@@ -28,7 +28,7 @@ def has_recipes(dtype: torch.dtype, *, fp8: bool) -> bool:
 
 def load_kernels(dtype: torch.dtype) -> None:
     """Compile the kernels that pack adapters, or load them from their cache."""
-    from lora_kernels.numba_pack import compile_kernels
+    from lora_kernels.cpu.numba_pack import compile_kernels
 
     compile_kernels(to_bf16=dtype is torch.bfloat16)
 
@@ -119,7 +119,7 @@ class Packer:
     def _is_sound(self, recipe: Recipe, data: memoryview) -> bool:
         """Returns whether a file of a known structure has the right length, and numbers that are finite before and
         after scaling. If not, a full check says why."""
-        from lora_kernels.numba_pack import is_finite
+        from lora_kernels.cpu.numba_pack import is_finite
 
         if len(data) != recipe.end:
             return False
@@ -151,7 +151,7 @@ class Packer:
 
     def _follow(self, recipe: Recipe, data: memoryview, blob: Blob) -> None:
         """Packs an adapter, whose weights file is `data`, into `blob`."""
-        from lora_kernels.numba_pack import pack_tiles
+        from lora_kernels.cpu.numba_pack import pack_tiles
 
         words = blob.memory.view(torch.uint16) if self._dtype is torch.bfloat16 else blob.memory
         source = np.frombuffer(data, recipe.source, offset=recipe.start)

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from engine.model.gguf_header import num_weights
-from engine.model_source import ModelNotFound, converted_folder, find_local
+from engine.process.model_source import ModelNotFound, converted_folder, find_local
 
 if TYPE_CHECKING:
     from engine.model.gguf import OnProgress

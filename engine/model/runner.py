@@ -13,12 +13,10 @@ import torch
 from engine.config import EngineConfig
 from engine.core.commands import AdapterFetched, FetchFailed
 from engine.core.types import AdapterLoad, Admission, StepPlan, StepResult
-from engine.cores import usable_cores
 from engine.executor.base import Claim, HostAdapter, Report
 from engine.model.arena import Arena, page_shape
 from engine.model.batch import BatchState, HostBatch
 from engine.model.decoder import build_decoder
-from engine.model.device import pick_device, pick_dtype
 from engine.model.fetcher import Fetcher, start_threads
 from engine.model.grammar import GrammarRoom
 from engine.model.grammar_compiler import Compiler
@@ -26,7 +24,7 @@ from engine.model.host_memory import make_host_memory
 from engine.model.host_pages import HostPages
 from engine.model.host_store import HostStore
 from engine.model.lora import TARGETS, target_widths
-from engine.model.memory import Progress, count_host_pages, count_pages
+from engine.model.memory import Progress, count_host_pages, count_pages, pick_device, pick_dtype
 from engine.model.packing import Packer, load_ahead
 from engine.model.peft_dora import base_linears
 from engine.model.peft_loader import TargetShapes
@@ -35,6 +33,7 @@ from engine.model.spec import ModelSpec, read_spec
 from engine.model.steps import Masks, Steps, forward_over, plan_graphs
 from engine.model.submitted import CudaClock, HostClock, SubmittedStep, WorkClock
 from engine.model.weights import open_weights
+from engine.process.cores import usable_cores
 from lora_kernels.select import select_backend
 
 DEFAULT_MAX_MODEL_LEN = 8192

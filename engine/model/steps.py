@@ -21,7 +21,7 @@ from lora_kernels.backend import Backend
 if TYPE_CHECKING:
     from engine.model.graph_plan import GraphPlan
     from engine.model.graphs import StepGraphs
-    from lora_kernels.numba_backend import NumbaBackend
+    from lora_kernels.cpu.numba_backend import NumbaBackend
 
 Masks = Callable[[Sequence[str]], TokenMasks | None]
 

@@ -16,9 +16,9 @@ from engine.model.batch import BatchInput
 from engine.model.decoder import Decoder, Step
 from engine.model.lora import prepare_lora
 from engine.model.rope import Angles
-from lora_kernels.numba_backend import NumbaBackend
-from lora_kernels.numba_gemm import PackedLinear
-from lora_kernels.numba_tape import Tape, Workspace, record
+from lora_kernels.cpu.numba_backend import NumbaBackend
+from lora_kernels.cpu.numba_gemm import PackedLinear
+from lora_kernels.cpu.numba_tape import Tape, Workspace, record
 
 MAX_TAPES = 256
 """Maximum number of tapes, of 110 KB each for 30 layers. The least recently played tapes are dropped first."""

@@ -18,9 +18,9 @@ from types import MappingProxyType
 
 import structlog
 
-from engine.arrivals import EngineUnavailable
-from engine.client import EngineApi
 from engine.core.types import AdapterId
+from engine.rpc.client import EngineApi
+from engine.rpc.stream import EngineUnavailable
 from gateway.adapters.mirror import AdapterMirror, Sources
 from gateway.adapters.record import (
     AdapterRecord,

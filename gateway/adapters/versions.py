@@ -12,10 +12,10 @@ from pathlib import Path
 
 import structlog
 
-from engine.arrivals import EngineUnavailable
-from engine.client import AdapterRejected, EngineApi
 from engine.core.types import AdapterId
 from engine.pb import engine_pb2 as pb
+from engine.rpc.client import AdapterRejected, EngineApi
+from engine.rpc.stream import EngineUnavailable
 from gateway.core.errors import Fault, invalid_request, unavailable
 
 log = structlog.get_logger("adapters")

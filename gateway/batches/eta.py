@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.arrivals import EngineUnavailable
-from engine.client import EngineApi
 from engine.pb import engine_pb2 as pb
+from engine.rpc.client import EngineApi
+from engine.rpc.stream import EngineUnavailable
 from gateway.batches.record import Batch
 from gateway.batches.service import Batches
 from gateway.core.errors import ApiError

@@ -12,11 +12,11 @@ from typing import Any
 
 import structlog
 
-from engine.arrivals import EngineUnavailable
-from engine.client import EngineApi
 from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
-from engine.wire import LANES, lane_mode_from_pb
+from engine.rpc.client import EngineApi
+from engine.rpc.stream import EngineUnavailable
+from engine.rpc.wire import LANES, lane_mode_from_pb
 from gateway.core.feed import MOST, Flow
 
 LOOK_SECONDS = 0.25

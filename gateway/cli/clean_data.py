@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from engine.data_lock import LOCK, take
-from engine.paths import default_data_dir
+from engine.process.files import LOCK, default_data_dir, take
 
 CONTENTS = {
     "models": "models converted from GGUF files",

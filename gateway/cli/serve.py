@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from engine.config import DTYPES, LOAD_FORMATS
-from engine.paths import default_data_dir
+from engine.process.files import default_data_dir
 from gateway.config.file import ConfigError
 from gateway.config.sections import ModelConfig
 from gateway.config.whole import Config, load_config

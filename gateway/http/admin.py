@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from engine.arrivals import EngineUnavailable
+from engine.rpc.stream import EngineUnavailable
 from gateway.accounts.admin import AccountAdmin
 from gateway.accounts.registry import AccountRegistry
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable

@@ -9,7 +9,7 @@ from typing import Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.arrivals import EngineUnavailable
+from engine.rpc.stream import EngineUnavailable
 from gateway.core.tenants import Principal, hash_key
 from gateway.http.edge import bearer_token
 from gateway.observe.metrics import CONTENT_TYPE, Metrics

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
-from engine.wire import lane_mode_from_pb
+from engine.rpc.wire import lane_mode_from_pb
 from gateway.core.lanes import lane_name
 from gateway.observe.adapter_metrics import adapter_gauges
 from gateway.observe.vllm_requests import ENGINE, LABELS

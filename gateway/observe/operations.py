@@ -15,12 +15,12 @@ from typing import Literal
 
 from msgspec import Struct
 
-from engine.arrivals import EngineUnavailable
-from engine.client import EngineApi, LaneRejected
 from engine.core.config import LaneGoals
 from engine.core.types import Lane, LaneMode
 from engine.pb import engine_pb2 as pb
-from engine.wire import lane_mode_from_pb
+from engine.rpc.client import EngineApi, LaneRejected
+from engine.rpc.stream import EngineUnavailable
+from engine.rpc.wire import lane_mode_from_pb
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.core.shared_poll import Glance
 from gateway.observe.history import History

@@ -12,9 +12,9 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from engine.client import EngineApi
 from engine.core.types import AdapterId, Lane, Origin, Request, SamplingParams
 from engine.grammar_check.pool import GrammarPool
+from engine.rpc.client import EngineApi
 from gateway.adapters.record import AdapterRecord
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import Fault, context_length_exceeded, invalid_request, unavailable

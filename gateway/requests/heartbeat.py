@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
-from engine.arrivals import EngineUnavailable
-from engine.client import EngineApi
 from engine.pb import engine_pb2 as pb
+from engine.rpc.client import EngineApi
+from engine.rpc.stream import EngineUnavailable
 
 log = structlog.get_logger("gateway")
 

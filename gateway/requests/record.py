@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from msgspec import Struct, field
 
-from engine.arrivals import CrashesEngines, EngineUnavailable
 from engine.core.types import ErrorCode, FinishReason, Lane, TokenEvent
+from engine.rpc.stream import CrashesEngines, EngineUnavailable
 from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.core.usage import NOTHING, Counts

@@ -6,7 +6,7 @@ continues as the previous one would have. The caller sees a pause.
 
 A request may itself have made the process crash. A new engine process reports which requests were in the last step of
 the process before it. They are resubmitted as suspects: the engine computes their next tokens in separate steps
-(`engine.core.trial`), and a suspect that was alone in the last step before another crash is not resubmitted.
+(`engine.core.plan`), and a suspect that was alone in the last step before another crash is not resubmitted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from engine.arrivals import CrashesEngines, EngineUnavailable, EventStream, GivenUp
-from engine.client import EngineApi
 from engine.core.types import Request, TokenEvent
+from engine.rpc.client import EngineApi
+from engine.rpc.stream import CrashesEngines, EngineUnavailable, EventStream, GivenUp
 
 MOST_MOVES = 3
 """Maximum number of engine processes in which a request continues after the first one. If more of them end, the request

@@ -12,12 +12,12 @@ from types import MappingProxyType
 import structlog
 from msgspec.structs import replace
 
-from engine.arrivals import EventStream
-from engine.client import EngineApi
 from engine.core.shares import Shares
 from engine.core.types import Lane, TokenEvent
-from engine.events import apart, joined
 from engine.grammar_check.pool import GrammarPool
+from engine.rpc.client import EngineApi
+from engine.rpc.coalesce import apart, joined
+from engine.rpc.stream import EventStream
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
 from gateway.core.estimate import OutputAverages

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from engine.arrivals import Arrivals, EventStream
-from engine.client import EngineApi
 from engine.core.types import FinishReason, Request, TokenEvent
+from engine.rpc.client import EngineApi
+from engine.rpc.stream import Arrivals, EventStream
 from gateway.requests.admission import Job
 from gateway.requests.record import RequestRecord, engine_failures
 from gateway.requests.resumption import ResumingStream

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from engine.client import EngineClient
 from engine.core.types import Lane
 from engine.grammar_check.pool import UNHURRIED_S, GrammarPool
+from engine.rpc.client import EngineClient
 from gateway.accounts.record import account_store
 from gateway.accounts.registry import open_accounts
 from gateway.adapters.record import adapter_store

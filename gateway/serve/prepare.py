@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.model_source import ModelNotFound, find_prepared
-from engine.paths import partials
+from engine.process.files import partials
+from engine.process.model_source import ModelNotFound, find_prepared
 from gateway.serve.launch import StartError
 from gateway.serve.start_bar import Stage, StartBar
 from gateway.serve.stopping import Stop

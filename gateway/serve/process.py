@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from engine.lossy_log import log_renderers, lossy_loggers
+from engine.process.lossy_log import log_renderers, lossy_loggers
 
 T = TypeVar("T")
 

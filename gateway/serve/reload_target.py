@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.arrivals import EngineUnavailable
-from engine.client import EngineClient
 from engine.core.types import Lane
+from engine.rpc.client import EngineClient
+from engine.rpc.stream import EngineUnavailable
 from gateway.accounts.registry import AccountRegistry
 from gateway.adapters.mirror import CONCURRENT_LOADS
 from gateway.adapters.registry import AdapterRegistry

@@ -26,7 +26,7 @@ from gateway.serve.stopping import Stop, tell_stopping
 from gateway.serve.supervisor import EngineSupervisor
 
 if TYPE_CHECKING:
-    from engine.client import EngineClient
+    from engine.rpc.client import EngineClient
     from gateway.limiter.failover import FailoverLimiter
     from gateway.requests.service import Gateway
     from gateway.serve.banner import Banner

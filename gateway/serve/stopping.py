@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from engine.lossy_log import write_last_lines
+from engine.process.lossy_log import write_last_lines
 
 DRAIN_SECONDS = 10.0
 """Grace period of running requests after SIGTERM. By default Kubernetes kills a pod 30 s after SIGTERM."""

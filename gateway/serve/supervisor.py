@@ -19,7 +19,7 @@ from google.protobuf import json_format
 from engine.config import EngineConfig
 from engine.core.config import LaneGoals
 from engine.pb import engine_pb2 as pb
-from engine.pulse import Loading, read_loading
+from engine.process.pulse import Loading, read_loading
 from gateway.serve.watch import LOOK_SECONDS, HangWatch, is_stopped
 
 log = structlog.get_logger("supervisor")

@@ -1,8 +1,9 @@
 """Detects from outside whether an engine process hangs, and after its end whether a request may have caused it.
 
-An engine that hangs cannot answer a call. Its step loop writes beats to a pulse file (`engine.pulse`). If two checks in
-a row find that the last beat is older than the loop announced, the engine hangs. The engine counts as alive while a
-debugger is attached to it, and if the checking process itself stalled: then the whole machine may have stood still.
+An engine that hangs cannot answer a call. Its step loop writes beats to a pulse file (`engine.process.pulse`). If two
+checks in a row find that the last beat is older than the loop announced, the engine hangs. The engine counts as alive
+while a debugger is attached to it, and if the checking process itself stalled: then the whole machine may have stood
+still.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.pulse import Beat, read_beat
+from engine.process.pulse import Beat, read_beat
 
 LOOK_SECONDS = 1.0
 """Interval between two checks."""

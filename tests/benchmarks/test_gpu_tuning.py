@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.gpu import tunables
 from benchmarks.gpu.tuner import Subject, tune
-from lora_kernels import triton_attention, triton_tuned
-from lora_kernels.triton_lora_tuning import LoraTuning
+from lora_kernels.gpu import triton_attention, triton_tuned
+from lora_kernels.gpu.triton_lora_tuning import LoraTuning
 from lora_kernels.tuning import Choice, DeviceKey, TuningError, Tunings, load_tunings, save_choices, tuned_path
 
 DEVICE = DeviceKey("NVIDIA H100 80GB HBM3", 90, "3.6.0")

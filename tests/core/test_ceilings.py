@@ -6,7 +6,7 @@ from engine.core.commit_adapters import pin_adapter
 from engine.core.config import LaneGoals, Scheduling
 from engine.core.types import FinishReason, Lane, Request, SamplingParams
 from engine.core.victims import cheapest_first
-from engine.wire import request_from_pb, request_to_pb
+from engine.rpc.wire import request_from_pb, request_to_pb
 from tests.core.virtual import House
 
 PATIENT = LaneGoals(ttft_s=0.5, itl_s=0.1, max_wait_s=10.0)

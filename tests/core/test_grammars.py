@@ -4,7 +4,7 @@ import pytest
 
 from engine.core.check import leftovers, violations
 from engine.core.commands import Abort, GrammarFailed, GrammarReady, Submit
-from engine.core.endings import finish_reason
+from engine.core.commit import finish_reason
 from engine.core.grammars import LEAST_BYTES, Grammar, GrammarKind
 from engine.core.sequence import Sequence
 from engine.core.types import FinishReason, Lane, Request, SamplingParams, StepResult

@@ -3,8 +3,9 @@
 import os
 import time
 
-from engine import lives, server
+from engine import server
 from engine.executor.fake import FakeExecutor
+from engine.process import lives
 
 CRASH, HANG = 666, 667
 """Seeds of requests that end the process, or make a step that never ends."""

@@ -5,16 +5,16 @@ import threading
 
 import pytest
 
-from engine.arrivals import EngineUnavailable
-from engine.client import AdapterRejected, EngineClient
 from engine.core.config import CoreConfig
 from engine.core.state import EngineState
 from engine.core.types import Lane, LaneMode, Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb
+from engine.rpc.client import AdapterRejected, EngineClient
+from engine.rpc.service import EngineService
+from engine.rpc.stream import EngineUnavailable
 from engine.server import _listen
-from engine.service import EngineService
 
 
 class Shelf(FakeExecutor):
@@ -88,7 +88,7 @@ async def test_unloading_an_adapter_that_nobody_has_ends(client):
 
 
 async def test_an_engine_that_does_not_let_go_of_an_adapter_is_unavailable(client, monkeypatch):
-    monkeypatch.setattr("engine.client.UNLOAD_MARGIN_SECONDS", 0.3)
+    monkeypatch.setattr("engine.rpc.client.UNLOAD_MARGIN_SECONDS", 0.3)
     stopped = threading.Event()
     monkeypatch.setattr(Engine, "unload_adapter", lambda *args: stopped.wait(10) or 0)
     try:
@@ -99,7 +99,7 @@ async def test_an_engine_that_does_not_let_go_of_an_adapter_is_unavailable(clien
 
 
 async def test_the_integrity_check_is_made_when_asked_for(client, monkeypatch):
-    monkeypatch.setattr("engine.snapshot.violations", lambda state: ["page 7 is lost"])
+    monkeypatch.setattr("engine.rpc.snapshot.violations", lambda state: ["page 7 is lost"])
     assert list((await client.stats()).violations) == []
     assert list((await client.stats(check=True)).violations) == ["page 7 is lost"]
 

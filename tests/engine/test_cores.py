@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from engine.cores import usable_cores
+from engine.process.cores import usable_cores
 
 HERE = len(os.sched_getaffinity(0))
 

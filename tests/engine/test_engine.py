@@ -13,7 +13,7 @@ from engine.core.types import FinishReason, Request, SamplingParams
 from engine.engine import Engine, EngineStopped
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb
-from engine.service import EngineService, GatewaySession
+from engine.rpc.service import EngineService, GatewaySession
 
 
 class HostExecutor(FakeExecutor):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.types import ErrorCode, FinishReason, Refusal, TokenEvent, TokenLogprobs
-from engine.events import apart, joined, united
+from engine.rpc.coalesce import apart, joined, united
 
 REFUSAL = Refusal(ErrorCode.ADAPTER_UNAVAILABLE, "too often")
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core.types import ErrorCode, FinishReason, Request, SamplingParams
-from engine.holders import Holders
+from engine.rpc.adapter_refs import Holders
+from engine.rpc.client import EngineClient
 from gateway.serve.supervisor import EngineSupervisor
 
 

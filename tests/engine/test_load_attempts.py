@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import AdapterRejected, EngineClient
 from engine.config import EngineConfig
-from engine.load_attempts import MOST_LOST, LoadAttempts
+from engine.process.load_attempts import MOST_LOST, LoadAttempts
+from engine.rpc.client import AdapterRejected, EngineClient
 from gateway.serve import supervisor
 from gateway.serve.supervisor import EngineSupervisor
 

@@ -11,7 +11,7 @@ import threading
 import pytest
 import structlog
 
-from engine.lossy_log import LossyStream, log_renderers, lossy_loggers, write_last_lines
+from engine.process.lossy_log import LossyStream, log_renderers, lossy_loggers, write_last_lines
 
 
 class FullDisk(io.StringIO):
@@ -59,7 +59,7 @@ class Stuck(io.StringIO):
 
 
 def test_a_pipe_that_is_not_read_holds_nothing_up(monkeypatch):
-    monkeypatch.setattr("engine.lossy_log.MOST_LINES", 3)
+    monkeypatch.setattr("engine.process.lossy_log.MOST_LINES", 3)
     stream = Stuck()
     lossy = LossyStream(stream)
     lossy.write("first\n")

@@ -6,13 +6,13 @@ from contextlib import aclosing
 import grpc
 import pytest
 
-from engine.arrivals import EngineUnavailable
-from engine.client import EngineClient, LaneRejected
 from engine.config import EngineConfig
 from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, LaneGoals, Scheduling
 from engine.core.types import FinishReason, Lane, LaneMode, Origin, Request, SamplingParams
 from engine.pb import engine_pb2 as pb
 from engine.pb import engine_pb2_grpc as pb_grpc
+from engine.rpc.client import EngineClient, LaneRejected
+from engine.rpc.stream import EngineUnavailable
 from gateway.serve.supervisor import EngineSupervisor
 
 LONG = 100_000

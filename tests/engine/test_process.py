@@ -11,11 +11,11 @@ import sys
 import psutil
 import pytest
 
-from engine.arrivals import EngineUnavailable
-from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token
+from engine.rpc.client import EngineClient
+from engine.rpc.stream import EngineUnavailable
 from engine.server import local_address
 from gateway.serve.supervisor import SPINS, EngineSupervisor
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.core.types import FinishReason, TokenEvent
 from engine.pb import engine_pb2 as pb
-from engine.session import GatewaySession
+from engine.rpc.session import GatewaySession
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from engine.core.types import Cause, Lane, Request, SamplingParams
 from engine.engine import Engine
 from engine.executor.fake import FakeExecutor
 from engine.pb import engine_pb2 as pb
-from engine.snapshot import snapshot
+from engine.rpc.snapshot import snapshot
 
 
 class Clock:

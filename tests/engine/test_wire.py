@@ -5,7 +5,7 @@ import pytest
 from engine.core.grammars import Grammar, GrammarKind
 from engine.core.types import ErrorCode, FinishReason, Lane, Refusal, Request, SamplingParams, TokenEvent, TokenLogprobs
 from engine.pb import engine_pb2 as pb
-from engine.wire import event_from_pb, event_to_pb, request_from_pb, request_to_pb
+from engine.rpc.wire import event_from_pb, event_to_pb, request_from_pb, request_to_pb
 
 PARAMS = SamplingParams(9, seed=7, logit_bias=((3, -1.0),), stop_token_ids=(5,), ignore_eos=True, logprobs=2)
 PLAIN = Request("plain", (1, 2), SamplingParams())

@@ -18,7 +18,7 @@ import structlog
 from rich.console import Console
 
 from engine.model.prepare import prepare_model
-from engine.paths import default_data_dir
+from engine.process.files import default_data_dir
 from gateway.config.sections import AdminConfig, TenantConfig
 from gateway.config.whole import Config, demo_config
 from gateway.core.tenants import Tenant, hash_key

@@ -19,13 +19,13 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine.arrivals import EngineUnavailable
-from engine.client import AdapterRejected, LaneRejected
 from engine.core.config import LaneGoals
 from engine.core.types import ErrorCode, FinishReason, Lane, LaneMode, Refusal, Request, TokenEvent, TokenLogprobs
 from engine.grammar_check.pool import GrammarPool
 from engine.pb import engine_pb2 as pb
-from engine.wire import LANE_MODES, LANES, origin_to_pb
+from engine.rpc.client import AdapterRejected, LaneRejected
+from engine.rpc.stream import EngineUnavailable
+from engine.rpc.wire import LANE_MODES, LANES, origin_to_pb
 from gateway.accounts.mirror import AccountMirror
 from gateway.adapters.record import AdapterRecord, conflict
 from gateway.adapters.registry import AdapterRegistry

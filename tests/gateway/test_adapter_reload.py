@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from fakes import ACME, CountingLimiter, grammar_pool, principal, tiny_tokenizer
 
-from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core.types import SamplingParams
+from engine.rpc.client import EngineClient
 from gateway.adapters.record import adapter_store
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources

@@ -9,7 +9,7 @@ import batch_worker
 from batch_house import Town, chat_line, until
 from fakes import ids_of
 
-from engine.arrivals import CrashesEngines
+from engine.rpc.stream import CrashesEngines
 from gateway.batches.quarantine import Quarantine
 from gateway.batches.trial import MOST_MARKS
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import EngineClient
 from engine.config import EngineConfig
+from engine.rpc.client import EngineClient
 from gateway.cli import clean_data
 from gateway.redis.server import embedded_valkey
 from gateway.serve.supervisor import EngineSupervisor

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from engine.pulse import FILE_BYTES, Beat, Pulse, read_beat
+from engine.process.pulse import FILE_BYTES, Beat, Pulse, read_beat
 from gateway.serve import watch
 from gateway.serve.watch import LOOK_SECONDS, LOOKS, HangWatch, is_stopped, is_traced
 

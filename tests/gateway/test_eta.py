@@ -17,10 +17,10 @@ from engine.engine import Engine
 from engine.executor.cost import LinearCost
 from engine.executor.fake import TimedExecutor, VirtualClock, VirtualDisk
 from engine.pb import engine_pb2 as pb
+from engine.rpc.snapshot import snapshot
 from engine.sim.synthetic import Sizes, arrivals
 from engine.sim.traces import Arrival
 from engine.sim.workload import RequestMaker
-from engine.snapshot import snapshot
 from gateway.batches.eta import pace_of
 from gateway.core.eta import OpenJob, Pace, eta_seconds
 

@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.arrivals import EngineUnavailable
 from engine.core.types import Lane
+from engine.rpc.stream import EngineUnavailable
 from gateway.core.budget import Bucket, Count, Meter, reserve
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits

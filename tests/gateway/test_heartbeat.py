@@ -7,9 +7,9 @@ import signal
 import pytest
 from fakes import build_house
 
-from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.pb import engine_pb2 as pb
+from engine.rpc.client import EngineClient
 from gateway.requests import heartbeat
 from gateway.requests.heartbeat import HANG_SECONDS, Heartbeat, beating
 from gateway.serve.supervisor import EngineSupervisor

@@ -12,7 +12,7 @@ from fakes import BASE, House, build_house
 from grpc_house import as_key, ask, keys, until
 
 from engine.core.types import Lane, TokenEvent
-from engine.lossy_log import write_last_lines
+from engine.process.lossy_log import write_last_lines
 from gateway.observe.request_log import LONGEST_NAME, RequestLog, describe
 from gateway.pb.generation_pb2_grpc import GenerationStub
 from gateway.requests.record import RequestRecord

@@ -7,11 +7,11 @@ from contextlib import aclosing
 
 import pytest
 
-from engine.arrivals import CrashesEngines, GivenUp
-from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.core.types import ErrorCode, FinishReason, Lane, Request, SamplingParams
 from engine.executor.fake import FakeExecutor, fake_token
+from engine.rpc.client import EngineClient
+from engine.rpc.stream import CrashesEngines, GivenUp
 from gateway.requests.resumption import MOST_MOVES, ResumingStream
 from gateway.serve.supervisor import EngineSupervisor
 from tests.engine.poisonous_engine import CRASH, FATAL_TOKENS, HANG

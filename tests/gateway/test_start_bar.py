@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from engine.pulse import Loading, read_loading, write_loading
+from engine.process.pulse import Loading, read_loading, write_loading
 from gateway.serve.prepare import _follow
 from gateway.serve.start_bar import Stage, StartBar
 

@@ -16,7 +16,7 @@ import pytest
 from fakes import BASE, House, build_house, principal
 
 from engine.model.prepare import NoSpace, prepare_model
-from engine.paths import partial_prefix, partials
+from engine.process.files import partial_prefix, partials
 from gateway.config.sections import AdaptersConfig, GrpcConfig, HttpConfig, RedisConfig
 from gateway.config.tls import TlsConfig
 from gateway.config.whole import demo_config

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from engine.core.types import Lane
-from engine.lossy_log import write_last_lines
+from engine.process.lossy_log import write_last_lines
 from gateway.config.file import ConfigError
 from gateway.config.sections import ObservabilityConfig, TracesConfig
 from gateway.core.trace_context import Ingress, TraceContext

@@ -13,12 +13,12 @@ from kernel_cases import AttentionCase, attention_case
 from torch import Tensor
 
 from lora_kernels import reference
-from lora_kernels.triton_attention import PagedAttention
-from lora_kernels.triton_context import FP8
-from lora_kernels.triton_decode import DecodeTuning
-from lora_kernels.triton_kv import write_kv
-from lora_kernels.triton_pointwise import rotate_and_write
-from lora_kernels.triton_prefill import PrefillTuning
+from lora_kernels.gpu.triton_attention import PagedAttention
+from lora_kernels.gpu.triton_context import FP8
+from lora_kernels.gpu.triton_decode import DecodeTuning
+from lora_kernels.gpu.triton_kv import write_kv
+from lora_kernels.gpu.triton_pointwise import rotate_and_write
+from lora_kernels.gpu.triton_prefill import PrefillTuning
 
 DECODE = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=5)
 PREFILL = PrefillTuning(block_m=16, block_n=16, fill=1)

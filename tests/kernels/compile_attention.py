@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from lora_kernels.triton_attention import Processor, decode_tuning, prefill_tuning
-from lora_kernels.triton_context import FP8, AttentionCall, block_width
-from lora_kernels.triton_decode import decode_constants, decode_kernel
-from lora_kernels.triton_kv import write_kernel
-from lora_kernels.triton_partials import MERGE_WARPS, merge_kernel
-from lora_kernels.triton_prefill import prefill_constants, prefill_kernel
+from lora_kernels.gpu.triton_attention import Processor, decode_tuning, prefill_tuning
+from lora_kernels.gpu.triton_context import FP8, AttentionCall, block_width
+from lora_kernels.gpu.triton_decode import decode_constants, decode_kernel
+from lora_kernels.gpu.triton_kv import write_kernel
+from lora_kernels.gpu.triton_partials import MERGE_WARPS, merge_kernel
+from lora_kernels.gpu.triton_prefill import prefill_constants, prefill_kernel
 
 PROCESSORS = {80: Processor(108, 164 << 10, 80), 90: Processor(132, 228 << 10, 90)}
 """A100 and H100 (CUDA programming guide, technical specifications by compute capability)."""

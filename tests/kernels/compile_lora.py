@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from lora_kernels.gpu.triton_lora import LAYOUT, expand_kernel, shrink_kernel
+from lora_kernels.gpu.triton_lora_tuning import PART_UNIT, SHIPPED
 from lora_kernels.layout import FP8_SCALES
-from lora_kernels.triton_lora import LAYOUT, expand_kernel, shrink_kernel
-from lora_kernels.triton_lora_tuning import PART_UNIT, SHIPPED
 
 GROUPS = {
     "qkv": ((0, 1, 2), 4096, (4096, 1024, 1024)),

@@ -7,8 +7,8 @@ from typing import Any
 
 import triton
 
-from lora_kernels.triton_logprobs import CHUNK, logprob_kernel, rank_kernel
-from lora_kernels.triton_pointwise import (
+from lora_kernels.gpu.triton_logprobs import CHUNK, logprob_kernel, rank_kernel
+from lora_kernels.gpu.triton_pointwise import (
     HEAD_TILE,
     SWIGLU_BLOCK,
     heads_kernel,
@@ -16,7 +16,7 @@ from lora_kernels.triton_pointwise import (
     norm_tuning,
     swiglu_kernel,
 )
-from lora_kernels.triton_sampling import SamplingTiles, choose_kernel, score_kernel
+from lora_kernels.gpu.triton_sampling import SamplingTiles, choose_kernel, score_kernel
 
 POINTERS = {
     **dict.fromkeys(("delta_ptr", "weight_ptr", "gate_up_ptr", "query_norm_ptr", "key_norm_ptr", "logits_ptr"), "bf16"),

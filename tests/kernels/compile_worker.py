@@ -21,8 +21,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from lora_kernels.gpu.triton_dora import BLOCK, scale_kernel
 from lora_kernels.layout import ALIGN
-from lora_kernels.triton_dora import BLOCK, scale_kernel
 
 Case = tuple[str, Any, dict[str, Any], dict[str, int]]
 """Name, kernel, constants, launch options."""

@@ -15,8 +15,8 @@ from backend_checks import CHECKS
 from dora_checks import DORA_CHECKS
 from lora_checks import LORA_CHECKS
 
-from lora_kernels import triton_dora
-from lora_kernels.triton_backend import TritonBackend
+from lora_kernels.gpu import triton_dora
+from lora_kernels.gpu.triton_backend import TritonBackend
 
 
 def outcome(check: Callable[[], None]) -> str | None:

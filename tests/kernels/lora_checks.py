@@ -13,10 +13,11 @@ from interpreter_numbers import tensor_cores
 from kernel_cases import LoraCase, Shape, lora_case
 from torch import Tensor
 
-from lora_kernels import reference, triton_lora
+from lora_kernels import reference
+from lora_kernels.gpu import triton_lora
+from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, PreparedLora, prepare, record, upload
+from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
 from lora_kernels.layout import ProjectionGroup
-from lora_kernels.triton_lora_plan import LoraWorkspace, PreparedLora, prepare, record, upload
-from lora_kernels.triton_lora_tuning import SHIPPED, LoraTuning
 
 SMALL = LoraTuning(k_per_split=256, tile_rows=16, long_from=24, long_rows=16, long_k=32, long_expand_rows=8)
 """Blocks so small that every kind of tile, and four parts, occur in cases of little work."""

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import Shape
 
+from lora_kernels.gpu.triton_lora_plan import LoraWorkspace, prepare, record, upload
+from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
 from lora_kernels.layout import LoraTable, plan_layout
 from lora_kernels.segments import plan_segments
-from lora_kernels.triton_lora_plan import LoraWorkspace, prepare, record, upload
-from lora_kernels.triton_lora_tuning import SHIPPED, LoraTuning
 
 SHAPE, PAGE, CPU = Shape(hidden=24, kv=7, inter=33), 1024, torch.device("cpu")
 TUNING = LoraTuning(narrow_rows=8, tile_rows=8, long_from=20, long_rows=16, long_ranks=32)

@@ -9,8 +9,8 @@ from backend_checks import CHECKS, run_attention, run_lora
 from kernel_cases import attention_case, lora_case
 
 from lora_kernels import reference, select
-from lora_kernels.numba_backend import NumbaBackend
-from lora_kernels.numba_lora import cut_tiles
+from lora_kernels.cpu.numba_backend import NumbaBackend
+from lora_kernels.cpu.numba_lora import cut_tiles
 from lora_kernels.pointwise import TorchPointwise
 from lora_kernels.segments import plan_segments
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from kernel_cases import attention_case, lora_case
 
-from lora_kernels.numba_attention_plan import AttentionForm, plan_attention
-from lora_kernels.numba_backend import NumbaBackend
-from lora_kernels.numba_tape import Workspace, record
-from lora_kernels.openmp import team
+from lora_kernels.cpu.numba_attention_plan import AttentionForm, plan_attention
+from lora_kernels.cpu.numba_backend import NumbaBackend
+from lora_kernels.cpu.numba_tape import Workspace, record
+from lora_kernels.cpu.openmp import team
 
 WIDTH, EPS = 64, 1e-5
 

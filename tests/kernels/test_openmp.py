@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lora_kernels.openmp import find_libgomp
+from lora_kernels.cpu.openmp import find_libgomp
 
 TORCH = Path("/venv/site-packages/torch")
 OURS, BESIDE = f"{TORCH}/lib/libgomp.so.1", "/venv/site-packages/torch.libs/libgomp-a34b.so.1.0.0"

@@ -5,8 +5,8 @@ import pytest
 from backend_checks import CHECKS
 from kernel_cases import lora_case
 
+from lora_kernels.portable.torch_ops import TorchBackend
 from lora_kernels.segments import plan_segments
-from lora_kernels.torch_ops import TorchBackend
 
 
 @pytest.mark.parametrize("max_stacked_rank", [0, 128, 10_000], ids=["tiles", "default", "stacks"])

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import attention_case
 
-from lora_kernels import triton_decode, triton_partials
-from lora_kernels.triton_attention import PagedAttention, decode_tuning, prefill_tuning
-from lora_kernels.triton_context import AttentionCall
-from lora_kernels.triton_decode import DecodeTuning, make_workspace, workspace_bytes
-from lora_kernels.triton_prefill import PrefillTuning, plan_prefill
+from lora_kernels.gpu import triton_decode, triton_partials
+from lora_kernels.gpu.triton_attention import PagedAttention, decode_tuning, prefill_tuning
+from lora_kernels.gpu.triton_context import AttentionCall
+from lora_kernels.gpu.triton_decode import DecodeTuning, make_workspace, workspace_bytes
+from lora_kernels.gpu.triton_prefill import PrefillTuning, plan_prefill
 
 DECODE = DecodeTuning(block_n=16, split_tokens=32, max_splits=4, programs=50)
 

@@ -20,7 +20,7 @@ from engine.model.device_sampler import DeviceSampler
 from engine.model.draws import uniforms
 from engine.model.masks import TokenMasks, pack_bits
 from engine.model.sampler import Sampler
-from lora_kernels.triton_sampling import SamplingTiles
+from lora_kernels.gpu.triton_sampling import SamplingTiles
 
 CPU = torch.device("cpu")
 SMALL = SamplingTiles(chunk=64, tile=64)

@@ -34,12 +34,12 @@ from engine.model.lora import TARGETS, target_widths
 from engine.model.spec import read_spec
 from engine.model.steps import Steps, forward_over
 from engine.model.weights import open_weights
+from lora_kernels.gpu.triton_attention import PagedAttention
+from lora_kernels.gpu.triton_backend import TritonBackend
+from lora_kernels.gpu.triton_decode import DecodeTuning
+from lora_kernels.gpu.triton_lora_tuning import LoraTuning
+from lora_kernels.gpu.triton_sampling import SamplingTiles
 from lora_kernels.layout import pack_adapter, plan_layout
-from lora_kernels.triton_attention import PagedAttention
-from lora_kernels.triton_backend import TritonBackend
-from lora_kernels.triton_decode import DecodeTuning
-from lora_kernels.triton_lora_tuning import LoraTuning
-from lora_kernels.triton_sampling import SamplingTiles
 
 CPU = torch.device("cpu")
 BLOCK, NUM_PAGES, MAX_SEQS, MAX_LEN, VOCAB = 16, 80, 4, 64, 97

@@ -21,11 +21,11 @@ from engine.model.device_sampler import DeviceSampler
 from engine.model.graphs import StepGraphs, StepParts
 from engine.model.runner import ModelRunner
 from engine.model.steps import Steps, forward_over
-from lora_kernels.triton_attention import PagedAttention
-from lora_kernels.triton_backend import TritonBackend
-from lora_kernels.triton_decode import DecodeTuning
-from lora_kernels.triton_lora_tuning import LoraTuning
-from lora_kernels.triton_sampling import SamplingTiles
+from lora_kernels.gpu.triton_attention import PagedAttention
+from lora_kernels.gpu.triton_backend import TritonBackend
+from lora_kernels.gpu.triton_decode import DecodeTuning
+from lora_kernels.gpu.triton_lora_tuning import LoraTuning
+from lora_kernels.gpu.triton_sampling import SamplingTiles
 
 CPU = torch.device("cpu")
 BLOCK, NUM_PAGES, MAX_SEQS, MAX_LEN, VOCAB, EOS = 16, 14, 3, 64, 97, (2, 3)

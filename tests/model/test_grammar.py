@@ -20,7 +20,7 @@ from engine.core.state import EngineState
 from engine.core.types import FinishReason, Lane, Request, SampledToken, SamplingParams
 from engine.engine import Engine
 from engine.grammar_check.job import THREAD_STACK_BYTES, WorkerLimits
-from engine.grammar_source import MAX_CHARACTERS
+from engine.grammar_check.source import MAX_CHARACTERS
 from engine.model import grammar as rooms
 from engine.model.grammar import GrammarCache, GrammarRoom
 from engine.model.grammar_compiler import Compiler, Unproven

@@ -28,10 +28,10 @@ from engine.model.spec import read_spec
 from engine.model.step_block import HostBlock, StepShape, cut_block, write_rows
 from engine.model.steps import plan_graphs
 from engine.model.weights import open_weights
+from lora_kernels.gpu.triton_backend import TritonBackend
+from lora_kernels.gpu.triton_decode import DecodeTuning
+from lora_kernels.gpu.triton_lora_plan import COUNT, HEADER, workspace_numbers
 from lora_kernels.layout import plan_layout
-from lora_kernels.triton_backend import TritonBackend
-from lora_kernels.triton_decode import DecodeTuning
-from lora_kernels.triton_lora_plan import COUNT, HEADER, workspace_numbers
 
 ROOT, CPU = Path(__file__).parents[2], torch.device("cpu")
 BLOCK, MAX_SEQS, MAX_LEN = 16, 5, 64

@@ -179,7 +179,7 @@ def test_in_fp8_an_adapter_takes_half_the_pages(tmp_path):
 def test_what_cannot_be_packed_leaves_no_page_behind(tmp_path, monkeypatch):
     ours, folder = known_structure(tmp_path)
     before = len(ours._memory._free)
-    monkeypatch.setattr("lora_kernels.numba_pack.pack_tiles", lambda *args: 1 / 0)
+    monkeypatch.setattr("lora_kernels.cpu.numba_pack.pack_tiles", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ours.pack(ours.read(str(folder)))
     assert len(ours._memory._free) == before

@@ -20,7 +20,7 @@ from engine.engine import Engine
 from engine.model.runner import ModelRunner
 from engine.model.steps import Steps
 from engine.model.taped import TapedDecoder
-from lora_kernels.numba_tape import Tape
+from lora_kernels.cpu.numba_tape import Tape
 
 SIZES = {"block_size": 16, "num_pages": 40, "max_seqs": 4, "max_model_len": 64}
 GREEDY = SamplingParams(14, temperature=0.0, ignore_eos=True, logprobs=3)

@@ -10,7 +10,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from engine.model.prepare import prepare_model
-from engine.model_source import ModelNotFound, converted_folder, find_prepared
+from engine.process.model_source import ModelNotFound, converted_folder, find_prepared
 from tests.model.tiny_gguf import header
 
 QUIET = Console(quiet=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.core.grammars import Grammar, GrammarKind
-from engine.grammar_source import inline_schema
+from engine.grammar_check.source import inline_schema
 from gateway.text.tokenizer import ToolSchema
 from gateway.text.tools.dialects import Frame
 from gateway.text.tools.rule import ToolRule

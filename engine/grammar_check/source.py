@@ -1,0 +1,162 @@
+"""Turns a grammar's text into llguidance's own format, and asks llguidance what is wrong with it.
+
+On a hostile grammar, `objection` may crash the process or take minutes and gigabytes: only the worker processes of
+`engine.grammar_check` call it with the grammars of tenants.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.gbnf_to_lark import any_to_lark
+
+from engine.core.grammars import Grammar, GrammarKind
+
+MAX_CHARACTERS = 65_536
+"""Maximum length of a grammar's text in characters. Sound grammars of this length compile in 0.2 s on a slow core and
+hold 7 MB. Hostile grammars of 31 characters crash the library, and others compute and allocate without end before the
+limits below apply: `engine.grammar_check` bounds those."""
+MAX_TOLD = 500
+"""Maximum length of an error message in characters."""
+WHITESPACE = r"[\x20\x0A\x0D\x09]{0,20}"
+"""Regex of the whitespace that an answer may have between two JSON tokens. It is bounded, because small models would
+otherwise generate whitespace without end."""
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=200_000,
+    step_lexer_fuel=50_000,
+    step_max_items=10_000,
+    max_lexer_states=20_000,
+    max_grammar_size=50_000,
+    verbose_errors=False,
+)
+"""Bounds on a compiled grammar and on each step with it. The library counts work instead of time, so that a grammar
+passes on every machine or on none. Hostile grammars that compile (nested repetitions, exponential automata) cost at
+most 40 ms in a step and hold at most 40 MB. These limits do not bound compiling itself: intersections of patterns
+and large `multipleOf` take seconds and gigabytes regardless, which only the limits of a worker process stop."""
+
+
+def library_source(grammar: Grammar) -> str:
+    """Convert a grammar to the format of llguidance. Raises ValueError if the text is malformed or too long."""
+    if len(grammar.text) > MAX_CHARACTERS:
+        raise ValueError(f"it is {len(grammar.text)} characters long, and may be {MAX_CHARACTERS}")
+    return _SOURCES[grammar.kind](grammar.text)
+
+
+def objection(grammar: Grammar) -> str:
+    """Return what is wrong with a grammar for any model; empty if nothing is. See the module docstring for dangers."""
+    try:
+        return told(LLMatcher.validate_grammar(library_source(grammar), limits=LIMITS))
+    except ValueError as error:
+        return str(error)
+
+
+def told(error: str) -> str:
+    """Shorten an error of the library, which may quote the whole grammar, and drop the marker at its end."""
+    text = error.removesuffix("<non-verbose/>").strip()
+    return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]} ..."
+
+
+def inline_schema(schema: Mapping[str, Any]) -> str:
+    """Return a JSON schema as a part of a Lark grammar. It is enforced as strictly as a schema that stands alone.
+
+    Raises:
+        ValueError: the schema demands something that no grammar can express.
+    """
+    return "%json " + json.dumps(
+        {**without_idle_keywords(schema), "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": False}}
+    )
+
+
+def _json_source(schema: str) -> str:
+    """Convert a JSON schema so that the library refuses keywords that it cannot enforce, even if the schema itself
+    allows it to ignore them."""
+    try:
+        document = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not a JSON document: {error}") from error
+    if not isinstance(document, dict):
+        raise ValueError("a schema must be a JSON object")
+    if "uniqueItems" in schema:
+        schema = json.dumps(_without_idle_keywords(document))
+    return LLMatcher.grammar_from_json_schema(
+        schema, defaults={"whitespace_pattern": WHITESPACE}, overrides={"lenient": False}
+    )
+
+
+def _without_idle_keywords(document: dict[str, Any]) -> Any:
+    try:
+        return without_idle_keywords(document)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+
+
+def _context_free_source(text: str) -> str:
+    """Convert a grammar in Lark's notation or in GBNF (the notation of llama.cpp; the EBNF of xgrammar is similar)."""
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(text))
+    except Exception as error:  # the library raises nothing more specific
+        raise ValueError(str(error)) from error
+
+
+_SOURCES: Mapping[GrammarKind, Callable[[str], str]] = {
+    GrammarKind.JSON_SCHEMA: _json_source,
+    GrammarKind.REGEX: LLMatcher.grammar_from_regex,
+    GrammarKind.CONTEXT_FREE: _context_free_source,
+}
+
+
+_SCHEMA = frozenset(
+    [
+        "additionalItems",
+        "additionalProperties",
+        "contains",
+        "else",
+        "if",
+        "items",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    ]
+)
+"""Keywords whose value is a schema, or a list of schemas."""
+_LIST = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
+_BY_NAME = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
+"""Keywords whose value maps names to schemas."""
+
+
+def without_idle_keywords(schema: Any) -> Any:
+    """Return the schema without `uniqueItems` where it demands nothing: where it is false, or at most one item fits.
+
+    Raises:
+        ValueError: `uniqueItems` demands something. No grammar can express it, and no approximation is made.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = {}
+    for keyword, value in schema.items():
+        if keyword == "uniqueItems" and isinstance(value, bool):
+            _check_unique_items(schema)
+        else:
+            kept[keyword] = _below(keyword, value)
+    return kept
+
+
+def _below(keyword: str, value: Any) -> Any:
+    """Return the value of a keyword with idle keywords removed from the schemas in it. Other values, such as those of
+    `enum`, are returned unchanged."""
+    if keyword in _BY_NAME and isinstance(value, Mapping):
+        return {name: without_idle_keywords(schema) for name, schema in value.items()}
+    if keyword in _SCHEMA | _LIST and isinstance(value, list):
+        return [without_idle_keywords(schema) for schema in value]
+    return without_idle_keywords(value) if keyword in _SCHEMA else value
+
+
+def _check_unique_items(schema: Mapping[str, Any]) -> None:
+    most = schema.get("maxItems")
+    if schema["uniqueItems"] and not (isinstance(most, int) and most <= 1):
+        raise ValueError("uniqueItems is not supported: leave it out and check the answer, or set maxItems to 1")

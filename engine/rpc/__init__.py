@@ -1,0 +1,1 @@
+"""The engine as the gateway reaches it: the gRPC service, its client, and the messages between them."""

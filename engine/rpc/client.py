@@ -1,0 +1,304 @@
+"""EngineClient: the gateway's side of `engine.proto`. It is async because it runs in the gateway's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+import grpc
+import structlog
+from google.protobuf.message import Message
+
+from engine.core.config import LaneGoals
+from engine.core.types import AdapterId, Lane, LaneMode, Request
+from engine.pb import engine_pb2 as pb
+from engine.pb import engine_pb2_grpc as pb_grpc
+from engine.rpc.stream import Arrivals, EngineUnavailable, EventStream
+from engine.rpc.wire import GATEWAY, LANE_MODES, LANES, event_from_pb, request_to_pb
+
+log = structlog.get_logger("engine.rpc.client")
+
+RECONNECT_SECONDS = 0.1
+RECONNECT_MS = 100
+"""Milliseconds between two attempts to connect to an engine's socket. An attempt is cheap: it is local."""
+STATS_SECONDS = 10.0
+"""Timeout in seconds of calls that the engine answers between two steps: an engine whose step takes longer is treated
+as unavailable."""
+LOAD_SECONDS = 300.0
+"""Default timeout in seconds for loading an adapter: for a large model on a slow disk, reading one takes minutes."""
+UNLOAD_MARGIN_SECONDS = 30.0
+"""Seconds that unloading may take beyond the drain time, to abort the remaining requests and free the adapter."""
+REJECTIONS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNKNOWN)
+"""Status codes that mean that the engine rejects this adapter. UNKNOWN is an unexpected exception while the adapter was
+read; the engine keeps running."""
+
+
+class AdapterRejected(Exception):
+    """The engine refused an adapter; the message tells the operator why."""
+
+
+class LaneRejected(Exception):
+    """The engine's scheduling policy has no separate lanes, so that no single lane can be paused or drained."""
+
+
+class EngineApi(Protocol):
+    """The operations that the gateway needs from an engine, whether it is in another process or in this one."""
+
+    info: pb.EngineInfo
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the client is connected to an engine whose model is loaded."""
+
+    async def wait_ready(self) -> None:
+        """Wait until the engine is ready."""
+
+    def generate(self, request: Request) -> EventStream:
+        """Submit a request at once and return the stream of its events. The caller must close the stream, for example
+        with `contextlib.aclosing`.
+
+        Raises:
+            EngineUnavailable: the engine is not ready.
+        """
+
+    async def load_adapter(self, path: str) -> pb.AdapterInfo:
+        """Load an adapter folder, so that requests may use the adapter.
+
+        Raises:
+            AdapterRejected: the adapter cannot be served, or took too long to read.
+            EngineUnavailable: the engine is gone or does not answer.
+        """
+
+    async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
+        """Unload an adapter and return the number of requests that were aborted when the drain time was over.
+
+        Raises:
+            EngineUnavailable: the engine is gone or does not answer.
+        """
+
+    async def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
+        """Pin an adapter, so that it stays on the device once it has been loaded there, or unpin it.
+
+        Raises:
+            AdapterRejected: there is no such adapter, or pinning it would leave too little room for others.
+            EngineUnavailable: the engine is gone or does not answer.
+        """
+
+    async def stats(self, *, check: bool = False) -> pb.EngineStats:
+        """Return the engine's statistics. `check` adds the integrity check, which delays the steps while it looks at
+        every page.
+
+        Raises:
+            EngineUnavailable: the engine is gone, or no step ended in time.
+        """
+
+    async def live_requests(self, limit: int) -> pb.RequestsResponse:
+        """Return the live requests of all gateways, at most `limit` of them in full. Raises EngineUnavailable."""
+
+    async def cancel(self, request_ids: Iterable[str]) -> int:
+        """End requests of any gateway, given the ids that they were submitted with; return how many were still live.
+
+        Raises:
+            EngineUnavailable: the engine is gone or does not answer.
+        """
+
+    async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
+        """Set a lane's mode for all gateways, until the engine restarts. Raises LaneRejected or EngineUnavailable."""
+
+    async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
+        """Set a lane's goals for all gateways, until the engine restarts. Raises EngineUnavailable."""
+
+
+class EngineClient:
+    """An `EngineApi` over one gRPC channel. It reconnects until it is closed. When a connection breaks, the streams of
+    all requests in flight end with EngineLost.
+
+    Args:
+        address: where the engine listens, e.g. `unix:/path/to/socket`.
+        on_connect: awaited after each connection, before the client counts as ready; it restores the adapters.
+        load_seconds: how long the engine may take to read an adapter.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        on_connect: Callable[[], Awaitable[None]] | None = None,
+        *,
+        load_seconds: float = LOAD_SECONDS,
+    ) -> None:
+        self.info = pb.EngineInfo()
+        self.on_connect = on_connect
+        self.load_seconds = load_seconds
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            *((f"grpc.{which}_reconnect_backoff_ms", RECONNECT_MS) for which in ("initial", "max")),
+        ]
+        self._channel = grpc.aio.insecure_channel(address, options=options)
+        self._stub = pb_grpc.EngineStub(self._channel)
+        self._ready = asyncio.Event()
+        self._commands: asyncio.Queue[pb.Command] | None = None
+        self._streams: dict[str, Arrivals] = {}
+        self._identity: tuple[tuple[str, str], ...] = ()
+        """gRPC metadata with which all calls of this session identify the gateway."""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._ready.is_set()
+
+    async def start(self) -> None:
+        """Begin to connect in the background; `wait_ready` waits for the connection."""
+        self._task = asyncio.create_task(self._stay_connected(), name="engine-client")
+
+    async def wait_ready(self) -> None:
+        await self._ready.wait()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._channel.close()
+
+    def generate(self, request: Request) -> Arrivals:
+        if not self.ready or self._commands is None:
+            raise EngineUnavailable("the engine is not ready")
+        command = pb.Command(submit=request_to_pb(request))
+        arrivals = self._streams[request.id] = Arrivals(partial(self._abort, request.id, self._commands))
+        self._commands.put_nowait(command)
+        return arrivals
+
+    async def load_adapter(self, path: str) -> pb.AdapterInfo:
+        try:
+            return await self._ask(self._stub.LoadAdapter, pb.LoadAdapterRequest(path=path), self.load_seconds)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in REJECTIONS:
+                raise AdapterRejected(error.details() or "") from error
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise AdapterRejected(f"the engine had not read it after {self.load_seconds:g} s") from error
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def unload_adapter(self, adapter: AdapterId, drain_seconds: float) -> int:
+        request = pb.UnloadAdapterRequest(adapter=adapter, drain_seconds=drain_seconds)
+        try:
+            return (await self._ask(self._stub.UnloadAdapter, request, drain_seconds + UNLOAD_MARGIN_SECONDS)).aborted
+        except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def pin_adapter(self, adapter: AdapterId, pinned: bool) -> None:
+        request = pb.PinAdapterRequest(adapter=adapter, pinned=pinned)
+        try:
+            await self._ask(self._stub.PinAdapter, request, STATS_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in REJECTIONS:
+                raise AdapterRejected(error.details() or "") from error
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def stats(self, *, check: bool = False) -> pb.EngineStats:
+        try:
+            return await self._ask(self._stub.Stats, pb.StatsRequest(check=check), STATS_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def live_requests(self, limit: int) -> pb.RequestsResponse:
+        try:
+            return await self._ask(self._stub.Requests, pb.RequestsRequest(limit=limit), STATS_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def cancel(self, request_ids: Iterable[str]) -> int:
+        request = pb.CancelRequest(request_ids=request_ids)
+        try:
+            return (await self._ask(self._stub.Cancel, request, STATS_SECONDS)).cancelled
+        except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def set_lane(self, lane: Lane, mode: LaneMode) -> None:
+        request = pb.SetLaneRequest(lane=LANES[lane], mode=LANE_MODES[mode])
+        try:
+            await self._ask(self._stub.SetLane, request, STATS_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise LaneRejected(error.details() or "") from error
+            raise EngineUnavailable(error.details() or "") from error
+
+    async def set_goals(self, lane: Lane, goals: LaneGoals) -> None:
+        request = pb.SetGoalsRequest(
+            lane=LANES[lane],
+            ttft_seconds=goals.ttft_s,
+            itl_seconds=goals.itl_s,
+            attainment=goals.attainment,
+            max_wait_seconds=goals.max_wait_s,
+        )
+        try:
+            await self._ask(self._stub.SetGoals, request, STATS_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise EngineUnavailable(error.details() or "") from error
+
+    def _ask(self, call: Callable[..., Awaitable[Any]], request: Message, seconds: float) -> Awaitable[Any]:
+        return call(request, timeout=seconds, metadata=self._identity)
+
+    async def _stay_connected(self) -> None:
+        while True:
+            try:
+                await self._connect_once()
+            except grpc.aio.AioRpcError as error:
+                log.warning("engine_lost", reason=error.details())
+            except Exception:  # a bug, for example in on_connect: without another attempt, no request is served again
+                log.exception("engine_session_failed")
+            finally:
+                self._lose()
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _connect_once(self) -> None:
+        """Open a session and serve it until it ends."""
+        self.info.CopyFrom(await self._stub.Describe(pb.DescribeRequest(), wait_for_ready=True))
+        commands: asyncio.Queue[pb.Command] = asyncio.Queue()
+        self._identity = ((GATEWAY, uuid.uuid4().hex),)
+        call = self._stub.Session(metadata=self._identity)
+        sender = asyncio.create_task(self._send(call, commands))
+        try:
+            if self.on_connect is not None:
+                await self.on_connect()
+            self._commands = commands
+            self._ready.set()
+            async for message in call:
+                self._dispatch(message)
+        finally:
+            sender.cancel()
+            call.cancel()
+
+    async def _send(self, call: grpc.aio.StreamStreamCall, commands: asyncio.Queue[pb.Command]) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader sees the broken stream
+            while True:
+                waiting = [await commands.get()]
+                while not commands.empty():
+                    waiting.append(commands.get_nowait())
+                await call.write(pb.Commands(commands=waiting))
+
+    def _dispatch(self, message: pb.StepEvents) -> None:
+        for told in message.events:
+            stream = self._streams.get(told.request_id)
+            if stream is None:
+                continue
+            event = event_from_pb(told)
+            stream.put(event)
+            if event.finish_reason is not None:
+                del self._streams[told.request_id]
+
+    def _abort(self, request_id: str, commands: asyncio.Queue[pb.Command]) -> None:
+        """Abort a request unless it has ended. `commands` is the queue of the session in which it was submitted."""
+        if self._streams.pop(request_id, None) is not None:
+            commands.put_nowait(pb.Command(abort=pb.Abort(request_id=request_id)))
+
+    def _lose(self) -> None:
+        """Mark the client as not ready and end every open stream with EngineLost."""
+        self._ready.clear()
+        self._commands = None
+        for stream in self._streams.values():
+            stream.lose()
+        self._streams.clear()

@@ -1,0 +1,181 @@
+"""Implements `engine.proto`: passes the commands of gateway sessions to the engine, and its events to the sessions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import grpc
+
+from engine.core.commands import Abort, Submit
+from engine.core.config import LaneGoals
+from engine.core.lane_modes import cancel, set_goals, set_mode
+from engine.core.types import Lane, TokenEvent
+from engine.engine import Engine
+from engine.executor.base import HostAdapter
+from engine.pb import engine_pb2 as pb
+from engine.pb import engine_pb2_grpc as pb_grpc
+from engine.process.load_attempts import LoadAttempts
+from engine.rpc.adapter_refs import Holders
+from engine.rpc.session import GatewaySession
+from engine.rpc.snapshot import live_requests, snapshot
+from engine.rpc.wire import GATEWAY, lane_mode_from_pb, request_from_pb
+
+
+class EngineService(pb_grpc.EngineServicer):
+    """Thread-safe gRPC service of one engine. The step loop calls `deliver`; gRPC's threads call all other methods."""
+
+    def __init__(self, engine: Engine, info: pb.EngineInfo, attempts: LoadAttempts | None = None) -> None:
+        """`attempts` counts loads of adapters. None means that they are not counted."""
+        self._engine = engine
+        self._info = info
+        self._attempts = attempts or LoadAttempts(None)
+        self._lock = threading.Lock()
+        self._owner: dict[str, GatewaySession] = {}
+        """Request id -> session that submitted the request."""
+        self._holders = Holders()
+
+    def deliver(self, events: list[TokenEvent]) -> None:
+        """Give each session its events of one step in a single call."""
+        theirs: dict[GatewaySession, list[TokenEvent]] = {}
+        with self._lock:
+            for event in events:
+                session = self._owner.get(event.request_id)
+                if session is not None:
+                    theirs.setdefault(session, []).append(event)
+                if event.finish_reason is not None:
+                    self._owner.pop(event.request_id, None)
+        for session, own in theirs.items():
+            session.put(own)
+
+    def Session(  # noqa: N802
+        self, request_iterator: Iterator[pb.Commands], context: grpc.ServicerContext
+    ) -> Iterator[pb.StepEvents]:
+        session = GatewaySession()
+        context.add_callback(session.end)
+        reader = threading.Thread(target=self._read, args=(session, request_iterator), daemon=True)
+        reader.start()
+        try:
+            yield from session.messages()
+        finally:
+            self._abandon(session)
+            self._holders.leave(_gateway(context))
+
+    def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.EngineInfo:  # noqa: N802
+        return self._info
+
+    def LoadAdapter(  # noqa: N802
+        self, request: pb.LoadAdapterRequest, context: grpc.ServicerContext
+    ) -> pb.AdapterInfo:
+        started = self._engine.clock()
+        try:
+            host = self._load(request.path, _gateway(context))
+        except TimeoutError:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "no step has ended for a while, so the adapter was not taken up")
+        except (ValueError, OSError) as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return pb.AdapterInfo(
+            adapter=host.id,
+            rank=host.rank,
+            target_modules=host.target_modules,
+            pages=host.num_pages,
+            bytes=host.num_bytes,
+            load_seconds=self._engine.clock() - started,
+        )
+
+    def UnloadAdapter(  # noqa: N802
+        self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext
+    ) -> pb.UnloadAdapterResponse:
+        if not self._holders.let_go(request.adapter, _gateway(context)):
+            return pb.UnloadAdapterResponse()
+        return pb.UnloadAdapterResponse(aborted=self._engine.unload_adapter(request.adapter, request.drain_seconds))
+
+    def PinAdapter(  # noqa: N802
+        self, request: pb.PinAdapterRequest, context: grpc.ServicerContext
+    ) -> pb.PinAdapterResponse:
+        try:
+            self._engine.pin_adapter(request.adapter, request.pinned)
+        except ValueError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return pb.PinAdapterResponse()
+
+    def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext) -> pb.EngineStats:  # noqa: N802
+        engine = self._engine
+        ask = engine.inspect if request.check else engine.look
+        return ask(lambda state: snapshot(state, engine.step_seconds, engine.clock(), check=request.check))
+
+    def Requests(  # noqa: N802
+        self, request: pb.RequestsRequest, context: grpc.ServicerContext
+    ) -> pb.RequestsResponse:
+        engine = self._engine
+        return engine.look(lambda state: live_requests(state, engine.clock(), request.limit))
+
+    def Cancel(self, request: pb.CancelRequest, context: grpc.ServicerContext) -> pb.CancelResponse:  # noqa: N802
+        count = self._engine.inspect(lambda state: cancel(state, request.request_ids))
+        return pb.CancelResponse(cancelled=count)
+
+    def SetLane(self, request: pb.SetLaneRequest, context: grpc.ServicerContext) -> pb.SetLaneResponse:  # noqa: N802
+        lane, mode = Lane(request.lane), lane_mode_from_pb(request.mode)
+        try:
+            self._engine.inspect(lambda state: set_mode(state, lane, mode))
+        except ValueError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return pb.SetLaneResponse()
+
+    def SetGoals(self, request: pb.SetGoalsRequest, context: grpc.ServicerContext) -> pb.SetGoalsResponse:  # noqa: N802
+        try:
+            goals = LaneGoals(request.ttft_seconds, request.itl_seconds, request.attainment, request.max_wait_seconds)
+        except ValueError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        self._engine.inspect(lambda state: set_goals(state, Lane(request.lane), goals))
+        return pb.SetGoalsResponse()
+
+    def _load(self, path: str, gateway: str) -> HostAdapter:
+        """Load an adapter and record that a gateway holds it, again if the engine was told to unload it meanwhile.
+
+        Raises:
+            ValueError: the adapter is not usable, or its loads have killed too many engine processes.
+            OSError: its files cannot be read.
+            TimeoutError: no step ended in time.
+        """
+        while True:
+            began = self._holders.now()
+            with self._attempts.counted(path):
+                host = self._engine.load_adapter(path)
+            if self._holders.hold(host.id, gateway, began):
+                return host
+
+    def _read(self, session: GatewaySession, messages: Iterator[pb.Commands]) -> None:
+        try:
+            for message in messages:
+                for command in message.commands:
+                    self._take(session, command)
+        except grpc.RpcError:
+            pass  # the stream broke: its callback ends the session, which aborts its requests
+        finally:
+            session.end()
+
+    def _take(self, session: GatewaySession, command: pb.Command) -> None:
+        if command.HasField("abort"):
+            self._engine.inbox.put(Abort(command.abort.request_id))
+            return
+        request = request_from_pb(command.submit, self._engine.clock())
+        with self._lock:
+            if session.ended:  # the gateway left meanwhile, so that no command would ever abort this request
+                return
+            if self._owner.setdefault(request.id, session) is session:
+                session.expect(request.id, whole=command.submit.whole)
+            self._engine.inbox.put(Submit(request))
+
+    def _abandon(self, session: GatewaySession) -> None:
+        with self._lock:
+            session.ended = True
+            orphans = [request_id for request_id, owner in self._owner.items() if owner is session]
+            for request_id in orphans:
+                del self._owner[request_id]
+        for request_id in orphans:
+            self._engine.inbox.put(Abort(request_id))
+
+
+def _gateway(context: grpc.ServicerContext) -> str:
+    return str(dict(context.invocation_metadata()).get(GATEWAY, ""))

@@ -1,0 +1,1 @@
+"""Kernels of a CPU, compiled by numba, and their threads, vectors and products."""

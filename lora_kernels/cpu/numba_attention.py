@@ -1,0 +1,197 @@
+"""Paged attention on the CPU in one pass over the pages in place: nothing is gathered, and an item reads its KV once.
+
+Items are planned in numba_attention_plan.py. With GQA, the query heads of a KV head are treated as additional rows. The
+softmax is computed online over tiles of about `TILE` tokens, in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numba import carray, float32, njit
+
+from lora_kernels.cpu import simd
+from lora_kernels.cpu.formats import Format, load_as, size_of, store_as
+from lora_kernels.cpu.numba_attention_plan import CACHE_LINE, TILE, Block
+from lora_kernels.cpu.openmp import ITEM, THREAD, Kernel
+from lora_kernels.cpu.products import MAX_ROWS, dot_rows, mix_rows
+from lora_kernels.cpu.simd import LANES
+
+NEVER = float32(-math.inf)
+
+
+def make_kernel(fmt: Format) -> Kernel:
+    def attend(pointer):
+        block = carray(pointer, 1)[0]
+        scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
+        item = simd.take_ticket(pointer, ITEM)
+        while item < block.num_items:
+            following = simd.take_ticket(pointer, ITEM)
+            _attend_item(
+                block, fmt, scratch, block.items + 24 * item, block.items + 24 * min(following, block.num_items)
+            )
+            item = following
+
+    return Kernel(attend, Block)
+
+
+@njit
+def _attend_item(block, fmt, scratch, item, following):
+    simd.stay_apart()
+    sequence, first_row, num_rows = simd.read_i32(item), simd.read_i32(item + 4), simd.read_i32(item + 8)
+    first, first_head, num_heads = simd.read_i32(item + 12), simd.read_i32(item + 16), simd.read_i32(item + 20)
+    row_bytes = 4 * (-(-block.dims // LANES) * LANES)
+    per_head = num_rows * block.group
+    sums = scratch + block.scratch_rows * row_bytes
+    maxima = sums + block.scratch_rows * row_bytes
+    totals = maxima + 4 * block.scratch_rows
+    scores = totals + 4 * block.scratch_rows
+
+    for m in range(per_head * num_heads):
+        row = first_row + m % per_head // block.group
+        head = (first_head + m // per_head) * block.group + m % block.group
+        _start_row(block, fmt, row, head, scratch + m * row_bytes, sums + m * row_bytes)
+        simd.write_f32(maxima + 4 * m, NEVER)
+        simd.write_f32(totals + 4 * m, float32(0))
+
+    table = block.tables + sequence * block.table
+    last_page = (first + num_rows - 1) // block.block_size
+    step = max(1, TILE // block.block_size)
+    for page in range(max(0, first - block.window + 1) // block.block_size, last_page + 1, step):
+        ahead_table, ahead_page, ahead_last, ahead_head = table, page + step, last_page, first_head
+        if ahead_page > last_page and following < block.items + 24 * block.num_items:
+            ahead_table = block.tables + simd.read_i32(following) * block.table
+            ahead_first, ahead_head = simd.read_i32(following + 12), simd.read_i32(following + 16)
+            ahead_page = max(0, ahead_first - block.window + 1) // block.block_size
+            ahead_last = (ahead_first + simd.read_i32(following + 8) - 1) // block.block_size
+        ahead_pages = max(0, min(step, ahead_last - ahead_page + 1))
+        for head in range(num_heads):
+            for r in range(0, per_head, MAX_ROWS):
+                m = head * per_head + r
+                _attend_tile(
+                    block,
+                    fmt,
+                    table + 4 * page,
+                    (first_head + head) * block.head,
+                    page * block.block_size,
+                    first,
+                    r,
+                    min(MAX_ROWS, per_head - r),
+                    scratch + m * row_bytes,
+                    sums + m * row_bytes,
+                    maxima + 4 * m,
+                    totals + 4 * m,
+                    scores,
+                    ahead_table + 4 * ahead_page,
+                    0 if r else ahead_pages,
+                    (ahead_head + head) * block.head,
+                )
+
+    for m in range(per_head * num_heads):
+        row = first_row + m % per_head // block.group
+        head = (first_head + m // per_head) * block.group + m % block.group
+        share = simd.splat(float32(1) / simd.read_f32(totals + 4 * m))
+        to = block.out + (row * block.heads + head) * block.dims * size_of(fmt)
+        for d in range(0, block.dims, LANES):
+            part = simd.mul(share, simd.load(sums + m * row_bytes + 4 * d))
+            store_as(fmt, to + size_of(fmt) * d, part, block.dims - d)
+
+
+@njit
+def _start_row(block, fmt, row, head, query, sums):
+    """Copies a query row, scaled, to `query` in fp32, and clears its sums."""
+    scale = simd.splat(block.scale)
+    source = block.query + row * block.query_row + head * block.query_head
+    for d in range(0, block.dims, LANES):
+        part = load_as(fmt, source + size_of(fmt) * d, block.dims - d)
+        simd.store(query + 4 * d, simd.mul(scale, part))
+        simd.store(sums + 4 * d, simd.splat(float32(0)))
+
+
+@njit
+def _prefetch(block, fmt, table, index, pages, offset):
+    """Prefetches one head's K or V of one page of the next tile. Pages are scattered, so the hardware prefetcher cannot
+    predict the next one.
+
+    Prefetches are issued one page at a time, because the core would stall on more than it can have outstanding.
+    """
+    if index < pages:
+        start = block.kv + simd.read_i32(table + 4 * index) * block.page + offset
+        for token in range(block.block_size):
+            for byte in range(0, block.dims * size_of(fmt), CACHE_LINE):
+                simd.prefetch(start + token * block.token + byte)
+
+
+@njit
+def _attend_tile(
+    block,
+    fmt,
+    table,
+    head_offset,
+    tile,
+    first,
+    r,
+    rows,
+    query,
+    sums,
+    maxima,
+    totals,
+    scores,
+    ahead,
+    ahead_pages,
+    ahead_offset,
+):
+    """Attends from rows r to r + rows of a KV head to the pages from `table` on. Rows of one position are adjacent."""
+    simd.stay_apart()
+    size = block.block_size
+    step = max(1, TILE // size)
+    row_bytes = 4 * (-(-block.dims // LANES) * LANES)
+    score_bytes = 4 * (-(-step * size // LANES) * LANES)
+    seen = min(step * size, first + (r + rows - 1) // block.group + 1 - tile)
+    if seen <= 0:  # only later rows of the item see this tile
+        return
+    for t in range(0, seen, size):
+        _prefetch(block, fmt, ahead, t // size, ahead_pages, ahead_offset)
+        key = block.kv + simd.read_i32(table + 4 * (t // size)) * block.page + head_offset
+        count = min(size, seen - t)
+        dot_rows(fmt, rows, query, row_bytes, key, block.token, count, block.dims, scores + 4 * t, score_bytes, 0)
+    for i in range(rows):
+        position = first + (r + i) // block.group - tile
+        low = min(seen, max(0, position - block.window + 1))
+        keep = _soften(
+            scores + i * score_bytes, low, max(low, min(seen, position + 1)), seen, maxima + 4 * i, totals + 4 * i
+        )
+        for d in range(0, row_bytes, 4 * LANES):
+            place = sums + i * row_bytes + d
+            simd.store(place, simd.mul(keep, simd.load(place)))
+    for t in range(0, seen, size):
+        _prefetch(block, fmt, ahead, t // size, ahead_pages, ahead_offset + block.side)
+        value = block.kv + simd.read_i32(table + 4 * (t // size)) * block.page + head_offset + block.side
+        count = min(size, seen - t)
+        mix_rows(fmt, rows, scores + 4 * t, score_bytes, value, block.token, count, block.dims, sums, row_bytes, 0)
+
+
+@njit
+def _soften(scores, low, high, stop, maximum, total):
+    """Turns one row's scores [stop] into softmax weights, 0 outside [low, high), and updates its maximum and total.
+    Returns the factor by which the row's earlier sums must be multiplied."""
+    simd.stay_apart()
+    for t in range(low):
+        simd.write_f32(scores + 4 * t, NEVER)
+    for t in range(high, -(-stop // LANES) * LANES):
+        simd.write_f32(scores + 4 * t, NEVER)
+    before = simd.read_f32(maximum)
+    best = simd.splat(before)
+    for t in range(0, 4 * stop, 4 * LANES):
+        best = simd.maximum(simd.load(scores + t), best)
+    top = simd.largest(best)
+    shift = simd.splat(-top if top > NEVER else float32(0))
+    summed = simd.splat(float32(0))
+    for t in range(0, 4 * stop, 4 * LANES):
+        weights = simd.exp(simd.add(simd.load(scores + t), shift))
+        simd.store(scores + t, weights)
+        summed = simd.add(summed, weights)
+    keep = simd.exp(simd.add(simd.splat(before), shift))
+    simd.write_f32(maximum, top)
+    simd.write_f32(total, simd.read_f32(total) * simd.first(keep) + simd.total(summed))
+    return keep

@@ -1,0 +1,111 @@
+"""The numba backend for CPUs, compiled on the user's machine without an installed compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lora_kernels.backend import AttentionBatch
+from lora_kernels.cpu import numba_attention, numba_lora, numba_pointwise
+from lora_kernels.cpu.formats import FORMATS
+from lora_kernels.cpu.numba_attention_plan import AttentionForm, AttentionPlan, plan_attention
+from lora_kernels.cpu.numba_pointwise import NumbaPointwise
+from lora_kernels.cpu.numba_tape import Tape, player
+from lora_kernels.cpu.openmp import Kernel, team
+from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.pointwise import HeadNorms, rotated_heads
+from lora_kernels.segments import SegmentPlan
+
+
+class NumbaBackend:
+    """`Backend` for CPU tensors. Caches what it derives from the last batch and the last plan, for all layers."""
+
+    def __init__(self) -> None:
+        self._team = team()
+        self.pointwise = NumbaPointwise(self._team)
+        self.name = "numba" if self._team.is_parallel else "numba, one thread"
+        self._kernels: dict[tuple[Any, torch.dtype], Kernel] = {}
+        self._batch: AttentionBatch | None = None
+        self._attention_plans: dict[AttentionForm, AttentionPlan] = {}
+        self._lora_key: tuple[Any, ...] = ()
+        self._lora: numba_lora.PreparedLora | None = None
+
+    def compile(self, dtype: torch.dtype, on_kernel: Callable[[int, int], None]) -> None:
+        """Compiles every kernel for a dtype now instead of on first use.
+
+        `on_kernel` is called with the number of kernels compiled so far and their total number.
+        """
+        compilers: list[Callable[[], object]] = [
+            partial(self._kernel, module, dtype) for module in (numba_attention, numba_lora)
+        ]
+        compilers += [player, *(partial(self.pointwise.kernel, name, dtype) for name in numba_pointwise.MAKERS)]
+        for done, compiler in enumerate(compilers):
+            on_kernel(done, len(compilers))
+            compiler()
+        on_kernel(len(compilers), len(compilers))
+
+    def rotate_and_write(
+        self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
+        """See `Backend.rotate_and_write`."""
+        query, key, value = rotated_heads(self.pointwise, qkv, kv, cos, sin, norms)
+        self.write_kv(kv, key, value, batch)
+        return query
+
+    def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
+        """See `Backend.write_kv`."""
+        self.pointwise.write_kv(kv, key, value, batch.kv_slots)
+
+    def attention(
+        self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
+    ) -> Tensor:
+        """See `Backend.attention`."""
+        query = query if query.stride(2) == 1 else query.contiguous()
+        size = query.element_size()
+        form = AttentionForm(query.shape[1], kv.shape, kv.stride(), size, scale, window)
+        block = self._attention_plan(form, batch).block
+        out = self._team.empty(query.shape, query.dtype)
+        block.query, block.out, block.kv = query.data_ptr(), out.data_ptr(), kv.data_ptr()
+        block.query_row, block.query_head = query.stride(0) * size, query.stride(1) * size
+        self._team.run(self._kernel(numba_attention, query.dtype), block, block.num_items, form)
+        return out
+
+    def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> numba_lora.PreparedLora | None:
+        """See `Backend.prepare_lora`."""
+        parts = (plan.rows, plan.slots, plan.starts, table.versions[plan.slots])
+        key = (table, arena.data_ptr(), torch.get_num_threads(), *(part.tobytes() for part in parts))
+        if key != self._lora_key:
+            self._lora = numba_lora.prepare(arena, table, plan)
+            self._lora_key = key
+        return self._lora
+
+    def add_lora(
+        self, out: Tensor, x: Tensor, prepared: numba_lora.PreparedLora, layer: int, group: ProjectionGroup
+    ) -> None:
+        """See `Backend.add_lora`."""
+        prepared.add(out, x, layer, group, self._team, self._kernel(numba_lora, x.dtype))
+
+    def renew(self, tape: Tape, batch: AttentionBatch, prepared: numba_lora.PreparedLora | None) -> None:
+        """Replaces the recorded step's plans on the tape with this step's plans. Call it before playing the tape."""
+        for form in tape.forms:
+            if isinstance(form, AttentionForm):
+                tape.renew(form, self._attention_plan(form, batch).block)
+            elif prepared is not None:
+                tape.renew(form, prepared.plan(form).block)
+
+    def _kernel(self, module: Any, dtype: torch.dtype) -> Kernel:
+        key = (module, dtype)
+        if key not in self._kernels:
+            self._kernels[key] = module.make_kernel(FORMATS[dtype])
+        return self._kernels[key]
+
+    def _attention_plan(self, form: AttentionForm, batch: AttentionBatch) -> AttentionPlan:
+        if batch is not self._batch:  # identity is enough: a batch never changes
+            self._batch, self._attention_plans = batch, {}
+        if form not in self._attention_plans:
+            self._attention_plans[form] = plan_attention(form, batch)
+        return self._attention_plans[form]

@@ -1,0 +1,259 @@
+"""LoRA on the CPU, reading weights from the arena's pages in place, at every adapter's real rank.
+
+An *item* is up to four rows of one adapter, with one of the projections that read the same input, or with all of them
+where the rows alone keep every thread busy; the projections' weights are then one stretch of memory. An item computes
+shrink and expand together, so that its intermediates do not leave the core. Each weight is read once for the item's
+four rows, and is prefetched while the thread computes its previous item. Items of high rank come first, so that
+neighbouring items have similar ranks and the last ones are short.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from numba import carray, njit
+from torch import Tensor
+
+from lora_kernels.backend import ProjectionGroup
+from lora_kernels.cpu import simd
+from lora_kernels.cpu.formats import Format, load_as, size_of, store_as
+from lora_kernels.cpu.openmp import ITEM, THREAD, TICKETS, Kernel, Team
+from lora_kernels.cpu.products import MAX_ROWS, dot_rows, mix_rows
+from lora_kernels.cpu.simd import LANES
+from lora_kernels.layout import ALIGN, MAX_RANK, MAX_TILES, RANK_TILE, SIDE_A, SIDE_B, LoraTable
+from lora_kernels.segments import SegmentPlan
+
+CHUNK = 512
+"""Output columns computed at a time: their sums stay in the first-level cache."""
+
+TILES_A_THREAD = 4
+"""Tiles per thread from which on an item covers all projections: such items then still balance over the threads."""
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+class Block(ctypes.Structure):
+    """Argument block of the LoRA kernel: addresses, and strides in bytes.
+
+    `tiles` is int32 [num_tiles, 3]: (slot, index of the first row in `rows`, number of rows). `targets` is int64
+    [num_targets, 3]: (index in the table, first output column, number of output columns); an item has `item_targets` of
+    them. `ranks` and `offsets` point to the layer's entries in the table. `of_step` names the fields that change from
+    step to step and are the same in all layers, see `Tape.renew`.
+    """
+
+    _fields_ = [
+        *TICKETS,
+        *((name, ctypes.c_int64) for name in ("num_items", "item_targets", "num_targets", "tiles", "targets", "rows")),
+        *((name, ctypes.c_int64) for name in ("x", "x_row", "out", "out_row", "arena", "in_features")),
+        *((name, ctypes.c_int64) for name in ("ranks", "ranks_slot", "offsets", "offsets_slot")),
+        *((name, ctypes.c_int64) for name in ("scratch", "scratch_bytes")),
+    ]
+    of_step = ("num_items", "item_targets", "tiles", "targets", "rows", "scratch", "scratch_bytes")
+
+
+def make_kernel(fmt: Format) -> Kernel:
+    def add(pointer):
+        block = carray(pointer, 1)[0]
+        scratch = block.scratch + simd.take_ticket(pointer, THREAD) * block.scratch_bytes
+        item = simd.take_ticket(pointer, ITEM)
+        while item < block.num_items:
+            following = simd.take_ticket(pointer, ITEM)
+            _add_item(block, fmt, scratch, item, following if following < block.num_items else item)
+            item = following
+
+    return Kernel(add, Block)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """A projection group's argument block and the memory it points to. `touched` says for each layer whether any
+    adapter touches the group."""
+
+    block: Block
+    targets: Int64Array
+    scratch: Tensor
+    touched: tuple[bool, ...]
+
+
+@dataclass(slots=True)
+class PreparedLora:
+    """The data that all layers of a step share. The part of a projection group is made when the group is first used."""
+
+    arena: Tensor
+    table: LoraTable
+    rows: Int32Array
+    tiles: Int32Array
+    groups: dict[ProjectionGroup, GroupPlan] = field(default_factory=dict)
+
+    def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup, team: Team, kernel: Kernel) -> None:
+        """See `Backend.add_lora`."""
+        plan = self.plan(group)
+        block, table = plan.block, self.table
+        size = x.element_size()
+        block.x, block.x_row = x.data_ptr(), x.stride(0) * size
+        block.out, block.out_row = out.data_ptr(), out.stride(0) * size
+        block.ranks = table.host_ranks.ctypes.data + layer * table.host_ranks.strides[1]
+        block.offsets = table.host_offsets.ctypes.data + layer * table.host_offsets.strides[1]
+        team.run(kernel, block, block.num_items if plan.touched[layer] else 0, group)
+
+    def plan(self, group: ProjectionGroup) -> GroupPlan:
+        """Returns the plan of a projection group, which all layers share in this step."""
+        return self.groups.get(group) or self._plan(group)
+
+    def _plan(self, group: ProjectionGroup) -> GroupPlan:
+        columns = np.cumsum((0, *group.out_features[:-1]))
+        targets = np.stack([group.targets, columns, group.out_features], axis=1).astype(np.int64)
+        scratch = torch.empty(torch.get_num_threads(), _scratch_bytes(group.in_features), dtype=torch.uint8)
+        whole = len(self.tiles) >= TILES_A_THREAD * torch.get_num_threads()
+        block = Block(
+            num_items=len(self.tiles) * (1 if whole else len(targets)),
+            item_targets=len(targets) if whole else 1,
+            num_targets=len(targets),
+            tiles=self.tiles.ctypes.data,
+            targets=targets.ctypes.data,
+            rows=self.rows.ctypes.data,
+            arena=self.arena.data_ptr(),
+            in_features=group.in_features,
+            ranks_slot=self.table.host_ranks.strides[0],
+            offsets_slot=self.table.host_offsets.strides[0],
+            scratch=scratch.data_ptr(),
+            scratch_bytes=scratch.shape[1],
+        )
+        slots = np.unique(self.tiles[:, 0])
+        touched = np.any(self.table.host_ranks[slots][:, :, list(group.targets)] > 0, axis=(0, 2)).tolist()
+        plan = self.groups[group] = GroupPlan(block, targets, scratch, tuple(touched))
+        return plan
+
+
+def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
+    """See `Backend.prepare_lora`."""
+    if not plan.num_segments:
+        return None
+    return PreparedLora(arena, table, plan.rows, cut_tiles(plan, table.max_ranks))
+
+
+def cut_tiles(plan: SegmentPlan, ranks: Int32Array) -> Int32Array:
+    """Cuts segments into tiles of up to four rows, highest ranks first. Returns int32 [num_tiles, 3]: (slot, index of
+    the first row in `plan.rows`, number of rows).
+
+    Args:
+        ranks: int32 [max_slots]. The largest rank of each slot.
+    """
+    counts = -(-plan.lengths // MAX_ROWS)
+    segment = np.repeat(np.arange(plan.num_segments), counts)
+    within = (np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts, counts)) * MAX_ROWS
+    rows = np.minimum(MAX_ROWS, plan.lengths[segment] - within)
+    tiles = np.stack([plan.slots[segment], plan.starts[segment] + within, rows], axis=1).astype(np.int32)
+    return tiles[np.argsort(-ranks[tiles[:, 0]], kind="stable")]
+
+
+def _scratch_bytes(in_features: int) -> int:
+    """Returns the scratch bytes of one thread: for each row of a tile, its input, its product with A, and a chunk of
+    its output, in fp32."""
+    return 4 * MAX_ROWS * (-(-in_features // LANES) * LANES + MAX_RANK + CHUNK)
+
+
+@njit
+def _add_item(block, fmt, scratch, item, following):
+    simd.stay_apart()
+    (tile, target), (next_tile, next_target) = _parts(block, item), _parts(block, following)
+    slot, next_slot, num_rows = simd.read_i32(tile), simd.read_i32(next_tile), simd.read_i32(tile + 8)
+    if not _is_touched(block, slot, target):
+        return
+    rows = block.rows + 4 * simd.read_i32(tile + 4)
+    width, size = block.in_features, size_of(fmt)
+    x_bytes = 4 * (-(-width // LANES) * LANES)
+    for r in range(num_rows):
+        source = block.x + simd.read_i32(rows + 4 * r) * block.x_row
+        for i in range(0, width, LANES):
+            simd.store(scratch + r * x_bytes + 4 * i, load_as(fmt, source + size * i, width - i))
+    for _ in range(block.item_targets):
+        _add_target(block, fmt, scratch, x_bytes, rows, num_rows, (slot, target), (next_slot, next_target))
+        target += 24
+        next_target += 24
+
+
+@njit
+def _is_touched(block, slot, target):
+    """Returns whether the adapter has a rank at any of an item's targets. A tape runs the kernel for every layer and
+    projection, touched or not."""
+    ranks = 0
+    for number in range(block.item_targets):
+        ranks += _rank(block, (slot, target + 24 * number))
+    return ranks > 0
+
+
+@njit
+def _parts(block, item):
+    """Returns the addresses of an item's tile and of the first of its targets."""
+    parts = block.num_targets // block.item_targets
+    return block.tiles + 12 * (item // parts), block.targets + 24 * block.item_targets * (item % parts)
+
+
+@njit
+def _add_target(block, fmt, scratch, x_bytes, rows, num_rows, of, following):
+    """Adds the delta of one target to an item's rows. `of` and `following` are (slot, address of the target) in this
+    item and in the thread's next item, whose weights are prefetched."""
+    simd.stay_apart()
+    rank = _rank(block, of)
+    if not rank:
+        return
+    columns, features = simd.read_i64(of[1] + 8), simd.read_i64(of[1] + 16)
+    width, size = block.in_features, size_of(fmt)
+    shrunk = scratch + MAX_ROWS * x_bytes
+    shrunk_bytes = 4 * MAX_RANK
+    sums = shrunk + MAX_ROWS * shrunk_bytes
+    for first in range(0, rank, RANK_TILE):
+        a, ahead = _weights(block, fmt, of, following, SIDE_A, first)
+        tall, to = min(RANK_TILE, rank - first), shrunk + 4 * first
+        dot_rows(fmt, num_rows, scratch, x_bytes, a, width * size, tall, width, to, shrunk_bytes, ahead)
+    for chunk in range(0, features, CHUNK):
+        count = min(CHUNK, features - chunk)
+        _load_sums(block, fmt, rows, num_rows, columns + chunk, count, sums)
+        for first in range(0, rank, RANK_TILE):
+            b, ahead = _weights(block, fmt, of, following, SIDE_B, first)
+            tall, p, w = min(RANK_TILE, rank - first), shrunk + 4 * first, b + chunk * size
+            mix_rows(fmt, num_rows, p, shrunk_bytes, w, features * size, tall, count, sums, 4 * CHUNK, ahead)
+        _store_sums(block, fmt, rows, num_rows, columns + chunk, count, sums)
+
+
+@njit
+def _rank(block, of):
+    slot, target = of
+    return simd.read_i32(block.ranks + slot * block.ranks_slot + 4 * simd.read_i64(target))
+
+
+@njit
+def _weights(block, fmt, of, following, side, first):
+    """Returns the address of the A or B tile that begins at rank `first`, and the distance in bytes from there to the
+    next item's tile, or 0 if that item has none."""
+    here = _tile(block, fmt, of, side, first)
+    return here, _tile(block, fmt, following, side, first) - here if first < _rank(block, following) else 0
+
+
+@njit
+def _tile(block, fmt, of, side, first):
+    slot, target = of
+    offsets = block.offsets + slot * block.offsets_slot + simd.read_i64(target) * 8 * MAX_TILES
+    return block.arena + simd.read_i32(offsets + 4 * (side * MAX_TILES + first // RANK_TILE)) * ALIGN * size_of(fmt)
+
+
+@njit
+def _load_sums(block, fmt, rows, num_rows, column, count, sums):
+    for r in range(num_rows):
+        source = block.out + simd.read_i32(rows + 4 * r) * block.out_row + column * size_of(fmt)
+        for i in range(0, count, LANES):
+            simd.store(sums + 4 * (r * CHUNK + i), load_as(fmt, source + size_of(fmt) * i, count - i))
+
+
+@njit
+def _store_sums(block, fmt, rows, num_rows, column, count, sums):
+    for r in range(num_rows):
+        to = block.out + simd.read_i32(rows + 4 * r) * block.out_row + column * size_of(fmt)
+        for i in range(0, count, LANES):
+            store_as(fmt, to + size_of(fmt) * i, simd.load(sums + 4 * (r * CHUNK + i)), count - i)

@@ -1,0 +1,238 @@
+"""`Pointwise` and the KV write in numba. Each call processes a row at a time, which stays in the first-level cache."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+from numba import carray, float32, njit
+from torch import Tensor
+
+from lora_kernels.cpu import simd
+from lora_kernels.cpu.formats import F32, FORMATS, Format, load_as, rounded, size_of, store_as
+from lora_kernels.cpu.openmp import ITEM, TICKETS, Kernel, Team
+from lora_kernels.cpu.simd import LANES
+
+ITEM_NUMBERS = 2048
+"""About how many numbers an item has: processing them takes as long as starting a team."""
+
+
+class NormBlock(ctypes.Structure):
+    _fields_ = [
+        *TICKETS,
+        *((name, ctypes.c_int64) for name in ("rows", "item_rows", "x", "delta", "weight", "out", "width")),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class SwigluBlock(ctypes.Structure):
+    _fields_ = [*TICKETS, *((name, ctypes.c_int64) for name in ("rows", "item_rows", "gate_up", "out", "width"))]
+
+
+class RotateBlock(ctypes.Structure):
+    """Argument block of the rotary embedding. `row` and `head` are strides of x in bytes."""
+
+    _fields_ = [
+        *TICKETS,
+        *((name, ctypes.c_int64) for name in ("rows", "item_rows", "x", "row", "head", "heads", "dims", "cos", "sin")),
+    ]
+
+
+class WriteBlock(ctypes.Structure):
+    """Argument block of the KV write, with strides in bytes. A row has `width` contiguous numbers of K and of V."""
+
+    _fields_ = [
+        *TICKETS,
+        *((name, ctypes.c_int64) for name in ("rows", "item_rows", "key", "key_row", "value", "value_row", "width")),
+        *((name, ctypes.c_int64) for name in ("kv", "page", "side", "token", "slots", "block_size")),
+    ]
+
+
+class NumbaPointwise:
+    """`Pointwise` for CPU tensors, and `write_kv`."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._kernels: dict[tuple[str, torch.dtype], Kernel] = {}
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """See `Pointwise.add_norm`. Raises ValueError unless `x` is contiguous."""
+        if not x.is_contiguous():
+            raise ValueError(f"rows of strides {x.stride()} cannot be added to in place")
+        delta = None if delta is None else delta.contiguous()
+        rows, width = x.shape
+        out = self._team.empty(x.shape, x.dtype)
+        block = NormBlock(
+            0, 0, rows, _item_rows(width), x.data_ptr(), 0 if delta is None else delta.data_ptr(), weight.data_ptr(),
+            out.data_ptr(), width, eps,
+        )  # fmt: skip
+        self._run("norm", x.dtype, block)
+        return out
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """See `Pointwise.rotate`. Raises ValueError unless each head, `cos` and `sin` are contiguous."""
+        rows, heads, dims = x.shape
+        row, head, one = x.stride()
+        if one != 1 or not (cos.is_contiguous() and sin.is_contiguous()):
+            raise ValueError(f"heads of strides {x.stride()} cannot be turned in place")
+        size = x.element_size()
+        block = RotateBlock(
+            0, 0, rows, _item_rows(heads * dims), x.data_ptr(), row * size, head * size, heads, dims, cos.data_ptr(),
+            sin.data_ptr(),
+        )  # fmt: skip
+        self._run("rotate", x.dtype, block)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """See `Pointwise.swiglu`."""
+        gate_up = gate_up.contiguous()
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = self._team.empty((rows, width), gate_up.dtype)
+        self._run(
+            "swiglu",
+            gate_up.dtype,
+            SwigluBlock(0, 0, rows, _item_rows(width), gate_up.data_ptr(), out.data_ptr(), width),
+        )
+        return out
+
+    def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
+        """See `Backend.write_kv`."""
+        key, value = _side_by_side(key), _side_by_side(value)
+        size = kv.element_size()
+        page, side, token = (stride * size for stride in kv.stride()[:3])
+        width = key.shape[1] * key.shape[2]
+        block = WriteBlock(
+            0, 0, key.shape[0], _item_rows(2 * width), key.data_ptr(), key.stride(0) * size, value.data_ptr(),
+            value.stride(0) * size, width, kv.data_ptr(), page, side, token, slots.data_ptr(), kv.shape[2],
+        )  # fmt: skip
+        self._run("write", kv.dtype, block)
+
+    def kernel(self, name: str, dtype: torch.dtype) -> Kernel:
+        """Returns the kernel that `MAKERS` has under `name`, compiled on first use."""
+        if (name, dtype) not in self._kernels:
+            self._kernels[name, dtype] = MAKERS[name](FORMATS[dtype])
+        return self._kernels[name, dtype]
+
+    def _run(self, name: str, dtype: torch.dtype, block: ctypes.Structure) -> None:
+        self._team.run(self.kernel(name, dtype), block, -(-block.rows // block.item_rows))
+
+
+def _side_by_side(heads: Tensor) -> Tensor:
+    """Returns [num_rows, heads, head_dim] with each row's heads contiguous, as a copy if necessary. Rows may have gaps
+    between them."""
+    return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
+
+
+def _item_rows(width: int) -> int:
+    return max(1, ITEM_NUMBERS // width)
+
+
+def _make_norm(fmt: Format) -> Kernel:
+    def norm(pointer):
+        block = carray(pointer, 1)[0]
+        row_bytes = block.width * size_of(fmt)
+        start = simd.take_ticket(pointer, ITEM) * block.item_rows
+        while start < block.rows:
+            for row in range(start, min(start + block.item_rows, block.rows)):
+                delta = block.delta + row * row_bytes if block.delta else 0
+                _norm_row(
+                    fmt,
+                    block.x + row * row_bytes,
+                    delta,
+                    block.weight,
+                    block.out + row * row_bytes,
+                    block.width,
+                    block.eps,
+                )
+            start = simd.take_ticket(pointer, ITEM) * block.item_rows
+
+    return Kernel(norm, NormBlock)
+
+
+def _make_rotate(fmt: Format) -> Kernel:
+    def rotate(pointer):
+        block = carray(pointer, 1)[0]
+        start = simd.take_ticket(pointer, ITEM) * block.item_rows
+        while start < block.rows:
+            for row in range(start, min(start + block.item_rows, block.rows)):
+                for head in range(block.heads):
+                    x = block.x + row * block.row + head * block.head
+                    _rotate_head(
+                        fmt, x, block.cos + 4 * row * block.dims, block.sin + 4 * row * block.dims, block.dims // 2
+                    )
+            start = simd.take_ticket(pointer, ITEM) * block.item_rows
+
+    return Kernel(rotate, RotateBlock)
+
+
+def _make_swiglu(fmt: Format) -> Kernel:
+    def swiglu(pointer):
+        block = carray(pointer, 1)[0]
+        row_bytes = block.width * size_of(fmt)
+        start = simd.take_ticket(pointer, ITEM) * block.item_rows
+        while start < block.rows:
+            for row in range(start, min(start + block.item_rows, block.rows)):
+                gate = block.gate_up + 2 * row * row_bytes
+                _swiglu_row(fmt, gate, gate + row_bytes, block.out + row * row_bytes, block.width)
+            start = simd.take_ticket(pointer, ITEM) * block.item_rows
+
+    return Kernel(swiglu, SwigluBlock)
+
+
+def _make_write(fmt: Format) -> Kernel:
+    def write(pointer):
+        block = carray(pointer, 1)[0]
+        size = size_of(fmt)
+        start = simd.take_ticket(pointer, ITEM) * block.item_rows
+        while start < block.rows:
+            for row in range(start, min(start + block.item_rows, block.rows)):
+                slot = simd.read_i64(block.slots + 8 * row)
+                to = block.kv + slot // block.block_size * block.page + slot % block.block_size * block.token
+                for i in range(0, block.width, LANES):
+                    left = block.width - i
+                    store_as(fmt, to + size * i, load_as(fmt, block.key + row * block.key_row + size * i, left), left)
+                    value = load_as(fmt, block.value + row * block.value_row + size * i, left)
+                    store_as(fmt, to + block.side + size * i, value, left)
+            start = simd.take_ticket(pointer, ITEM) * block.item_rows
+
+    return Kernel(write, WriteBlock)
+
+
+MAKERS = {"norm": _make_norm, "rotate": _make_rotate, "swiglu": _make_swiglu, "write": _make_write}
+
+
+@njit
+def _norm_row(fmt, x, delta, weight, out, width, eps):
+    size = size_of(fmt)
+    squares = simd.splat(float32(0))
+    for i in range(0, width, LANES):
+        part = load_as(fmt, x + size * i, width - i)
+        if delta:
+            part = rounded(fmt, simd.add(part, load_as(fmt, delta + size * i, width - i)))
+            store_as(fmt, x + size * i, part, width - i)
+        squares = simd.fma(part, part, squares)
+    scale = simd.splat(float32(1) / math.sqrt(simd.total(squares) / float32(width) + eps))
+    for i in range(0, width, LANES):
+        part = rounded(fmt, simd.mul(load_as(fmt, x + size * i, width - i), scale))
+        store_as(fmt, out + size * i, simd.mul(part, load_as(fmt, weight + size * i, width - i)), width - i)
+
+
+@njit
+def _rotate_head(fmt, x, cos, sin, half):
+    size = size_of(fmt)
+    for i in range(0, half, LANES):
+        low, high = load_as(fmt, x + size * i, half - i), load_as(fmt, x + size * (half + i), half - i)
+        for part, other, place in ((low, high, i), (high, low, half + i)):
+            turned = simd.mul(part, load_as(F32, cos + 4 * place, half - i))
+            turned = simd.fma(other, load_as(F32, sin + 4 * place, half - i), turned)
+            store_as(fmt, x + size * place, turned, half - i)
+
+
+@njit
+def _swiglu_row(fmt, gate, up, out, width):
+    size, one = size_of(fmt), simd.splat(float32(1))
+    for i in range(0, width, LANES):
+        part = load_as(fmt, gate + size * i, width - i)
+        shrink = simd.exp(simd.mul(part, simd.splat(float32(-1))))
+        silu = rounded(fmt, simd.div(part, simd.add(one, shrink)))
+        store_as(fmt, out + size * i, simd.mul(silu, load_as(fmt, up + size * i, width - i)), width - i)

@@ -1,0 +1,1 @@
+"""Kernels of a GPU, written in Triton, with their plans and tunings."""

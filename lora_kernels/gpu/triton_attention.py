@@ -1,0 +1,160 @@
+"""Paged attention of any batch on a GPU: dispatches single rows to decode and chunks to prefill, and keeps the plans
+that the layers of a step share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lora_kernels.backend import AttentionBatch
+from lora_kernels.gpu.triton_context import FP8, AttentionCall, block_width
+from lora_kernels.gpu.triton_decode import DecodeTuning, DecodeWorkspace, decode, make_workspace
+from lora_kernels.gpu.triton_prefill import PrefillPlan, PrefillTuning, plan_prefill, prefill
+
+BLOCK_ELEMENTS = 8192
+"""Numbers in a block of K or V: 16 KiB in 16 bits."""
+LARGEST_BLOCK = 128
+EXTRA_BYTES = 13 << 10
+"""Shared memory, in bytes, that a decode program needs besides its blocks: query, weights, layout changes, and the
+driver's share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """The device properties that determine default tunings.
+
+    Attributes:
+        count: number of multiprocessors.
+        shared_bytes: shared memory of each multiprocessor.
+        capability: compute capability, 90 for 9.0.
+    """
+
+    count: int
+    shared_bytes: int
+    capability: int
+
+
+INTERPRETED = Processor(count=2, shared_bytes=164 << 10, capability=80)
+"""The processor assumed under Triton's interpreter. It has so few multiprocessors that every program has several items
+of work."""
+
+
+def find_processor(device: torch.device) -> Processor:
+    if device.type != "cuda":
+        return INTERPRETED
+    found = torch.cuda.get_device_properties(device)
+    capability = 10 * found.major + found.minor
+    return Processor(found.multi_processor_count, found.shared_memory_per_multiprocessor, capability)
+
+
+def decode_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> DecodeTuning:
+    """Returns the default decode tuning for KV of `dtype`. A program has three blocks of K and V in shared memory if
+    two such programs fit on a multiprocessor, otherwise two."""
+    block_d = block_width(head_dim)
+    block_n = min(LARGEST_BLOCK, BLOCK_ELEMENTS // block_d)
+    block_bytes = 2 * block_n * block_d * dtype.itemsize
+    fitting = {stages: processor.shared_bytes // ((stages - 1) * block_bytes + EXTRA_BYTES) for stages in (4, 3)}
+    stages = 4 if fitting[4] >= 2 else 3
+    by_registers = 2 if block_d > 128 or dtype == FP8 else 3
+    programs = processor.count * max(1, min(fitting[stages], by_registers))
+    return DecodeTuning(block_n=block_n, num_stages=stages, programs=programs)
+
+
+def prefill_tuning(head_dim: int, dtype: torch.dtype, processor: Processor) -> PrefillTuning:
+    """Returns the default prefill tuning for KV of `dtype`: tiles as tall as registers allow, because taller tiles read
+    less."""
+    block_d, hopper = block_width(head_dim), processor.capability >= 90
+    if dtype.itemsize > 2:  # takes twice the shared memory, and tensor cores are not used
+        return PrefillTuning(block_m=64, block_n=32 if block_d <= 128 else 16, fill=2 * processor.count)
+    tall = block_d <= 128 or (hopper and dtype != FP8)
+    wide = block_d <= 64 or (block_d <= 128 and hopper)
+    return PrefillTuning(block_m=128 if tall else 64, block_n=64 if wide else 32, fill=2 * processor.count)
+
+
+class PagedAttention:
+    """`Backend.attention` for the layers of one model on one device.
+
+    A captured decode step replays the same launches for any contexts. Its batch must have tensors that keep their
+    addresses, one decode per row with context 0 for padding rows, and as `max_context` the largest context that any
+    replay may have. Call `reserve` before the first capture.
+    """
+
+    def __init__(self, decode: DecodeTuning | None = None, prefill: PrefillTuning | None = None) -> None:
+        """Takes the tunings, which decide the bits of results and hold for the object's life. None means the default
+        for the device."""
+        self._decode = decode
+        self._prefill = prefill
+        self._workspace: DecodeWorkspace | None = None
+        self._is_reserved = False
+        self._batch: AttentionBatch | None = None
+        self._plans: dict[int | None, PrefillPlan] = {}
+
+    def reserve(self, max_seqs: int, heads: int, kv: Tensor) -> None:
+        """Allocates the decode workspace (`workspace_bytes` of memory) once and for all. From then on, batches with
+        more than `max_seqs` decodes are refused.
+
+        Args:
+            heads: query heads of a layer.
+            kv: the KV cache of any layer.
+        """
+        self._workspace = make_workspace(max_seqs, heads, kv.shape[-1], self.decode_tuning(kv), kv.device)
+        self._is_reserved = True
+
+    def decode_tuning(self, kv: Tensor) -> DecodeTuning:
+        """Returns the tuning with which decoding from `kv` is launched."""
+        if self._decode is None:
+            self._decode = decode_tuning(kv.shape[-1], kv.dtype, find_processor(kv.device))
+        return self._decode
+
+    def prefill_tuning(self, kv: Tensor) -> PrefillTuning:
+        """Returns the tuning with which prefill over `kv` is launched."""
+        if self._prefill is None:
+            self._prefill = prefill_tuning(kv.shape[-1], kv.dtype, find_processor(kv.device))
+        return self._prefill
+
+    def __call__(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None = None,
+        kv_scales: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend.attention`, and `AttentionCall` for `kv_scales`.
+
+        Raises:
+            ValueError: The batch has more decodes than were reserved.
+        """
+        if batch is not self._batch:
+            self._batch, self._plans = batch, {}
+        call = AttentionCall(torch.empty_like(query), query, kv, scale, window, kv_scales)
+        if batch.num_decodes:
+            self._decode_rows(call, batch)
+        if batch.num_decodes < len(batch.host_context_lens):
+            self._prefill_rows(call, batch)
+        return call.out
+
+    def _decode_rows(self, call: AttentionCall, batch: AttentionBatch) -> None:
+        tuning = self.decode_tuning(call.kv)
+        longest = min(batch.max_context, call.window or batch.max_context)
+        workspace = self._room(batch.num_decodes, call, tuning)
+        contexts = batch.context_lens[: batch.num_decodes]
+        decode(call, contexts, batch.block_tables, workspace, tuning, may_split=longest > tuning.split_tokens)
+
+    def _room(self, count: int, call: AttentionCall, tuning: DecodeTuning) -> DecodeWorkspace:
+        held = 0 if self._workspace is None else len(self._workspace.rows)
+        if self._is_reserved and count > held:
+            raise ValueError(f"the batch has {count} decodes, and room was reserved for {held}")
+        if self._workspace is None or count > held:
+            _, heads, head_dim = call.query.shape
+            self._workspace = make_workspace(2 * count, heads, head_dim, tuning, call.kv.device)
+        return self._workspace
+
+    def _prefill_rows(self, call: AttentionCall, batch: AttentionBatch) -> None:
+        tuning = self.prefill_tuning(call.kv)
+        if call.window not in self._plans:
+            self._plans[call.window] = plan_prefill(batch, call, tuning)
+        prefill(call, batch, self._plans[call.window], tuning)

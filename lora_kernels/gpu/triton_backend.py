@@ -1,0 +1,71 @@
+"""The Triton backend for CUDA tensors, which also works on CPU tensors under Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from lora_kernels.backend import AttentionBatch
+from lora_kernels.gpu import triton_kv, triton_lora, triton_lora_plan, triton_pointwise
+from lora_kernels.gpu.triton_attention import PagedAttention
+from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
+from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.pointwise import HeadNorms
+from lora_kernels.segments import Int32Array, SegmentPlan
+
+
+class TritonBackend:
+    """`Backend` in Triton. Caches what it derives from the last batch and the last plan, for all layers."""
+
+    name = "triton"
+
+    def __init__(self, lora_tuning: LoraTuning = SHIPPED, attention: PagedAttention | None = None) -> None:
+        self.pointwise = triton_pointwise.TritonPointwise()
+        self.paged_attention = attention or PagedAttention()
+        self._lora_tuning = lora_tuning
+        self._lora_key: tuple[Any, ...] = ()
+        self._lora: triton_lora_plan.PreparedLora | None = None
+
+    def rotate_and_write(
+        self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
+        """See `Backend.rotate_and_write`."""
+        return triton_pointwise.rotate_and_write(qkv, kv, batch.kv_slots, cos, sin, norms)
+
+    def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
+        """See `Backend.write_kv`."""
+        triton_kv.write_kv(kv, key, value, batch.kv_slots)
+
+    def attention(
+        self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
+    ) -> Tensor:
+        """See `Backend.attention`."""
+        return self.paged_attention(query, kv, batch, scale, window)
+
+    def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> triton_lora_plan.PreparedLora | None:
+        """See `Backend.prepare_lora`."""
+        parts = (plan.rows, plan.slots, plan.starts, table.versions[plan.slots])
+        key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
+        if key != self._lora_key:
+            self._lora = triton_lora_plan.prepare(arena, table, plan, self._lora_tuning)
+            self._lora_key = key
+        return self._lora
+
+    def record_lora(
+        self, arena: Tensor, table: LoraTable, workspace: triton_lora_plan.LoraWorkspace
+    ) -> triton_lora_plan.PreparedLora:
+        """Prepares launches for recording that serve any step the workspace fits. See `triton_lora_plan.record`."""
+        return triton_lora_plan.record(arena, table, workspace, workspace.max_rows, self._lora_tuning)
+
+    def fill_lora(
+        self, host: Int32Array, workspace: triton_lora_plan.LoraWorkspace, table: LoraTable, plan: SegmentPlan
+    ) -> int:
+        """See `LoraWorkspace.fill`."""
+        return workspace.fill(host, table, plan, self._lora_tuning)
+
+    def add_lora(
+        self, out: Tensor, x: Tensor, prepared: triton_lora_plan.PreparedLora, layer: int, group: ProjectionGroup
+    ) -> None:
+        """See `Backend.add_lora`."""
+        triton_lora.add(out, x, prepared, layer, group)

@@ -1,0 +1,249 @@
+"""Paged attention of single query rows: contexts are split, so that few sequences fill a GPU (Flash-Decoding, Dao et
+al. 2023), and the query heads of one KV head (GQA) share a tile, so that K and V are read once.
+
+The split of a context depends only on its length, so that a row's bits do not depend on the other rows of the batch. A
+work item is one (sequence, split, KV head). A fixed number of programs find their items on the device, so that a launch
+is the same for all contexts, as a CUDA graph requires.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lora_kernels.gpu.triton_context import LOG2_E, MIN_DOT, AttentionCall, attend_blocks
+from lora_kernels.gpu.triton_partials import Partials, make_partials, merge, store_partial
+from lora_kernels.tuning import require_power_of_two
+
+LEAST_SEQS = 64
+"""Minimum number of sequences for which a kernel is compiled. Each power of two above it is a kernel of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTuning:
+    """Parameters that an autotuner may vary. The first three decide a result's bits, so an engine keeps them for life.
+
+    Attributes:
+        block_n: tokens that a program reads at once, a power of two.
+        split_tokens: contexts of at most this many tokens are not split; a multiple of `block_n`.
+        max_splits: maximum splits of a context, a power of two. Contexts longer than `split_tokens * max_splits` get
+            longer splits, not more.
+        num_warps, num_stages: launch options; a program has `num_stages - 1` blocks of K and V in shared memory.
+        programs: number of programs launched, as many as fit on the device at the same time.
+
+    Raises:
+        ValueError: A value violates these constraints; the message names it.
+    """
+
+    block_n: int = 64
+    split_tokens: int = 256
+    max_splits: int = 32
+    num_warps: int = 4
+    num_stages: int = 4
+    programs: int = 264
+
+    def __post_init__(self) -> None:
+        for name in ("block_n", "max_splits"):
+            require_power_of_two(name, getattr(self, name))
+        if self.split_tokens < 1 or self.split_tokens % self.block_n:
+            raise ValueError(f"split_tokens must be a multiple of block_n ({self.block_n}), not {self.split_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWorkspace:
+    """The memory that decoding writes besides its output. It is allocated once, because captured graphs hold its
+    addresses.
+
+    Attributes:
+        partials: room for `max_splits` parts of each of `max_seqs` sequences.
+        rows: int32 [max_seqs, 3], the `rows` argument of `merge`.
+    """
+
+    partials: Partials
+    rows: Tensor
+
+
+def make_workspace(
+    max_seqs: int, heads: int, head_dim: int, tuning: DecodeTuning, device: torch.device
+) -> DecodeWorkspace:
+    """Allocates a workspace, which takes `workspace_bytes` of the device's memory."""
+    return DecodeWorkspace(
+        partials=make_partials(max_seqs * tuning.max_splits, heads, head_dim, device),
+        rows=torch.empty(max_seqs, 3, dtype=torch.int32, device=device),
+    )
+
+
+def workspace_bytes(max_seqs: int, heads: int, head_dim: int, tuning: DecodeTuning) -> int:
+    return max_seqs * (tuning.max_splits * heads * (head_dim + 2) + 3) * 4
+
+
+def decode(
+    call: AttentionCall,
+    contexts: Tensor,
+    block_tables: Tensor,
+    workspace: DecodeWorkspace,
+    tuning: DecodeTuning,
+    *,
+    may_split: bool = True,
+) -> None:
+    """Fills the first rows of `call.out`: row i is the newest token of sequence i.
+
+    The launches do not depend on the numbers in `contexts`, which only the device reads.
+
+    Args:
+        contexts: int32 [num_seqs], at most as many as the workspace was made for. Context 0 is padding, and its row of
+            the output becomes zero.
+        block_tables: int32 [num_seqs, max_blocks].
+        may_split: False if the caller knows that no context is longer than `tuning.split_tokens`.
+    """
+    num_seqs, kv_heads = len(contexts), call.kv.shape[3]
+    decode_kernel[(min(tuning.programs, num_seqs * kv_heads * tuning.max_splits),)](
+        call.out,
+        call.query,
+        call.kv,
+        workspace.partials.totals,
+        workspace.partials.stats,
+        workspace.rows,
+        contexts if call.kv_scales is None else call.kv_scales,
+        contexts,
+        block_tables,
+        call.scale * LOG2_E,
+        call.window or 0,
+        num_seqs,
+        *call.strides,
+        block_tables.stride(0),
+        **decode_constants(num_seqs, call.group, tuning),
+        **call.constants,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+    )
+    if may_split:
+        merge(call.out, workspace.partials, workspace.rows[:num_seqs], tuning.max_splits)
+
+
+def decode_constants(num_seqs: int, group: int, tuning: DecodeTuning) -> dict[str, int]:
+    """Returns the compile-time constants of `decode_kernel` that `AttentionCall.constants` does not have."""
+    return {
+        "SEQS": max(LEAST_SEQS, triton.next_power_of_2(num_seqs)),
+        "BLOCK_M": max(MIN_DOT, triton.next_power_of_2(group)),
+        "BLOCK_N": tuning.block_n,
+        "SPLIT_TOKENS": tuning.split_tokens,
+        "MAX_SPLITS": tuning.max_splits,
+    }
+
+
+@triton.jit
+def split_size(span, BLOCK_N: tl.constexpr, SPLIT_TOKENS: tl.constexpr, MAX_SPLITS: tl.constexpr):
+    """Returns the tokens per split of a context of `span` visible tokens, in whole blocks. The last split may be
+    shorter."""
+    splits = tl.minimum(tl.maximum(tl.cdiv(span, SPLIT_TOKENS), 1), MAX_SPLITS)
+    return tl.maximum(tl.cdiv(tl.cdiv(span, splits), BLOCK_N), 1) * BLOCK_N
+
+
+@triton.jit(do_not_specialize=["rows_ptr", "contexts_ptr", "tables_ptr", "window", "num_seqs", "table_stride"])
+def decode_kernel(
+    out_ptr,
+    query_ptr,
+    kv_ptr,
+    totals_ptr,
+    stats_ptr,
+    rows_ptr,
+    scales_ptr,
+    contexts_ptr,
+    tables_ptr,
+    scale,
+    window,
+    num_seqs,
+    query_stride,
+    out_stride,
+    page_stride,
+    side_stride,
+    table_stride,
+    SEQS: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    FP8: tl.constexpr,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Computes attention of the query heads of one KV head over one split, item after item. `scale` is for base-2
+    exponentials."""
+    index = tl.arange(0, SEQS)
+    spans = tl.load(contexts_ptr + index, mask=index < num_seqs, other=0)
+    if HAS_WINDOW:
+        spans = tl.minimum(spans, window)
+    sizes = split_size(spans, BLOCK_N, SPLIT_TOKENS, MAX_SPLITS)
+    # A sequence without context also has one split, whose program writes zeros.
+    splits = tl.where(index < num_seqs, tl.maximum(tl.cdiv(spans, sizes), 1), 0)
+    ends = tl.cumsum(splits, 0)
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    mask = (m < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    for item in range(tl.program_id(0), tl.sum(splits, 0) * KV_HEADS, tl.num_programs(0)):
+        # Neighbouring programs read different heads of the same tokens, and so together read whole pages in order.
+        kv_head = item % KV_HEADS
+        done = ends <= item // KV_HEADS
+        sequence = tl.sum(done.to(tl.int32), 0)
+        split = item // KV_HEADS - tl.sum(tl.where(done, splits, 0), 0)
+        context = tl.load(contexts_ptr + sequence)
+        span = context
+        if HAS_WINDOW:
+            span = tl.minimum(context, window)
+        size = split_size(span, BLOCK_N, SPLIT_TOKENS, MAX_SPLITS)
+        begin = context - span + split * size
+        end = tl.minimum(begin + size, context)
+        row = sequence.to(tl.int64)
+        head = kv_head * GROUP + m
+        column = head[:, None] * HEAD_DIM + d[None, :]
+        query = tl.load(query_ptr + row * query_stride + column, mask=mask, other=0.0)
+        key_scale = scale
+        if FP8:
+            query = query.to(tl.float16)
+        if HAS_SCALES:
+            key_scale *= tl.load(scales_ptr + kv_head)
+        peak, norm, total = attend_blocks(
+            query,
+            tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32),
+            tl.zeros((BLOCK_M,), dtype=tl.float32),
+            tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32),
+            kv_ptr + kv_head * HEAD_DIM,
+            tables_ptr + row * table_stride,
+            begin,
+            end,
+            tl.zeros((BLOCK_M,), dtype=tl.int32) + end - 1,
+            window,
+            key_scale,
+            page_stride,
+            side_stride,
+            EDGE=True,
+            HAS_WINDOW=False,
+            KV_HEADS=KV_HEADS,
+            HEAD_DIM=HEAD_DIM,
+            BLOCK_SIZE=BLOCK_SIZE,
+            BLOCK_N=BLOCK_N,
+            BLOCK_D=BLOCK_D,
+        )
+        if HAS_SCALES:
+            total *= tl.load(scales_ptr + KV_HEADS + kv_head)
+        if span <= size:
+            result = total / tl.where(norm > 0, norm, 1.0)[:, None]
+            tl.store(out_ptr + row * out_stride + column, result.to(out_ptr.dtype.element_ty), mask=mask)
+        else:
+            part = sequence * MAX_SPLITS + split + m * 0
+            heads = KV_HEADS * GROUP
+            store_partial(totals_ptr, stats_ptr, part, head, m < GROUP, peak, norm, total, heads, HEAD_DIM, BLOCK_D)
+        if item % KV_HEADS == 0 and split == 0:
+            tl.store(rows_ptr + sequence * 3, sequence)
+            tl.store(rows_ptr + sequence * 3 + 1, sequence * MAX_SPLITS)
+            tl.store(rows_ptr + sequence * 3 + 2, tl.maximum(tl.cdiv(span, size), 1))

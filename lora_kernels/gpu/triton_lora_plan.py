@@ -1,0 +1,252 @@
+"""Plans the LoRA kernels of a step: lists of tiles, built on the host in one array and sent to the device in one copy.
+
+A *row tile* is some rows of one segment; a *shrink tile* is a row tile and some ranks of its adapter. Long segments
+have lists of their own, with larger tiles.
+
+Without a workspace, memory and launches are sized for the step. With a workspace, memory has fixed addresses, and
+launches depend only on the number of rows that they may serve, so that they can be recorded in a CUDA graph: each step
+fills the lists anew, and programs that find no tile end at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lora_kernels.gpu.triton_lora_tuning import SHIPPED, LoraTuning
+from lora_kernels.layout import MAX_RANK, RANK_TILE, LoraTable
+from lora_kernels.segments import SegmentPlan
+
+Int32Array = npt.NDArray[np.int32]
+
+MAX_PARTS = 24
+"""Maximum number of sums per row and rank: three projections that share an input, in eight parts each."""
+NO_TILES: Int32Array = np.empty((0, 4), dtype=np.int32)
+COUNT = 4
+"""Header numbers per list: its number of tiles, and padding that aligns the next count to 16 bytes."""
+HEADER = 4 * COUNT
+"""Size of the header, in numbers, before the rows and the lists: the counts in the order of `TileLists`."""
+MAX_PROGRAMS = 65535
+"""Maximum size of a launch's second axis. Programs walk over the tiles beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileList:
+    """A list of tiles that kernels walk.
+
+    Attributes:
+        tiles: int32 [capacity, 4] on the device. (slot, first index into the rows, number of rows, first rank).
+        count: int32 [1] on the device. Number of tiles in the list.
+        programs: number of programs that a launch has along the list; 0 means that nothing is launched.
+    """
+
+    tiles: Tensor
+    count: Tensor
+    programs: int
+
+
+@dataclass(frozen=True, slots=True)
+class TileLists:
+    """The row and shrink tiles of short segments, and those of long segments."""
+
+    rows: TileList
+    shrink: TileList
+    long_rows: TileList
+    long_shrink: TileList
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLora:
+    """The data that all layers of a step share.
+
+    Attributes:
+        arena: flat, in the model's dtype.
+        rows: int32 [max_rows] on the device. Batch rows sorted by adapter.
+        sums: fp32 [parts, max_rows, max_rank] on the device. Results of shrink, which expand reads.
+    """
+
+    arena: Tensor
+    table: LoraTable
+    rows: Tensor
+    lists: TileLists
+    sums: Tensor
+    tuning: LoraTuning
+
+
+class LoraWorkspace:
+    """Device memory at fixed addresses, for launches that are recorded once and replayed.
+
+    Args:
+        max_rows: number of rows of the largest step that the workspace serves.
+        max_rank: largest rank of an adapter of such a step.
+        parts: largest product of `LoraTuning.num_splits` and number of targets of any projection group.
+        meta: int32 [workspace_numbers(max_rows, max_rank)] on the device, aligned to 16 bytes. None means that the
+            workspace allocates it.
+        sums: fp32 [parts, at least max_rows, max_rank] on the device, which steps of other workspaces may use between
+            steps of this one. None means that the workspace allocates it.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        device: torch.device,
+        max_rank: int = MAX_RANK,
+        parts: int = MAX_PARTS,
+        meta: Tensor | None = None,
+        sums: Tensor | None = None,
+    ) -> None:
+        self.max_rows, self.max_rank = max_rows, _round_up(max_rank, RANK_TILE)
+        self.sections = _workspace_sections(max_rows, self.max_rank)
+        self.meta = torch.zeros(self.sections[-1], dtype=torch.int32, device=device) if meta is None else meta
+        self.sums = make_sums(max_rows, device, self.max_rank, parts) if sums is None else sums
+
+    def fill(self, host: Int32Array, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> int:
+        """Writes a step's lists into host memory laid out like `meta`.
+
+        Returns:
+            The number of leading numbers of `host` that must be copied to `meta`.
+
+        Raises:
+            ValueError: The step has more rows or a higher rank than the workspace was made for.
+        """
+        ranks = table.max_ranks[plan.slots]
+        if len(plan.rows) > self.max_rows or ranks.max(initial=0) > self.max_rank:
+            raise ValueError(f"{len(plan.rows)} rows of rank {ranks.max(initial=0)} do not fit this workspace")
+        lists = _cut(plan, ranks, tuning, long_from=self.max_rows + 1)
+        return _write(host, self.sections, plan.rows, lists)
+
+
+def make_sums(max_rows: int, device: torch.device, max_rank: int = MAX_RANK, parts: int = MAX_PARTS) -> Tensor:
+    """Allocates the `sums` of a `LoraWorkspace`."""
+    return torch.empty((parts, max_rows, _round_up(max_rank, RANK_TILE)), dtype=torch.float32, device=device)
+
+
+def workspace_numbers(max_rows: int, max_rank: int = MAX_RANK) -> int:
+    """Returns the size of `LoraWorkspace.meta` in numbers, a multiple of four."""
+    return _workspace_sections(max_rows, _round_up(max_rank, RANK_TILE))[-1]
+
+
+def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> PreparedLora | None:
+    """Prepares one step whose launches are not recorded, with one upload. See `Backend.prepare_lora`. Returns None also
+    if all adapters have rank 0."""
+    ranks = table.max_ranks[plan.slots]
+    if not ranks.any():
+        return None
+    lists = _cut(plan, ranks, tuning, tuning.long_from)
+    counts = tuple(len(tiles) for tiles in lists)
+    sections = _sections(len(plan.rows), counts)
+    host = np.empty(sections[-1], dtype=np.int32)
+    _write(host, sections, plan.rows, lists)
+    meta = _pinned(torch.from_numpy(host), arena).to(arena.device, non_blocking=True)
+    max_rank = _round_up(int(ranks.max()), RANK_TILE)
+    sums = torch.empty((MAX_PARTS, len(plan.rows), max_rank), dtype=torch.float32, device=arena.device)
+    rows = meta[HEADER : HEADER + len(plan.rows)]
+    return PreparedLora(arena, table, rows, _lists(meta, sections, counts), sums, tuning)
+
+
+def record(
+    arena: Tensor, table: LoraTable, workspace: LoraWorkspace, num_rows: int, tuning: LoraTuning = SHIPPED
+) -> PreparedLora:
+    """Prepares launches that serve any step of up to `num_rows` rows whose lists `upload` put into the workspace."""
+    shrink = min(num_rows * workspace.max_rank // RANK_TILE, max(num_rows, tuning.shrink_programs))
+    programs = (min(num_rows, tuning.expand_programs), shrink, 0, 0)
+    rows = workspace.meta[HEADER : HEADER + workspace.max_rows]
+    lists = _lists(workspace.meta, workspace.sections, programs)
+    return PreparedLora(arena, table, rows, lists, workspace.sums, tuning)
+
+
+def upload(workspace: LoraWorkspace, table: LoraTable, plan: SegmentPlan, tuning: LoraTuning = SHIPPED) -> None:
+    """Copies a step's lists, which may be empty, into the workspace that recorded launches read. Makes one copy and
+    does not wait for it.
+
+    Raises:
+        ValueError: See `LoraWorkspace.fill`.
+    """
+    host = np.empty(workspace.sections[-1], dtype=np.int32)
+    used = workspace.fill(host, table, plan, tuning)
+    workspace.meta[:used].copy_(_pinned(torch.from_numpy(host[:used]), workspace.meta), non_blocking=True)
+
+
+def _pinned(host: Tensor, device_tensor: Tensor) -> Tensor:
+    """Copies `host` to pinned memory if `device_tensor` is on a GPU. Torch's pool of pinned memory does not reuse the
+    memory before copies from it are done."""
+    return host.pin_memory() if device_tensor.is_cuda else host
+
+
+def _cut(
+    plan: SegmentPlan, ranks: Int32Array, tuning: LoraTuning, long_from: int
+) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
+    """Returns the tiles of each list, int32 [num_tiles, 4], in the order of `TileLists`. Segments whose adapter has
+    rank 0 have no tiles."""
+    long = plan.lengths >= long_from
+    if not long.any():
+        return *_cut_tiles(plan, ranks, tuning.tile_rows, RANK_TILE), NO_TILES, NO_TILES
+    short = _cut_tiles(plan, np.where(long, 0, ranks), tuning.tile_rows, RANK_TILE)
+    return *short, *_cut_tiles(plan, np.where(long, ranks, 0), tuning.long_rows, tuning.long_ranks)
+
+
+def _cut_tiles(plan: SegmentPlan, ranks: Int32Array, tile_rows: int, tile_ranks: int) -> tuple[Int32Array, Int32Array]:
+    """Returns the row tiles of segments with a rank, and the shrink tiles that cover all ranks of each row tile.
+    Adapters with the highest ranks come first."""
+    order = np.argsort(-ranks, kind="stable")[: int(np.count_nonzero(ranks))]
+    counts = -(-np.diff(plan.starts)[order] // tile_rows)
+    segment = np.repeat(order, counts)
+    first = plan.starts[segment] + _within(counts) * tile_rows
+    row_tiles = np.zeros((len(segment), 4), dtype=np.int32)
+    row_tiles[:, 0] = plan.slots[segment]
+    row_tiles[:, 1] = first
+    row_tiles[:, 2] = np.minimum(plan.starts[segment + 1] - first, tile_rows)
+    counts = -(-ranks[segment] // tile_ranks)
+    shrink_tiles = np.repeat(row_tiles, counts, axis=0)
+    shrink_tiles[:, 3] = _within(counts) * tile_ranks
+    return row_tiles, shrink_tiles
+
+
+def _within(counts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Returns 0, 1, ... count - 1 for each count, concatenated."""
+    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _workspace_sections(max_rows: int, max_rank: int) -> tuple[int, ...]:
+    """Returns the sections of a workspace, with room for a row tile per row and for shrink tiles of all its ranks. A
+    workspace has no long segments."""
+    return _sections(max_rows, (max_rows, max_rows * max_rank // RANK_TILE, 0, 0))
+
+
+def _sections(max_rows: int, capacities: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the indices at which the rows and then each list begin after the header, and at which the last list ends.
+    They are multiples of 16 bytes."""
+    first_list = HEADER + _round_up(max_rows, 4)
+    return (HEADER, *(first_list + 4 * tiles for tiles in itertools.accumulate(capacities, initial=0)))
+
+
+def _write(host: Int32Array, sections: tuple[int, ...], rows: Int32Array, lists: tuple[Int32Array, ...]) -> int:
+    """Writes header, rows and lists into their sections. Returns the index after the last number that is used."""
+    host[:HEADER:COUNT] = [len(tiles) for tiles in lists]
+    end = HEADER
+    for start, part in zip(sections, (rows, *lists), strict=False):
+        if part.size:
+            end = start + part.size
+            host[start:end] = part.reshape(-1)
+    return end
+
+
+def _lists(meta: Tensor, sections: tuple[int, ...], programs: tuple[int, ...]) -> TileLists:
+    counts = meta[:HEADER].split(COUNT)
+    spans = itertools.pairwise(sections[1:])
+    return TileLists(
+        *(
+            TileList(meta[start:stop].view(-1, 4), count[:1], min(most, MAX_PROGRAMS))
+            for (start, stop), count, most in zip(spans, counts, programs, strict=True)
+        )
+    )
+
+
+def _round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit

@@ -1,0 +1,115 @@
+"""Stores and merges the partial results of contexts that are cut into splits.
+
+A split stores, for each query row and head, the largest score, the sum of exponentials, and the sum of exponentials
+times values, all in fp32 (Flash-Decoding, Dao et al. 2023). Merging reads them in the order of the splits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lora_kernels.gpu.triton_context import block_width
+
+MERGE_WARPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """Memory for partial results. A *part* is one split of one query row.
+
+    Attributes:
+        totals: fp32 [num_parts, heads, head_dim]. Sums of exponentials times values.
+        stats: fp32 [num_parts, heads, 2]. (largest score in base 2, sum of exponentials).
+    """
+
+    totals: Tensor
+    stats: Tensor
+
+
+def make_partials(num_parts: int, heads: int, head_dim: int, device: torch.device) -> Partials:
+    return Partials(
+        totals=torch.empty(num_parts, heads, head_dim, dtype=torch.float32, device=device),
+        stats=torch.empty(num_parts, heads, 2, dtype=torch.float32, device=device),
+    )
+
+
+def merge(out: Tensor, partials: Partials, rows: Tensor, max_splits: int) -> None:
+    """Merges parts into rows of `out` [num_rows, heads, head_dim].
+
+    Args:
+        rows: int32 [num_merged, 3]. (row, its first part, number of its parts). Rows with one part are left unchanged.
+        max_splits: maximum number of parts of a row, a power of two.
+    """
+    _, heads, head_dim = out.shape
+    merge_kernel[(rows.shape[0], heads)](
+        out,
+        partials.totals,
+        partials.stats,
+        rows,
+        out.stride(0),
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        MAX_SPLITS=max_splits,
+        BLOCK_D=block_width(head_dim),
+        num_warps=MERGE_WARPS,
+    )
+
+
+@triton.jit
+def store_partial(
+    totals_ptr,
+    stats_ptr,
+    part,
+    head,
+    mask,
+    peak,
+    norm,
+    total,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Stores the softmax state of a tile's rows (`peak` and `norm` [BLOCK_M], `total` [BLOCK_M, BLOCK_D]) as parts
+    `part` of heads `head`, both [BLOCK_M]."""
+    d = tl.arange(0, BLOCK_D)
+    place = part.to(tl.int64) * HEADS + head
+    tl.store(totals_ptr + place[:, None] * HEAD_DIM + d[None, :], total, mask=mask[:, None] & (d < HEAD_DIM)[None, :])
+    tl.store(stats_ptr + place * 2, peak, mask=mask)
+    tl.store(stats_ptr + place * 2 + 1, norm, mask=mask)
+
+
+@triton.jit
+def merge_kernel(
+    out_ptr,
+    totals_ptr,
+    stats_ptr,
+    rows_ptr,
+    out_stride,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Computes one head of one row as the weighted mean of its parts."""
+    count = tl.load(rows_ptr + tl.program_id(0) * 3 + 2)
+    if count > 1:
+        row = tl.load(rows_ptr + tl.program_id(0) * 3).to(tl.int64)
+        first = tl.load(rows_ptr + tl.program_id(0) * 3 + 1).to(tl.int64)
+        head = tl.program_id(1)
+        split = tl.arange(0, MAX_SPLITS)
+        d = tl.arange(0, BLOCK_D)
+        place = (first + split) * HEADS + head
+        here = split < count
+        peaks = tl.load(stats_ptr + place * 2, mask=here, other=float("-inf"))
+        norms = tl.load(stats_ptr + place * 2 + 1, mask=here, other=0.0)
+        weights = tl.exp2(peaks - tl.max(peaks, 0))
+        mask = here[:, None] & (d < HEAD_DIM)[None, :]
+        totals = tl.load(totals_ptr + place[:, None] * HEAD_DIM + d[None, :], mask=mask, other=0.0)
+        result = tl.sum(totals * weights[:, None], 0) / tl.sum(norms * weights, 0)
+        column = head * HEAD_DIM + d
+        tl.store(out_ptr + row * out_stride + column, result.to(out_ptr.dtype.element_ty), mask=d < HEAD_DIM)

@@ -1,0 +1,231 @@
+"""`Pointwise` in Triton, and the steps between a fused QKV projection and attention.
+
+Each call is one launch that reads every number once and writes every number once. docs/kernels-step.md counts the
+bytes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lora_kernels.gpu.triton_context import FP8
+from lora_kernels.gpu.triton_kv import LARGEST
+from lora_kernels.pointwise import HeadNorms
+
+NORM_NUMBERS = 512
+"""Numbers of a row that one warp normalises."""
+SWIGLU_BLOCK = 1024
+HEAD_TILE = 8
+"""Heads of a row that one program processes."""
+
+
+class TritonPointwise:
+    """`Pointwise` for CUDA tensors; under Triton's interpreter also for CPU tensors."""
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """See `Pointwise.add_norm`. Raises ValueError unless each row is contiguous."""
+        if x.stride(1) != 1 or (delta is not None and delta.stride(1) != 1):
+            raise ValueError(f"rows of strides {x.stride()} cannot be added to in place")
+        rows, width = x.shape
+        out = x.new_empty(rows, width)
+        added = x if delta is None else delta
+        norm_kernel[(rows,)](
+            x,
+            added,
+            weight,
+            out,
+            x.stride(0),
+            added.stride(0),
+            HAS_DELTA=delta is not None,
+            WIDTH=width,
+            EPS=eps,
+            **norm_tuning(width),
+        )
+        return out
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """See `Pointwise.rotate`. Raises ValueError unless each row's heads, `cos` and `sin` are contiguous."""
+        _, heads, head_dim = x.shape
+        if x.stride()[1:] != (head_dim, 1) or not (cos.is_contiguous() and sin.is_contiguous()):
+            raise ValueError(f"heads of strides {x.stride()} cannot be turned in place")
+        _launch_heads(x, heads, 0, cos, sin, None, x, cos)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """See `Pointwise.swiglu`."""
+        gate_up = gate_up.contiguous()
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, width)
+        grid = (rows, triton.cdiv(width, SWIGLU_BLOCK))
+        swiglu_kernel[grid](gate_up, out, WIDTH=width, BLOCK=SWIGLU_BLOCK, num_warps=4)
+        return out
+
+
+def rotate_and_write(
+    qkv: Tensor, kv: Tensor, kv_slots: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+) -> Tensor:
+    """See `Backend.rotate_and_write`. Query heads are rotated in place, and keys while they are written to their page.
+
+    K and V of rows with a negative slot, which pad a captured step, are not written. For a KV cache in e4m3 they are
+    clamped to its range.
+    """
+    kv_heads, head_dim = kv.shape[3:]
+    heads = qkv.view(len(qkv), -1, head_dim)
+    num_query = heads.shape[1] - 2 * kv_heads
+    _launch_heads(heads, num_query, kv_heads, cos, sin, norms, kv, kv_slots)
+    return heads[:, :num_query]
+
+
+def _launch_heads(
+    x: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor, norms: HeadNorms | None, kv: Tensor, slots: Tensor
+) -> None:
+    """Launches `heads_kernel`. Without KV heads, `kv` and `slots` may be any tensors, because the kernel does not read
+    them."""
+    rows, _, head_dim = x.shape
+    heads_kernel[(rows, triton.cdiv(heads, HEAD_TILE) + 2 * triton.cdiv(kv_heads, HEAD_TILE))](
+        x,
+        cos,
+        sin,
+        cos if norms is None else norms.query,
+        cos if norms is None else norms.key,
+        kv,
+        slots,
+        x.stride(0),
+        kv.stride(0),
+        kv.stride(1),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=kv.shape[2] if kv_heads else 1,
+        HAS_NORMS=norms is not None,
+        FP8=kv.dtype == FP8,
+        EPS=0.0 if norms is None else norms.eps,
+        TILE=HEAD_TILE,
+        HALF=triton.next_power_of_2(head_dim // 2),
+        num_warps=2,
+    )
+
+
+def norm_tuning(width: int) -> dict[str, int]:
+    """Returns options that keep a row in the registers of one program: 16 numbers per thread, with up to 16 warps."""
+    block = triton.next_power_of_2(width)
+    return {"BLOCK": block, "num_warps": min(16, max(1, block // NORM_NUMBERS))}
+
+
+@triton.jit
+def norm_kernel(
+    x_ptr,
+    delta_ptr,
+    weight_ptr,
+    out_ptr,
+    x_stride,
+    delta_stride,
+    HAS_DELTA: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Computes one row: x += delta in place, out = RMSNorm(x) * weight."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, BLOCK)
+    mask = n < WIDTH
+    weight = tl.load(weight_ptr + n, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row * x_stride + n, mask=mask, other=0.0)
+    if HAS_DELTA:
+        delta = tl.load(delta_ptr + row * delta_stride + n, mask=mask, other=0.0)
+        x = (x.to(tl.float32) + delta.to(tl.float32)).to(x.dtype)
+        tl.store(x_ptr + row * x_stride + n, x, mask=mask)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + EPS)
+    out = (wide * scale).to(x.dtype).to(tl.float32) * weight
+    tl.store(out_ptr + row * WIDTH + n, out.to(x.dtype), mask=mask)
+
+
+@triton.jit
+def swiglu_kernel(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Computes one block of columns of one row: out = silu(gate) * up."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = n < WIDTH
+    place = gate_up_ptr + row * 2 * WIDTH + n
+    gate = tl.load(place, mask=mask, other=0.0)
+    up = tl.load(place + WIDTH, mask=mask, other=0.0)
+    wide = gate.to(tl.float32)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    tl.store(out_ptr + row * WIDTH + n, (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=mask)
+
+
+@triton.jit
+def heads_kernel(
+    x_ptr,
+    cos_ptr,
+    sin_ptr,
+    query_norm_ptr,
+    key_norm_ptr,
+    kv_ptr,
+    slots_ptr,
+    x_stride,
+    page_stride,
+    side_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+    FP8: tl.constexpr,
+    EPS: tl.constexpr,
+    TILE: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Processes a tile of one row's heads, which are all query, all key or all value heads. Applies the norm and the
+    rotary embedding to query and key heads, and stores query heads in place and the others in their page."""
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    QUERY_TILES: tl.constexpr = (HEADS + TILE - 1) // TILE
+    KV_TILES: tl.constexpr = (KV_HEADS + TILE - 1) // TILE
+    is_query = tile < QUERY_TILES
+    is_value = tile >= QUERY_TILES + KV_TILES
+    first = tl.where(is_query, 0, tl.where(is_value, HEADS + KV_HEADS, HEADS))
+    count = tl.where(is_query, HEADS, KV_HEADS)
+    within = tl.where(is_query, tile, tl.where(is_value, tile - QUERY_TILES - KV_TILES, tile - QUERY_TILES))
+
+    half = tl.arange(0, HALF)
+    head = within * TILE + tl.arange(0, TILE)
+    dims = half < HEAD_DIM // 2
+    mask = (head < count)[:, None] & dims[None, :]
+    column = head[:, None] * HEAD_DIM + half[None, :]
+    place = x_ptr + row * x_stride + first * HEAD_DIM + column
+    low = tl.load(place, mask=mask, other=0.0)
+    high = tl.load(place + HEAD_DIM // 2, mask=mask, other=0.0)
+
+    if not is_value:
+        wide_low = low.to(tl.float32)
+        wide_high = high.to(tl.float32)
+        if HAS_NORMS:
+            norm_ptr = tl.where(is_query, query_norm_ptr, key_norm_ptr)
+            squares = tl.sum(wide_low * wide_low, 1) + tl.sum(wide_high * wide_high, 1)
+            scale = tl.rsqrt(squares / HEAD_DIM + EPS)[:, None]
+            norm_low = tl.load(norm_ptr + half, mask=dims, other=0.0).to(tl.float32)[None, :]
+            norm_high = tl.load(norm_ptr + HEAD_DIM // 2 + half, mask=dims, other=0.0).to(tl.float32)[None, :]
+            wide_low = ((wide_low * scale).to(low.dtype).to(tl.float32) * norm_low).to(low.dtype).to(tl.float32)
+            wide_high = ((wide_high * scale).to(low.dtype).to(tl.float32) * norm_high).to(low.dtype).to(tl.float32)
+        angle = row * HEAD_DIM + half
+        cos_low = tl.load(cos_ptr + angle, mask=dims, other=0.0)[None, :]
+        cos_high = tl.load(cos_ptr + angle + HEAD_DIM // 2, mask=dims, other=0.0)[None, :]
+        sin_low = tl.load(sin_ptr + angle, mask=dims, other=0.0)[None, :]
+        sin_high = tl.load(sin_ptr + angle + HEAD_DIM // 2, mask=dims, other=0.0)[None, :]
+        low = (wide_low * cos_low + wide_high * sin_low).to(low.dtype)
+        high = (wide_high * cos_high + wide_low * sin_high).to(high.dtype)
+    if is_query:
+        tl.store(place, low, mask=mask)
+        tl.store(place + HEAD_DIM // 2, high, mask=mask)
+    elif KV_HEADS > 0:
+        slot = tl.load(slots_ptr + row)
+        if slot >= 0:
+            page = kv_ptr + slot // BLOCK_SIZE * page_stride + slot % BLOCK_SIZE * (KV_HEADS * HEAD_DIM)
+            page += tl.where(is_value, side_stride, 0)
+            kept_low = tl.clamp(low.to(tl.float32), -LARGEST, LARGEST) if FP8 else low
+            kept_high = tl.clamp(high.to(tl.float32), -LARGEST, LARGEST) if FP8 else high
+            tl.store(page + column, kept_low.to(kv_ptr.dtype.element_ty), mask=mask)
+            tl.store(page + column + HEAD_DIM // 2, kept_high.to(kv_ptr.dtype.element_ty), mask=mask)

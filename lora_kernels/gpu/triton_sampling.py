@@ -1,0 +1,303 @@
+"""Samples tokens from logits on a GPU, with two launches per step for any requests and no transfer to the host.
+
+The first launch cuts every row into chunks, shapes their scores (bans, bias, penalties, temperature), and stores the
+highest score and the sum of exponentials of each chunk. The second has one program per row. Greedy rows take the best
+token of their chunks. Rows without filters find the chunk in which their draw lies, and read that chunk again. Rows
+with filters need the tokens in order, which is searched and not sorted (triton_ranking.py). Kernels read a request's
+sampling parameters from its words (sampling_words.py). The program that chose a token also counts it there, so that the
+next step needs nothing from the host either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lora_kernels.gpu.triton_ranking import (
+    BINS,
+    BINS_A_LOGIT,
+    COUNT_BITS,
+    LOWEST,
+    ONE,
+    field,
+    fill_histogram,
+    find,
+    gather,
+    key_score,
+    order_key,
+    point_in,
+    search,
+    share,
+    tally,
+    weigh,
+)
+from lora_kernels.gpu.triton_scores import (
+    IS_DRAWN,
+    IS_FILTERED,
+    IS_GREEDY,
+    KIND,
+    MIN_P,
+    NUM_GENERATED,
+    NUM_WORDS,
+    POSITION,
+    SEED,
+    SEEN,
+    TOP_K,
+    TOP_P,
+    shape_chunk,
+)
+
+MAX_VOCAB = 1 << COUNT_BITS.value
+"""Maximum length of a row with its padding: the tokens of a histogram are counted in `COUNT_BITS` bits."""
+OFF_TOP_P = tl.constexpr(1 << 62)
+CHUNK_ONE = tl.constexpr(float(1 << 40))
+"""Exponentials of a chunk are integers in units of 2^-40 of the chunk's highest, so that 2^12 of them can be added
+without overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTiles:
+    """Tile sizes of the sampling kernels, in tokens. Results do not depend on them.
+
+    Attributes:
+        chunk: tokens that one program shapes.
+        tile: tokens that a pass over a row holds in registers; divides `chunk`.
+    """
+
+    chunk: int = 4096
+    tile: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Memory through which the first launch passes results to the second.
+
+    Attributes:
+        peaks: fp32 [num_rows, num_chunks]. Highest score of each chunk.
+        best: int32 [num_rows, num_chunks]. First token of each chunk that has the highest score.
+        masses: int64 [num_rows, num_chunks]. Sum of exponentials of each chunk, see `CHUNK_ONE`.
+        scores: fp32 [num_rows, 2, num_chunks * chunk]. Scores of each row with filters, and those that the filters may
+            keep. Has 0 rows where no row has filters.
+        bins: int64 [num_rows, BINS]. Histogram of each row with filters. Has 0 rows where no row has filters.
+    """
+
+    peaks: Tensor
+    best: Tensor
+    masses: Tensor
+    scores: Tensor
+    bins: Tensor
+
+
+def sample(
+    logits: Tensor, slots: Tensor, words: Tensor, last: Tensor, any_filters: bool, tiles: SamplingTiles
+) -> Tensor:
+    """Chooses the next token of every row and counts it in the row's words.
+
+    Args:
+        logits: [num_rows, vocab_size], of any floating dtype; not modified. A row of NaN yields an arbitrary token.
+        slots: int32 [num_rows]. Index into `words` for each row. A row with a negative slot is padding, and its token
+            is 0.
+        words: int64 [num_slots, 16]. See `SlotWords`.
+        last: int64 [num_slots]. Receives each slot's token.
+        any_filters: whether any row may be FILTERED.
+
+    Returns:
+        The chosen tokens, int64 [num_rows].
+    """
+    rows, vocab = logits.shape
+    chunks = triton.cdiv(vocab, tiles.chunk)
+    work = _make_work(rows, chunks, any_filters, tiles, logits.device)
+    ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    common = {"CHUNK": tiles.chunk, "num_warps": 8}
+    score_kernel[(rows, chunks)](
+        logits, slots, words, work.peaks, work.best, work.masses, work.scores, vocab, chunks, logits.stride(0),
+        **common,
+    )  # fmt: skip
+    choose_kernel[(rows,)](
+        ids, last, logits, slots, words, work.peaks, work.best, work.masses, work.scores, work.bins, vocab, chunks,
+        logits.stride(0), CHUNKS=triton.next_power_of_2(chunks), TILE=tiles.tile, HAS_FILTERS=any_filters, **common,
+    )  # fmt: skip
+    return ids
+
+
+def work_bytes(rows: int, vocab: int, tiles: SamplingTiles | None = None) -> int:
+    """Returns the device memory in bytes that `sample` allocates while it runs, if any row may have filters."""
+    tiles = tiles or SamplingTiles()
+    work = _make_work(rows, triton.cdiv(vocab, tiles.chunk), True, tiles, torch.device("meta"))
+    return sum(part.nbytes for part in (work.peaks, work.best, work.masses, work.scores, work.bins))
+
+
+def _make_work(rows: int, chunks: int, any_filters: bool, tiles: SamplingTiles, device: torch.device) -> Work:
+    filtered = rows if any_filters else 0
+    return Work(
+        peaks=torch.empty(rows, chunks, dtype=torch.float32, device=device),
+        best=torch.empty(rows, chunks, dtype=torch.int32, device=device),
+        masses=torch.empty(rows, chunks, dtype=torch.int64, device=device),
+        scores=torch.empty(filtered, 2, chunks * tiles.chunk, dtype=torch.float32, device=device),
+        bins=torch.empty(filtered, BINS.value, dtype=torch.int64, device=device),
+    )
+
+
+@triton.jit
+def score_kernel(
+    logits_ptr,
+    row_slots_ptr,
+    words_ptr,
+    peaks_ptr,
+    best_ptr,
+    masses_ptr,
+    scores_ptr,
+    vocab,
+    num_chunks,
+    logits_stride,
+    CHUNK: tl.constexpr,
+):
+    """Shapes the scores of one (row, chunk), and stores the results that `choose_kernel` needs."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    slot = tl.load(row_slots_ptr + row).to(tl.int64)
+    if slot >= 0:
+        word_ptr = words_ptr + slot * NUM_WORDS
+        first = chunk * CHUNK
+        scores = shape_chunk(logits_ptr + row * logits_stride, word_ptr, first, vocab, CHUNK)
+        peak, best = tl.max(scores, 0, return_indices=True)
+        place = row * num_chunks + chunk
+        tl.store(peaks_ptr + place, peak)
+        tl.store(best_ptr + place, first + best)
+        kind = tl.load(word_ptr + KIND)
+        if kind != IS_GREEDY:
+            masses = weigh(scores, tl.where(peak == float("-inf"), 0.0, peak), CHUNK_ONE)
+            tl.store(masses_ptr + place, tl.sum(masses, 0))
+        if kind == IS_FILTERED:
+            tl.store(scores_ptr + row * 2 * num_chunks * CHUNK + first + tl.arange(0, CHUNK), scores)
+
+
+@triton.jit(do_not_specialize=["num_chunks"])
+def choose_kernel(
+    ids_ptr,
+    last_ptr,
+    logits_ptr,
+    row_slots_ptr,
+    words_ptr,
+    peaks_ptr,
+    best_ptr,
+    masses_ptr,
+    scores_ptr,
+    bins_ptr,
+    vocab,
+    num_chunks,
+    logits_stride,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    HAS_FILTERS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Chooses the token of one row, and updates the counts in the row's words."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(row_slots_ptr + row).to(tl.int64)
+    token = tl.full((), 0, tl.int64)
+    if slot >= 0:
+        word_ptr = words_ptr + slot * NUM_WORDS
+        kind = tl.load(word_ptr + KIND)
+        chunk = tl.arange(0, CHUNKS)
+        is_chunk = chunk < num_chunks
+        peaks = tl.load(peaks_ptr + row * num_chunks + chunk, mask=is_chunk, other=float("-inf"))
+        peak, first_best = tl.max(peaks, 0, return_indices=True)
+        if (kind == IS_GREEDY) | (peak == float("-inf")):
+            token = tl.load(best_ptr + row * num_chunks + first_best).to(tl.int64)
+        else:
+            masses = tl.load(masses_ptr + row * num_chunks + chunk, mask=is_chunk, other=0)
+            fades = tl.exp(peaks - peak)
+            masses = (masses.to(tl.float64) * fades.to(tl.float64)).to(tl.int64)
+            if kind == IS_DRAWN:
+                token = draw(logits_ptr + row * logits_stride, word_ptr, masses, fades, peaks, vocab, CHUNKS, CHUNK)
+            elif HAS_FILTERS:
+                scale = tl.div_rn(CHUNK_ONE, tl.sum(masses, 0).to(tl.float32)) * ONE
+                padded = num_chunks * CHUNK
+                token = draw_filtered(
+                    scores_ptr + row * 2 * padded, bins_ptr + row * BINS, word_ptr, peak, scale, padded, TILE
+                )
+        token = tl.minimum(token, vocab - 1)
+        tl.store(last_ptr + slot, token)
+        tl.store(word_ptr + POSITION, tl.load(word_ptr + POSITION) + 1)
+        tl.store(word_ptr + NUM_GENERATED, tl.load(word_ptr + NUM_GENERATED) + 1)
+        seen_address = tl.load(word_ptr + SEEN)
+        if seen_address != 0:
+            seen_ptr = seen_address.to(tl.pointer_type(tl.int32)) + token
+            tl.store(seen_ptr, tl.load(seen_ptr) + 2)
+    tl.store(ids_ptr + row, token)
+
+
+@triton.jit
+def draw(logits_ptr, word_ptr, masses, fades, peaks, vocab, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
+    """Samples one token by inverse CDF. Returns (int64) the smallest token id whose cumulative probability, in id
+    order, exceeds the row's uniform random number.
+
+    `masses`, `fades` and `peaks` are [CHUNKS]: each chunk's probability, the factor that converted the chunk's own sum
+    of exponentials to it, and the chunk's highest score.
+    """
+    through = tl.cumsum(masses, 0)
+    point = point_in(tl.max(through, 0), tl.load(word_ptr + SEED), tl.load(word_ptr + POSITION))
+    chosen = tl.sum((through <= point).to(tl.int32), 0)
+    here = tl.arange(0, CHUNKS) == chosen
+    before = tl.max(tl.where(here, through - masses, 0), 0)
+    fade = tl.max(tl.where(here, fades, 0.0), 0)
+    peak = tl.max(tl.where(here, peaks, float("-inf")), 0)
+    scores = shape_chunk(logits_ptr, word_ptr, chosen * CHUNK, vocab, CHUNK)
+    weights = weigh(scores, peak, CHUNK_ONE)
+    within = ((point - before).to(tl.float64) / fade.to(tl.float64)).to(tl.int64)
+    within = tl.minimum(within, tl.sum(weights, 0) - 1)
+    return chosen.to(tl.int64) * CHUNK + tl.sum((tl.cumsum(weights, 0) <= within).to(tl.int32), 0)
+
+
+@triton.jit
+def draw_filtered(row_ptr, bins_ptr, word_ptr, peak, scale, padded, TILE: tl.constexpr):
+    """Samples one token by inverse CDF among the tokens that the filters keep. Returns (int64) the first token, in
+    order of scores, at which the cumulative share of the kept probability exceeds the row's uniform random number.
+
+    `row_ptr` points to `padded` scores, followed by room for as many.
+    """
+    top_k = tl.load(word_ptr + TOP_K)
+    top_p = tl.load(word_ptr + TOP_P)
+    min_p = tl.load(word_ptr + MIN_P)
+    limited = (top_k > 0) | (min_p > 0)
+    one = tl.full((), ONE, tl.int64)
+
+    # Find the bins that hold the tokens kept by the filters, and gather the tokens in those bins.
+    through = fill_histogram(bins_ptr, row_ptr, padded, peak, scale, TILE)
+    last_bin = tl.full((), BINS, tl.int32)
+    if top_k > 0:
+        last_bin = tl.sum((field(through, False) < top_k).to(tl.int32), 0)
+    elif not limited:
+        last_bin = tl.sum((field(through, True) < share(top_p, one)).to(tl.int32), 0)
+    if min_p > 0:
+        distance = -tl.log(min_p.to(tl.float32) / (1 << 62)) * BINS_A_LOGIT
+        last_bin = tl.minimum(last_bin, tl.minimum(distance, BINS).to(tl.int32) + 2)
+    ptr = row_ptr + padded
+    least = share(min_p, weigh(peak, peak, scale))
+    n, mass = gather(ptr, row_ptr, padded, last_bin, least, peak, scale, TILE)
+    low = order_key(peak - (last_bin + 2).to(tl.float32) / BINS_A_LOGIT).to(tl.int64)
+    low = tl.where(last_bin < BINS, low, LOWEST)
+    high = order_key(peak).to(tl.int64) + 1
+
+    kept = mass
+    if (top_k > 0) & (top_k <= n):
+        kth = search(ptr, n, low, high, top_k - 1, peak, scale, False, TILE)
+        above, mass_above = tally(ptr, n, kth + 1, peak, scale, TILE)
+        kept = mass_above + (top_k - above) * weigh(key_score(kth.to(tl.int32)), peak, scale)
+    if top_p < OFF_TOP_P:
+        nucleus = tl.maximum(share(top_p, tl.where(limited, kept, one)), 1)
+        if nucleus <= mass:
+            last = search(ptr, n, low, high, nucleus - 1, peak, scale, True, TILE)
+            above, mass_above = tally(ptr, n, last + 1, peak, scale, TILE)
+            weight = weigh(key_score(last.to(tl.int32)), peak, scale)
+            kept = tl.minimum(kept, mass_above + (nucleus - mass_above + weight - 1) // weight * weight)
+    point = point_in(kept, tl.load(word_ptr + SEED), tl.load(word_ptr + POSITION))
+    chosen = search(ptr, n, low, high, point, peak, scale, True, TILE)
+    above, mass_above = tally(ptr, n, chosen + 1, peak, scale, TILE)
+    tie = (point - mass_above) // weigh(key_score(chosen.to(tl.int32)), peak, scale)
+    return find(row_ptr, padded, chosen.to(tl.int32), tie, TILE)

@@ -1,0 +1,71 @@
+"""Builds the Triton backend for one device, where every kernel has the best known configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+import triton
+
+from lora_kernels.gpu.triton_attention import PagedAttention, decode_tuning, find_processor, prefill_tuning
+from lora_kernels.gpu.triton_backend import TritonBackend
+from lora_kernels.gpu.triton_decode import DecodeTuning
+from lora_kernels.gpu.triton_lora_tuning import LoraTuning
+from lora_kernels.gpu.triton_prefill import PrefillTuning
+from lora_kernels.tuning import Config, DeviceKey, Tunings, load_tunings
+
+LORA_SHORT, LORA_LONG, DECODE, PREFILL = "lora short", "lora long", "decode attention", "prefill attention"
+_LORA = asdict(LoraTuning())
+_SHORT = ("narrow_rows", "narrow_k", "tile_rows", "tile_k", "shrink_warps", "shrink_stages")
+_EXPAND = ("expand_block", "expand_warps", "expand_stages")
+DEFAULTS: Mapping[str, Config] = {
+    LORA_SHORT: {name: _LORA[name] for name in (*_SHORT, *_EXPAND)},
+    LORA_LONG: {name: value for name, value in _LORA.items() if name.startswith("long_") and name != "long_from"},
+    DECODE: asdict(DecodeTuning()),
+    PREFILL: asdict(PrefillTuning()),
+}
+"""Every kernel that can be configured, with its parameters and their defaults. For attention, only the names count: its
+defaults follow from the device."""
+
+
+def device_key(device: torch.device) -> DeviceKey:
+    """Returns the key under which a CUDA device's measurements are stored."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return DeviceKey(torch.cuda.get_device_name(device), 10 * major + minor, triton.__version__)
+
+
+def lora_shape(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def attention_shape(head_dim: int, dtype: torch.dtype) -> str:
+    return f"{head_dim} {lora_shape(dtype)}"
+
+
+def load_backend(device: torch.device, dtype: torch.dtype, head_dim: int, data_dir: Path | None) -> TritonBackend:
+    """Returns the backend of a CUDA device for a model of this dtype and head dimension.
+
+    Args:
+        data_dir: directory in which `python -m benchmarks.gpu.tune` stored this machine's measurements. None means that
+            there is none.
+
+    Raises:
+        TuningError: A file of measurements there, or a shipped one, cannot be used.
+    """
+    return tuned_backend(load_tunings(device_key(device), DEFAULTS, data_dir), device, dtype, head_dim)
+
+
+def tuned_backend(tunings: Tunings, device: torch.device, dtype: torch.dtype, head_dim: int) -> TritonBackend:
+    """Returns the backend with the configurations chosen in `tunings`, and with defaults where there are none."""
+    processor, shape = find_processor(device), attention_shape(head_dim, dtype)
+    decode = tunings.apply(DECODE, shape, decode_tuning(head_dim, dtype, processor))
+    prefill = tunings.apply(PREFILL, shape, prefill_tuning(head_dim, dtype, processor))
+    return TritonBackend(lora_tuning(tunings, dtype), PagedAttention(decode, prefill))
+
+
+def lora_tuning(tunings: Tunings, dtype: torch.dtype) -> LoraTuning:
+    """Returns the LoRA tuning, merged from the separately tuned configurations of short and long segments."""
+    parts = [tunings.find(kernel, lora_shape(dtype), DEFAULTS[kernel]) for kernel in (LORA_SHORT, LORA_LONG)]
+    return replace(LoraTuning(), **parts[0], **parts[1])

@@ -1,0 +1,188 @@
+"""LoRA in vectorised torch: rows are cut into tiles, and tiles of one shape become batched products.
+
+A tile multiplies each of its rows with all of its adapters and masks out the products with other rows' adapters. The
+extra arithmetic is free compared with reading the weights, and it saves most of a small product's fixed cost. A and B
+rows are gathered from the arena by index. An index without a row points at offset 0, the null page, which is always
+zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lora_kernels.layout import SIDE_A, SIDE_B, LoraTable, ProjectionGroup
+from lora_kernels.portable.torch_tiles import IntArray, TileBatch, cut_tiles, row_starts
+from lora_kernels.segments import SegmentPlan
+
+MASK_TYPES = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Gathers weight rows of a tile batch from the arena.
+
+    Attributes:
+        windows: [num_elements - width + 1, width]. A view of the arena whose row i starts at element i.
+        starts: one entry per layer, int64 [num_rows]. First element of every row.
+        rows: [num_rows, width]. Destination of the gathered rows.
+    """
+
+    windows: Tensor
+    starts: tuple[Tensor, ...]
+    rows: Tensor
+
+    def fill(self, layer: int) -> None:
+        torch.index_select(self.windows, 0, self.starts[layer], out=self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetWeights:
+    """The B weights of one projection of a tile batch. `inner` is adapters per tile times rank, padded.
+
+    Attributes:
+        b: [num_tiles, inner, out_features], a view of the rows that `gather` fills.
+        shrunk: [num_tiles, tile_rows, inner], the projection's slice of `TileWeights.shrunk`.
+        columns: the projection's slice of the group's output.
+    """
+
+    gather: Gather
+    b: Tensor
+    shrunk: Tensor
+    columns: slice
+
+
+@dataclass(frozen=True, slots=True)
+class TileWeights:
+    """The weights of a tile batch for one projection group, and its working memory.
+
+    Attributes:
+        a: [num_tiles, in_features, targets * inner], a view of the rows that `gather` fills.
+        shrunk: [num_tiles, tile_rows, targets * inner]. Products of x with A.
+        bits: the memory of `shrunk` as integers.
+        own: mask of the shape of `bits`, with all bits set at products of a row with its own adapter and none
+            elsewhere, so that it also clears infinities. None means that every tile has one adapter.
+    """
+
+    gather: Gather
+    a: Tensor
+    shrunk: Tensor
+    bits: Tensor
+    own: Tensor | None
+    targets: tuple[TargetWeights, ...]
+
+    def add(self, out: Tensor, x: Tensor, layer: int, touched: tuple[bool, ...]) -> None:
+        """Adds B A x to `out` [num_tiles, tile_rows, sum(out_features)], for x [num_tiles, tile_rows, in_features].
+        `touched` says for each target whether any adapter touches it in this layer; other targets are skipped."""
+        self.gather.fill(layer)
+        torch.bmm(x, self.a, out=self.shrunk)
+        if self.own is not None:
+            self.bits.bitwise_and_(self.own)
+        for target, is_touched in zip(self.targets, touched, strict=True):
+            if is_touched:
+                target.gather.fill(layer)
+                out[:, :, target.columns].baddbmm_(target.shrunk, target.b)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWeights:
+    """A projection group's weights for each tile batch that has any. `touched` [layers][targets] says which projections
+    any adapter touches."""
+
+    batches: tuple[tuple[TileBatch, TileWeights], ...]
+    touched: tuple[tuple[bool, ...], ...]
+
+
+@dataclass(slots=True)
+class PreparedLora:
+    """The data that all layers of a step share. The part of a projection group is made when the group is first used."""
+
+    arena: Tensor
+    table: LoraTable
+    tiles: tuple[TileBatch, ...]
+    scratch: Tensor
+    groups: dict[ProjectionGroup, GroupWeights] = field(default_factory=dict)
+
+    def add(self, out: Tensor, x: Tensor, layer: int, group: ProjectionGroup) -> None:
+        """See `Backend.add_lora`."""
+        weights = self.weights(group)
+        touched = weights.touched[layer]
+        if not any(touched):
+            return
+        for tile, batch in weights.batches:
+            tile_out = tile.take(out)
+            batch.add(tile_out, tile.take(x), layer, touched)
+            tile.put_back(out, tile_out)
+
+    def weights(self, group: ProjectionGroup) -> GroupWeights:
+        if group not in self.groups:
+            self.groups[group] = self._index_group(group)
+        return self.groups[group]
+
+    def _index_group(self, group: ProjectionGroup) -> GroupWeights:
+        slots = np.concatenate([tile.slots[tile.slots >= 0] for tile in self.tiles])
+        ranks = self.table.host_ranks[:, :, group.targets]
+        touched = (ranks[slots] > 0).any(axis=0)
+        return GroupWeights(
+            batches=tuple(
+                (tile, self._index_tiles(tile, group, rank))
+                for tile in self.tiles
+                if (rank := int(ranks[tile.slots[tile.slots >= 0]].max())) > 0
+            ),
+            touched=tuple(tuple(row) for row in touched.tolist()),
+        )
+
+    def _index_tiles(self, tile: TileBatch, group: ProjectionGroup, rank: int) -> TileWeights:
+        """Indexes the weights of a tile batch. `rank` is the largest rank of its adapters in this group."""
+        num_tiles, adapters = tile.slots.shape
+        starts = [row_starts(self.table, tile.slots, t, SIDE_A, group.in_features, rank) for t in group.targets]
+        gather = self._gather(np.stack(starts, axis=2), group.in_features)
+        shrunk = self.arena.new_empty(num_tiles, tile.tile_rows, len(group.targets) * adapters * rank)
+        bits = shrunk.view(MASK_TYPES[shrunk.element_size()])
+        return TileWeights(
+            gather=gather,
+            a=gather.rows.view(num_tiles, -1, group.in_features).mT,
+            shrunk=shrunk,
+            bits=bits,
+            own=_own_products(tile, rank, bits) if adapters > 1 else None,
+            targets=self._index_targets(tile, group, rank, shrunk),
+        )
+
+    def _index_targets(
+        self, tile: TileBatch, group: ProjectionGroup, rank: int, shrunk: Tensor
+    ) -> tuple[TargetWeights, ...]:
+        targets = []
+        column = 0
+        parts = shrunk.chunk(len(group.targets), dim=2)
+        for target, features, part in zip(group.targets, group.out_features, parts, strict=True):
+            gather = self._gather(row_starts(self.table, tile.slots, target, SIDE_B, features, rank), features)
+            b = gather.rows.view(len(tile.slots), -1, features)
+            targets.append(TargetWeights(gather, b, part, slice(column, column + features)))
+            column += features
+        return tuple(targets)
+
+    def _gather(self, starts: IntArray, width: int) -> Gather:
+        """Makes a `Gather` from `starts` [layers, ...]. Gathers share one scratch buffer while it is large enough, so
+        that it stays in cache."""
+        by_layer = torch.from_numpy(starts.reshape(len(starts), -1)).unbind(0)
+        size = by_layer[0].numel() * width
+        if self.scratch.numel() < size:
+            self.scratch = self.arena.new_empty(size)
+        windows = self.arena.as_strided((self.arena.numel() - width + 1, width), (1, 1))
+        return Gather(windows, by_layer, self.scratch[:size].view(-1, width))
+
+
+def prepare(arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
+    """See `Backend.prepare_lora`."""
+    tiles = cut_tiles(table, plan)
+    return PreparedLora(arena, table, tiles, scratch=arena.new_empty(0)) if tiles else None
+
+
+def _own_products(tile: TileBatch, rank: int, bits: Tensor) -> Tensor:
+    """Returns the mask described at `TileWeights.own`."""
+    adapters = tile.slots.shape[1]
+    of_column = np.arange(bits.shape[2]) // rank % adapters
+    return -torch.from_numpy(tile.owners[:, :, None] == of_column).to(bits.dtype)

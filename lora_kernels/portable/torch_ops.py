@@ -1,0 +1,92 @@
+"""The backend in vectorised torch, written for the CPU and correct on any device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from lora_kernels.backend import AttentionBatch
+from lora_kernels.layout import LoraTable, ProjectionGroup
+from lora_kernels.pointwise import HeadNorms, TorchPointwise, rotated_heads
+from lora_kernels.portable import torch_attention, torch_lora, torch_stacked
+from lora_kernels.segments import SegmentPlan
+
+PreparedLora = torch_lora.PreparedLora | torch_stacked.PreparedStack
+
+
+class TorchBackend:
+    """`Backend` for CPU tensors. Caches what it derives from the last batch and the last plan, for all layers."""
+
+    name = "torch"
+
+    def __init__(self, max_stacked_rank: int = torch_stacked.MAX_INNER) -> None:
+        """`max_stacked_rank` is the largest sum of the adapters' ranks at which adapters are stacked. Above it they are
+        tiled; 0 never stacks."""
+        self.pointwise = TorchPointwise()
+        self._max_stacked_rank = max_stacked_rank
+        self._batch: AttentionBatch | None = None
+        self._slots: tuple[Tensor, Tensor] | None = None
+        self._attention_plans: dict[tuple[int, int | None], torch_attention.AttentionPlan] = {}
+        self._lora_key: tuple[Any, ...] = ()
+        self._lora: PreparedLora | None = None
+        self._stack: torch_stacked.Stack | None = None
+
+    def rotate_and_write(
+        self, qkv: Tensor, kv: Tensor, batch: AttentionBatch, cos: Tensor, sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
+        """See `Backend.rotate_and_write`."""
+        query, key, value = rotated_heads(self.pointwise, qkv, kv, cos, sin, norms)
+        self.write_kv(kv, key, value, batch)
+        return query
+
+    def write_kv(self, kv: Tensor, key: Tensor, value: Tensor, batch: AttentionBatch) -> None:
+        """See `Backend.write_kv`."""
+        self._remember(batch)
+        if self._slots is None:
+            block_size = kv.shape[2]
+            self._slots = (batch.kv_slots // block_size, batch.kv_slots % block_size)
+        kv[:, 0].index_put_(self._slots, key)
+        kv[:, 1].index_put_(self._slots, value)
+
+    def attention(
+        self, query: Tensor, kv: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
+    ) -> Tensor:
+        """See `Backend.attention`."""
+        self._remember(batch)
+        key = (query.shape[1] // kv.shape[3], window)
+        if key not in self._attention_plans:
+            self._attention_plans[key] = torch_attention.plan_attention(kv, batch, *key)
+        return torch_attention.attend(query, kv, self._attention_plans[key], scale)
+
+    def prepare_lora(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> PreparedLora | None:
+        """See `Backend.prepare_lora`. Stacks few adapters (torch_stacked.py) and tiles many (torch_lora.py)."""
+        parts = (plan.rows, plan.slots, plan.starts, table.versions[plan.slots])
+        key = (table, arena.data_ptr(), *(part.tobytes() for part in parts))
+        if key != self._lora_key:
+            stack = self._stack_for(arena, table, plan)
+            self._lora = (
+                torch_lora.prepare(arena, table, plan) if stack is None else torch_stacked.PreparedStack(stack, plan)
+            )
+            self._lora_key = key
+        return self._lora
+
+    def add_lora(self, out: Tensor, x: Tensor, prepared: PreparedLora, layer: int, group: ProjectionGroup) -> None:
+        """See `Backend.add_lora`."""
+        prepared.add(out, x, layer, group)
+
+    def _stack_for(self, arena: Tensor, table: LoraTable, plan: SegmentPlan) -> torch_stacked.Stack | None:
+        """Returns the cached stack if it serves the plan's adapters, otherwise a new one. Returns None where stacking
+        does not pay or the ranks are too large."""
+        if not torch_stacked.worth_it(plan):
+            return None
+        if self._stack is None or not self._stack.serves(arena, table, plan.slots):
+            self._stack = torch_stacked.make_stack(arena, table, plan.slots, self._max_stacked_rank)
+        return self._stack
+
+    def _remember(self, batch: AttentionBatch) -> None:
+        """Drops what was cached for another batch. Comparing identity is enough, because a batch never changes."""
+        if batch is not self._batch:
+            self._batch = batch
+            self._slots = None
+            self._attention_plans = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -14,6 +14,9 @@ DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
 ADAPTER_DTYPES = ("auto", "fp8")
 KV_DTYPES = ("auto", "fp8")
+SIZES = {"cuda": (256, 2048), "cpu": (32, 256)}
+"""Sequences and tokens of a step for each type of device, unless they are configured. A GPU computes hundreds of tokens
+in the time in which it reads the weights, and a CPU some 25."""
 NESTED = {"interactive": LaneGoals, "batch": LaneGoals, "scheduling": Scheduling}
 
 
@@ -50,11 +53,12 @@ class EngineConfig:
     num_pages: int = 0
     """Size of the page pool in pages, which takes precedence over memory_gb. 0 means that memory_gb decides."""
     block_size: int = 16
-    max_seqs: int = 32
+    max_seqs: int = 0
+    """Maximum number of sequences that run at once. 0 means 256 on a GPU and 32 on a CPU."""
     max_model_len: int = 0
     """Maximum length of a sequence in tokens. 0 means the length that the model was made for, at most 8192."""
-    token_budget: int = 256
-    """Maximum number of tokens that one step computes, over all sequences."""
+    token_budget: int = 0
+    """Maximum number of tokens that one step computes, over all sequences. 0 means 2048 on a GPU and 256 on a CPU."""
     max_resident_adapters: int = 1024
     min_kv_pages: int = 0
     """Pages of the pool that adapters may never take."""
@@ -96,17 +100,27 @@ class EngineConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"engine.{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
-        for name in ("block_size", "max_seqs", "token_budget", "max_resident_adapters", "fetch_threads"):
+        for name in ("block_size", "max_resident_adapters", "fetch_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"engine.{name} must be at least 1, not {getattr(self, name)}")
-        sizes = ("memory_gb", "num_pages", "max_model_len", "host_adapter_gb", "swap_gb", "threads")
-        for name in (*sizes, "min_kv_pages", "max_adapter_pages"):
+        sizes = ("max_seqs", "token_budget", "memory_gb", "num_pages", "max_model_len", "host_adapter_gb", "swap_gb")
+        for name in (*sizes, "threads", "min_kv_pages", "max_adapter_pages"):
             if not 0 <= getattr(self, name) < inf:
                 raise ValueError(f"engine.{name} must be finite and not negative, not {getattr(self, name)}")
         if not 0 < self.adapter_half_life_s < inf:
             raise ValueError(f"engine.adapter_half_life_s must be positive, not {self.adapter_half_life_s}")
-        if self.token_budget < self.max_seqs:
+        if 0 < self.token_budget < self.max_seqs:
             raise ValueError(f"engine.token_budget ({self.token_budget}) must be at least max_seqs ({self.max_seqs})")
+
+    def sized(self, device: str) -> EngineConfig:
+        """Return a copy that has `max_seqs` and `token_budget`.
+
+        Args:
+            device: the type of the device, `cpu` or `cuda`.
+        """
+        seqs, tokens = SIZES[device]
+        seqs = self.max_seqs or min(seqs, self.token_budget or seqs)
+        return replace(self, max_seqs=seqs, token_budget=self.token_budget or max(tokens, seqs))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

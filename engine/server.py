@@ -81,6 +81,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
 
     runner = ModelRunner(config, on_progress)
     runner.start_grammar_workers()
+    config = config.sized(runner.device.type)
     core = core_config(config, runner.num_pages, runner.num_host_pages, runner.max_model_len, runner.eos_token_ids)
     info = pb.EngineInfo(
         model=config.model,
@@ -97,6 +98,7 @@ def build_real(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig,
 
 def build_fake(config: EngineConfig, on_progress: Progress) -> tuple[CoreConfig, Executor, pb.EngineInfo]:
     """Return the same without a model, for tests of everything else: tokens are digests (see executor/fake.py)."""
+    config = config.sized("cpu")
     core = core_config(config, config.num_pages or 4096, 4096, config.max_model_len or 2048, ())
     executor = FakeExecutor()
     info = pb.EngineInfo(model=config.model, model_hash="fake", device="none", dtype="none", backend="fake")

@@ -148,10 +148,9 @@ class Scheduling:
     """How the KV of a preempted sequence is kept. recompute: it is dropped, except from the prefix cache. swap: it is
     copied to host pages when the sequence is preempted. checkpoint: it is copied page by page while the sequence runs,
     so that a preemption copies nothing."""
-    checkpoint_pages: int = 2
-    """Maximum number of pages that a step copies to the host as checkpoints. A decoding sequence fills one page in
-    `block_size` steps, so two pages per step suffice for 32 sequences at 16 tokens per page. A copy of a page is short
-    compared with a step."""
+    checkpoint_pages: int = 0
+    """Maximum number of pages that a step copies to the host as checkpoints. 0 means as many as `max_seqs` decoding
+    sequences fill in a step: each fills one in `block_size` steps. A copy of a page is short compared with a step."""
     max_preemptions: int = 3
     """A sequence that was preempted this often is preempted again only if there is no other victim, because thrashing
     costs more than it gains."""

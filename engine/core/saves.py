@@ -20,6 +20,7 @@ class Saves:
         self._size = state.config.block_size
         self._state = state
         self._rules = state.config.scheduling
+        self._most = self._rules.checkpoint_pages or -(-state.config.max_seqs // state.config.block_size)
         self._pinned: Counter[PrefixKey] = Counter()
         """Keys that this plan restores, each with the number of sequences that do: their host pages must not be
         overwritten."""
@@ -60,10 +61,10 @@ class Saves:
             return 0
         made = 0
         for seq in self._state.running.values():
-            if made >= self._rules.checkpoint_pages:
+            if made >= self._most:
                 break
             if seq.lane is not Lane.INTERACTIVE and seq.num_saved < seq.num_computed // self._size:
-                made += self._save(seq, self._rules.checkpoint_pages - made) if seq.id not in gone else 0
+                made += self._save(seq, self._most - made) if seq.id not in gone else 0
         return made
 
     def _save(self, seq: Sequence, most: int) -> int:

@@ -59,7 +59,7 @@ def count_host_pages(config: EngineConfig, page_bytes: int) -> int:
 def _default_budget(device: torch.device, reserved: int) -> int:
     if device.type == "cuda":
         return int(DEVICE_SHARE * (torch.cuda.mem_get_info(device)[0] - reserved))
-    return min(HOST_LIMIT, int(HOST_SHARE * free_host_bytes()))
+    return min(HOST_LIMIT, int(HOST_SHARE * max(0, free_host_bytes() - reserved)))
 
 
 def free_host_bytes() -> int:

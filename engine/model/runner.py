@@ -71,11 +71,12 @@ class ModelRunner:
         folder, progress = Path(config.model), on_progress or (lambda *_: None)
         self.spec = read_spec(folder)
         self.device = pick_device(config.device)
+        config = config.sized(self.device.type)
         self.overlaps = config.overlap and self.device.type == "cuda"
         self.dtype = pick_dtype(config.dtype, self.device)
         fp8 = _stores_fp8(config.adapter_dtype, self.device, self.dtype)
         self.block_size = config.block_size
-        self.max_model_len = _max_model_len(config, self.spec)
+        self.max_model_len = max_model_len(config, self.spec)
         self.model_hash = hash_model(folder, f"{config.load_format}:{config.seed}")
         with ThreadPoolExecutor(1, "kernels") as thread:  # Python loads kernels while torch copies weights
             backend = thread.submit(
@@ -96,7 +97,7 @@ class ModelRunner:
         targets = TargetShapes(
             self.spec.layers, TARGETS, target_widths(self.spec), base_linears(self.spec, source), (folder.name,)
         )
-        shape = page_shape(self.spec, config.block_size, _has_fp8_kv(config, self.dtype, self.device))
+        shape = page_shape(self.spec, config.block_size, has_fp8_kv(config, self.dtype, self.device))
         self.page_bytes = shape.elements * self.dtype.itemsize
         graphs = plan_graphs(config, self.spec, shape, self.dtype, self.device, self.backend, self.max_model_len)
         self.num_pages = count_pages(config, self.page_bytes, self.device, graphs.reserved if graphs else 0)
@@ -244,7 +245,7 @@ def _stores_fp8(adapter_dtype: str, device: torch.device, dtype: torch.dtype) ->
     return adapter_dtype == "fp8"
 
 
-def _has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
+def has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
     """Returns whether KV is stored in FP8. Raises ValueError if that is configured but not supported."""
     if config.kv_dtype == "auto":
         return False
@@ -256,7 +257,7 @@ def _has_fp8_kv(config: EngineConfig, dtype: torch.dtype, device: torch.device) 
     return True
 
 
-def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
+def max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
     if config.max_model_len > spec.max_position:
         raise ValueError(f"engine.max_model_len is {config.max_model_len}, the model was made for {spec.max_position}")
     return config.max_model_len or min(spec.max_position, DEFAULT_MAX_MODEL_LEN)

@@ -18,7 +18,7 @@ from gateway.terminal.tls import CHOSEN, Trust, TrustError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("gateway.cli.serve", "serve"),
-    "check": ("gateway.cli.serve", "check"),
+    "check": ("gateway.cli.check", "check"),
     "chat": ("gateway.cli.chat", "chat"),
     "simulate": ("gateway.cli.simulate", "simulate"),
     "usage": ("gateway.cli.usage", "usage"),

@@ -1,4 +1,4 @@
-"""`loralane serve` runs a gateway and its engine; `loralane check` validates a configuration for them."""
+"""`loralane serve`: runs a gateway and its engine."""
 
 from __future__ import annotations
 
@@ -63,18 +63,6 @@ def serve(
     except ValueError as error:
         fail(str(error))
     _run(settings, data_dir, read if config else None)
-
-
-def check(file: Annotated[Path, typer.Argument(help="YAML configuration.")]) -> None:
-    """Validate a configuration file: `loralane check my.yaml`. Environment variables that it names must be set.
-
-    All errors are reported at once.
-    """
-    try:
-        load_config(file, os.environ)
-    except ConfigError as error:
-        fail(str(error))
-    console.print(f"[green]{file} is valid[/green]")
 
 
 def _run(config: Config, data_dir: Path, read: Callable[[], Config] | None) -> None:

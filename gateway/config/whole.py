@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any, get_type_hints
 
 from engine.config import EngineConfig
-from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS
+from engine.core.config import BATCH_GOALS, INTERACTIVE_GOALS, Scheduling
 from engine.demo import CHAT_TEMPLATE, DEMO_ADAPTERS
 from gateway.config.file import ConfigError, Problems, as_mapping, build, check_keys, convert, each, read_yaml, resolve
 from gateway.config.sections import (
@@ -48,6 +48,21 @@ ELSEWHERE: Mapping[str, Any] = {
     "batch": BATCH_GOALS,
 }
 """Fields of EngineConfig that the section `engine` may not set: `Config.engine_config` fills them in."""
+
+
+PUBLISHED = (
+    "scheduler",
+    "policy",
+    "itl_stretch",
+    "tail_share",
+    "batch_floor",
+    "promoted_share",
+    "preemption",
+    "priority_s",
+)
+"""Settings of the scheduler that operators have a reason to change: which policy runs, how far batch work may lengthen
+interactive steps, the least that it gets, and what priorities are worth. The others are constants with measured
+reasons; for experiments, the file may set them in `engine.scheduling.advanced`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +164,29 @@ def parse_config(document: Mapping[str, Any], env: Mapping[str, str], base: Path
 
 
 def _engine(value: Any, env: Mapping[str, str], base: Path) -> EngineConfig:
-    return build(EngineConfig, resolve(value, env, "engine"), "engine", base, **ELSEWHERE)
+    section = dict(as_mapping(resolve(value, env, "engine"), "engine"))
+    if "scheduling" in section:
+        section["scheduling"] = _scheduling(section["scheduling"])
+    return build(EngineConfig, section, "engine", base, **ELSEWHERE)
+
+
+def _scheduling(value: Any) -> dict[str, Any]:
+    """Return the section `engine.scheduling` with the settings of its part `advanced` beside the others."""
+    where = "engine.scheduling"
+    section = dict(as_mapping(value, where))
+    advanced = as_mapping(section.pop("advanced", None), f"{where}.advanced")
+    known = [item.name for item in fields(Scheduling)]
+    problems = Problems()
+    for name in section:
+        if name in known and name not in PUBLISHED:
+            with problems.noting():
+                raise ConfigError(f"{where}.{name}: belongs into {where}.advanced")
+    with problems.noting():
+        check_keys(section, [*known, "advanced"], where)
+    with problems.noting():
+        check_keys(advanced, [name for name in known if name not in PUBLISHED], f"{where}.advanced")
+    problems.raise_all()
+    return section | advanced
 
 
 def demo_config() -> Config:

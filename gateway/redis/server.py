@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import hashlib
-import logging
 import os
 import signal
 import stat
@@ -19,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 import redis
 import redis.retry
+import structlog
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.connection import AbstractConnection
@@ -36,7 +36,7 @@ CHECK_SECONDS = 0.5
 CHECKS = 3
 """Number of consecutive failed checks after which the embedded server is restarted."""
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger("redis")
 
 C = TypeVar("C", bound=AbstractConnection)
 
@@ -278,7 +278,7 @@ def stop_orphan(socket_path: Path) -> None:
     """
     if (pid := listener(socket_path)) is None:
         return
-    log.warning("stopping a Valkey (process %d) left behind by a gateway that was killed", pid)
+    log.warning("orphaned_valkey_stopped", pid=pid, reason="the gateway that started it was killed")
     for sign in (signal.SIGTERM, signal.SIGKILL):
         os.kill(pid, sign)
         deadline = time.monotonic() + STOP_SECONDS
@@ -312,7 +312,7 @@ async def keep_running(server: ValkeyServer, guard: Guard) -> None:
         await asyncio.sleep(CHECK_SECONDS)
         failures = 0 if await asyncio.to_thread(server.is_running) else failures + 1
         if failures >= CHECKS:
-            log.error("the embedded Valkey stopped answering; starting it again")
+            log.error("valkey_restarted", reason="it stopped answering")
             await asyncio.to_thread(restart, server, guard)
             failures = 0
 
@@ -323,4 +323,4 @@ def restart(server: ValkeyServer, guard: Guard) -> None:
     try:
         start(server, guard)
     except StoreStartError:
-        log.exception("the embedded Valkey could not be started again; trying again in a moment")
+        log.exception("valkey_not_started")  # `keep_running` tries again

@@ -54,7 +54,10 @@ def test_the_demo_file_shows_every_setting():
     document = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
     assert list(document) == [field.name for field in fields(Config)]
     assert set(document["engine"]) == {field.name for field in fields(EngineConfig)} - set(config_module.ELSEWHERE)
-    assert list(document["engine"]["scheduling"]) == [field.name for field in fields(Scheduling)]
+    scheduling = document["engine"]["scheduling"]
+    advanced = scheduling.pop("advanced")
+    assert list(scheduling) == list(config_module.PUBLISHED)
+    assert list(advanced) == [field.name for field in fields(Scheduling) if field.name not in scheduling]
     assert set(document["tenants"]["acme"]) == {field.name for field in fields(Tenant)} - {"name"} | {"keys"}
     for name in ("model", "adapters", "lanes", "limits", "redis", "batches", "http", "grpc", "admin", "observability"):
         assert set(document[name]) == {field.name for field in fields(type(getattr(demo_config(), name)))}
@@ -187,7 +190,18 @@ WRONG = {
     ),
     "scheduling choice": ("engine: {scheduling: {policy: x}}", "engine.scheduling: policy must be one of lanes, fcfs"),
     "scheduling range": ("engine: {scheduling: {batch_floor: 2}}", "engine.scheduling: batch_floor is a share"),
-    "scheduling type": ("engine: {scheduling: {min_chunk: x}}", "engine.scheduling.min_chunk: Expected int, got str"),
+    "scheduling type": (
+        "engine: {scheduling: {advanced: {min_chunk: x}}}",
+        "engine.scheduling.min_chunk: Expected int, got str",
+    ),
+    "advanced scheduling": (
+        "engine: {scheduling: {quantum_s: 1}}",
+        "engine.scheduling.quantum_s: belongs into engine.scheduling.advanced",
+    ),
+    "published among the advanced": (
+        "engine: {scheduling: {advanced: {policy: fcfs}}}",
+        "engine.scheduling.advanced.policy: unknown key",
+    ),
     "swap_gb": ("engine: {swap_gb: -1}", "engine.swap_gb must be finite and not negative"),
     "unknown lane key": ("lanes: {batch: {ttft: 1}}", "lanes.batch.ttft: unknown key; did you mean ttft_s?"),
     "lane range": ("lanes: {interactive: {itl_s: 0}}", "lanes.interactive: ttft_s and itl_s must be positive"),

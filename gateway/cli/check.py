@@ -1,0 +1,67 @@
+"""`loralane check`: validates a configuration, and explains what it comes to on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from engine.process.files import default_data_dir
+from gateway.config.explain import explain as explain_config
+from gateway.config.file import ConfigError
+from gateway.config.whole import Config, load_config
+from gateway.serve.prepare import prepared_folder
+from gateway.terminal.output import fail
+
+console = Console(stderr=True)
+
+
+def check(
+    file: Annotated[Path | None, typer.Argument(help="YAML configuration; without it, the embedded demo.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Print what it comes to on this machine.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="As for `serve`: where converted models are.")] = None,
+) -> None:
+    """Validate a configuration file. Environment variables that it names must be set.
+
+    All errors are reported at once.
+
+    - `loralane check my.yaml`
+    - `loralane check my.yaml --explain` also prints the device, the memory, the limits and the ports that follow
+    """
+    try:
+        config = load_config(file, os.environ)
+    except ConfigError as error:
+        fail(str(error))
+    console.print(f"[green]{file or 'the demo'} is valid[/green]")
+    if explain:
+        _explain(config, (data_dir or default_data_dir(os.environ)).expanduser())
+
+
+def _explain(config: Config, data_dir: Path) -> None:
+    folder = prepared_folder(config.model.source, data_dir)
+    with console.status("asking the engine for the device and its memory"):
+        engine = _ask_engine(config, folder)
+    table = Table.grid(padding=(0, 2))
+    for name, text in explain_config(config, data_dir, engine):
+        table.add_row(Text(name, style="yellow" if name == "note" else "dim"), Text(text, overflow="fold"))
+    Console().print(table)
+
+
+def _ask_engine(config: Config, folder: Path | None) -> dict[str, Any]:
+    """Return the answer of `engine.model.explain`. It runs in a process of its own, because it needs torch."""
+    command = [sys.executable, "-m", "engine.model.explain", config.engine_config(folder).to_json()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if not done.stdout:
+        fail(f"the engine does not start: {done.stderr.strip().splitlines()[-1]}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if "error" in answer:
+        fail(f"this machine cannot serve it: {answer['error']}")
+    return answer

@@ -1,0 +1,98 @@
+"""Explains a configuration in sentences: what an operator gets with it, and what to think about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gateway.config.sections import LaneConfig, TenantConfig
+from gateway.config.tls import TlsConfig
+from gateway.config.whole import DEMO_HASHES, Config, is_loopback
+
+GIB = 2**30
+LIMITS = {
+    "requests_per_minute": "requests a minute",
+    "tokens_per_minute": "tokens a minute",
+    "concurrent_requests": "requests at once",
+    "tokens_per_day": "tokens a day",
+}
+
+
+def explain(config: Config, data_dir: Path, engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a topic and a sentence for each part of a configuration, and then each note, with the topic `note`.
+
+    Args:
+        data_dir: the data directory of the gateway.
+        engine: what the engine says of the machine, from `engine.model.explain`.
+    """
+    yield from _engine(config, engine)
+    lanes = (("interactive", config.lanes.interactive), ("batch", config.lanes.batch))
+    yield from ((f"{name} lane", _lane(lane)) for name, lane in lanes)
+    floor = config.engine.scheduling.batch_floor
+    yield "batch floor", f"at least {floor:.0%} of device time goes to batch work"
+    weights = sum(entry.tenant.weight for entry in config.tenants.values())
+    for entry in config.tenants.values():
+        yield f"tenant {entry.tenant.name}", _tenant(entry, weights)
+    yield "Redis", config.redis.url.rpartition("@")[2] or f"an embedded Valkey in {data_dir}"
+    yield "Redis away", f"limits: {config.limits.when_redis_is_away}, as one of {config.limits.replicas} gateways"
+    yield "HTTP", _port(config.http.host, config.http.port, config.http.tls)
+    yield "gRPC", _port(config.grpc.host, config.grpc.port, config.grpc.tls)
+    if config.admin.port is not None:
+        yield "admin HTTP", _port(config.admin.host, config.admin.port, config.admin.tls)
+    place = "object store" if config.batches.storage else data_dir
+    yield "files", f"{place}, at most {config.batches.max_lines:,} lines a job"
+    yield from (("note", note) for note in _notes(config))
+
+
+def _engine(config: Config, engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    threads = f", {engine['threads']} threads" if engine["device"] == "cpu" else ""
+    yield "device", f"{engine['device']}, {engine['dtype']}{threads}"
+    yield "steps", f"up to {engine['max_seqs']} sequences and {engine['token_budget']} tokens in one step"
+    if "pages" not in engine:
+        yield "model", f"{config.model.source}: fetched or converted at the first start, which decides the memory"
+        return
+    pages, size = engine["pages"], engine["page_bytes"]
+    tokens = (pages - 1) * config.engine.block_size
+    weights = f"{engine['weight_bytes'] / GIB:.2f} GiB of weights"
+    yield "model", f"{config.model.source} ({engine['architecture']}), {weights}"
+    yield "page pool", f"{pages} pages, {pages * size / GIB:.2f} GiB now: KV of {tokens} tokens, less resident adapters"
+    yield "context", f"{engine['max_model_len']} tokens, so that {tokens // engine['max_model_len']} of the longest fit"
+    yield "preempted KV", f"{engine['host_pages']} pages of host memory, {engine['host_pages'] * size / GIB:.2f} GiB"
+    yield "adapters", f"{config.engine.host_adapter_gb:g} GiB in host memory; others are read from disk on demand"
+
+
+def _lane(lane: LaneConfig) -> str:
+    refuse = f"refused if they would wait {lane.max_wait_s:g} s" if lane.max_wait_s else "never refused for their wait"
+    goals = f"TTFT {lane.ttft_s:g} s and ITL {lane.itl_s:g} s"
+    goals += f" for {lane.attainment:.0%} of requests and tokens" if lane.attainment else ", as a guideline"
+    return f"{goals}; at most {lane.max_requests} answers at once, {refuse}"
+
+
+def _tenant(entry: TenantConfig, weights: float) -> str:
+    values = {name: getattr(entry.tenant.limits, name) for name in LIMITS}
+    limits = [f"{value:,} {LIMITS[name]}" for name, value in values.items() if value is not None]
+    share = f"{entry.tenant.weight / weights:.0%} of a lane's device time if all tenants use it"
+    return f"{', '.join(limits) or 'no limits'}; {share}; keys: {len(entry.keys)}"
+
+
+def _port(host: str, port: int, tls: TlsConfig | None) -> str:
+    clients = " with client certificates" if tls and tls.client_ca else ""
+    return f"{host}:{port or 'any free port'}, {'TLS' + clients if tls else 'no TLS'}"
+
+
+def _notes(config: Config) -> Iterator[str]:
+    held = {key for entry in config.tenants.values() for key in entry.keys} | {*config.admin.keys}
+    if held & DEMO_HASHES:
+        yield "The demo's public keys are accepted, on loopback only."
+    if not config.admin.keys:
+        yield "There is no admin key: the admin API refuses all callers."
+    for name, section in (("http", config.http), ("grpc", config.grpc)):
+        if section.tls is None and not is_loopback(section.host):
+            yield f"{name} listens on {section.host} without TLS: unless a proxy ends TLS, keys can be read on the way."
+    if config.admin.port is None and not is_loopback(config.http.host):
+        yield "The admin API and the console share the public port; admin.port gives them their own."
+    if config.admin.open_metrics is True:
+        yield "/metrics names tenants and adapters to callers without a key."
+    if config.gateways == 1 and config.limits.replicas == 1 and config.redis.url:
+        yield "If several gateways share this Redis, set limits.replicas to their number."

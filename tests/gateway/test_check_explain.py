@@ -1,0 +1,83 @@
+"""`loralane check --explain`: what a configuration comes to on this machine."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.config import EngineConfig
+from gateway.cli.main import app
+from gateway.config.explain import explain
+from gateway.config.sections import AdminConfig, HttpConfig
+from gateway.config.whole import demo_config
+
+ENGINE = {"device": "cpu", "dtype": "float32", "threads": 2, "max_seqs": 32, "token_budget": 256}
+SIZES = {
+    "architecture": "llama",
+    "weight_bytes": 2**30,
+    "page_bytes": 2**20,
+    "pages": 1025,
+    "host_pages": 512,
+    "max_model_len": 4096,
+}
+
+
+def explained(config=None, **engine):
+    rows = [*explain(config or demo_config(), Path("/data"), ENGINE | engine)]
+    return {name: text for name, text in rows if name != "note"}, [text for name, text in rows if name == "note"]
+
+
+def test_sizes_of_the_pool_are_given_in_tokens():
+    facts, _ = explained(**SIZES)
+    assert facts["page pool"] == "1025 pages, 1.00 GiB now: KV of 16384 tokens, less resident adapters"
+    assert facts["context"] == "4096 tokens, so that 4 of the longest fit"
+    assert facts["preempted KV"] == "512 pages of host memory, 0.50 GiB"
+    assert facts["tenant globex"].startswith("600 requests a minute, 200,000 tokens a minute; 50% of")
+
+
+def test_a_model_that_is_not_there_yet_has_no_sizes():
+    facts, notes = explained()
+    assert facts["model"] == "embedded: fetched or converted at the first start, which decides the memory"
+    assert "page pool" not in facts
+    assert notes == ["The demo's public keys are accepted, on loopback only."]
+
+
+def test_what_is_dangerous_on_a_network_is_noted():
+    config = replace(demo_config(), tenants={}, http=HttpConfig(host="0.0.0.0"), admin=AdminConfig(open_metrics=True))
+    _, notes = explained(config)
+    assert [note.split()[0] for note in notes] == ["There", "http", "The", "/metrics"]
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "sized"),
+    [
+        ({}, "cpu", (32, 256)),
+        ({}, "cuda", (256, 2048)),
+        ({"max_seqs": 512}, "cpu", (512, 512)),
+        ({"token_budget": 16}, "cpu", (16, 16)),
+        ({"max_seqs": 8, "token_budget": 64}, "cuda", (8, 64)),
+    ],
+)
+def test_sizes_of_a_step_follow_from_the_device(given, device, sized):
+    config = EngineConfig(model="m", **given).sized(device)
+    assert (config.max_seqs, config.token_budget) == sized
+
+
+def test_the_command_asks_the_engine(smollm2, tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text(json.dumps({"model": {"source": str(smollm2)}, "engine": {"device": "cpu", "dtype": "float32"}}))
+    done = CliRunner().invoke(app, ["check", str(file), "--explain"], env={**os.environ, "COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "up to 32 sequences and 256 tokens in one step" in done.output
+    assert "0.50 GiB of weights" in done.output
+
+
+def test_a_machine_that_cannot_serve_it_is_named(smollm2, tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text(json.dumps({"model": {"source": str(smollm2)}, "engine": {"device": "cpu", "kv_dtype": "fp8"}}))
+    done = CliRunner().invoke(app, ["check", str(file), "--explain"])
+    assert done.exit_code == 1
+    assert "this machine cannot serve it: " in done.output

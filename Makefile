@@ -22,7 +22,7 @@ endif
 .PHONY: help setup setup-dev serve test lint format bench bench-adapters bench-many-adapters bench-lanes bench-batches
 .PHONY: bench-batch-job bench-gateway bench-limits bench-hostile bench-neighbours bench-restarts bench-start bench-gpu
 .PHONY: bench-planning
-.PHONY: screenshots chaos soak proto audit clean-data clean
+.PHONY: screenshots chaos soak proto audit wheel-check clean-data clean
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
@@ -61,7 +61,7 @@ lint: setup-dev  ## Style, types, layering and prose
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python .ci/prose.py gateway engine lora_kernels benchmarks
+	$(BIN)/python .ci/prose.py gateway engine lora_kernels benchmarks docs $(wildcard *.md)
 
 format: setup-dev  ## Mend style
 	$(BIN)/ruff check --fix .
@@ -128,6 +128,9 @@ audit: $(VENV)/audit/.setup  ## Ask PyPI whether a pinned library has a known vu
 $(VENV)/audit/.setup: $(VENV)/.venv
 	@$(PYTHON) -m venv $(VENV)/audit && $(VENV)/audit/bin/python -m pip --disable-pip-version-check install -q 'pip-audit>=2.9,<3'
 	@touch $@
+
+wheel-check: setup-dev  ## Build the wheel, install it into an empty environment, and serve the demo with it
+	$(BIN)/python .ci/wheel_check.py
 
 clean-data:  ## Remove the data directory: shows it and asks (YES=1 does not; ARGS="--data-dir DIR")
 	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m gateway.cli.clean_data $(if $(filter 1,$(YES)),--yes) $(ARGS)

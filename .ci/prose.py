@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Check the prose of Python files: `python .ci/prose.py FOLDER...` prints what breaks a rule and exits with status 1.
+"""Check the prose of Python and Markdown files: `python .ci/prose.py FILE_OR_FOLDER...` prints what breaks a rule and
+exits with status 1.
 
-The rules are those that a machine can keep: docstrings and comments name their actors, and a docstring begins with a
-sentence of its own in place of continuing the name that it belongs to.
+The rules are those that a machine can keep: docstrings, comments, messages and documents name their actors, and a
+docstring begins with a sentence of its own in place of continuing the name that it belongs to.
 """
 
 from __future__ import annotations
@@ -54,13 +55,25 @@ def complaints(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], f"names no actor: {found[0]!r}"
 
 
+def document_complaints(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the same for a Markdown document."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := UNNAMED.search(line):
+            yield number, f"names no actor: {found[0]!r}"
+
+
+def files_in(place: Path) -> list[Path]:
+    """Return the file itself, or the Python and Markdown files of a folder."""
+    return [place] if place.is_file() else sorted([*place.rglob("*.py"), *place.rglob("*.md")])
+
+
 def main() -> int:
-    files = [file for folder in sys.argv[1:] for file in sorted(Path(folder).rglob("*.py"))]
+    files = [file for place in sys.argv[1:] for file in files_in(Path(place))]
     found = [
         f"{file}:{line}: {what}"
         for file in files
         if not LEFT_OUT.search(file.as_posix())
-        for line, what in sorted(complaints(file.read_text()))
+        for line, what in sorted((complaints if file.suffix == ".py" else document_complaints)(file.read_text()))
     ]
     print("\n".join(found) or "Prose: all rules kept")
     return 1 if found else 0

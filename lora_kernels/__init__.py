@@ -1,0 +1,1 @@
+"""LoRA and attention kernels of a step, for each kind of device."""

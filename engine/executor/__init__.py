@@ -1,0 +1,1 @@
+"""What runs a plan: the interface, its costs, and a fake without a model."""

@@ -1,4 +1,4 @@
-"""Measures free memory, decides how many pages fit into it, and allocates them."""
+"""Chooses the device and the dtype, measures free memory, and allocates as many pages as fit into it."""
 
 from __future__ import annotations
 

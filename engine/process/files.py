@@ -1,4 +1,4 @@
-"""Paths of the data directory and of the model folders in it."""
+"""Paths of the data directory, and locks on its folders, which the kernel releases when their holder ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registry records of adapters, which are the same for all gateways, and their encoding."""
+"""Registry records of adapters, which are the same for all gateways: names, encoding, and their store in Redis."""
 
 from __future__ import annotations
 

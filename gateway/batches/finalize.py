@@ -1,5 +1,6 @@
-"""Finalizes a batch: writes its committed answers to an output file and an error file, which also explains why the
-remaining lines have no answer."""
+"""Finalizes batches. The output file and the error file get the committed answers, and the error file also explains why
+the remaining lines have no answer. Afterwards everything else of the batch is deleted, as are objects of batches that
+no longer exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reads the lines of a shard from the input file. Small lines that lie close together are read together."""
+"""The index of a batch, which says where each line lies in the input file, and the reader of a shard's lines. Small
+lines that lie close together are read together."""
 
 from __future__ import annotations
 

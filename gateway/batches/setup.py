@@ -1,4 +1,4 @@
-"""Assembles the files and batches of one gateway process."""
+"""Assembles the files and batches of one gateway process, with its dispatcher and its metrics of batch work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of a batch that run no lines: validate its input, write its files, sweep its leftovers."""
+"""Tasks of a batch that run no lines: validate its input, write its files, delete what it leaves, or give it up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follows a batch from a terminal: polls its state and shows it as a progress bar."""
+"""Shows batches on a terminal: tables, and a progress bar that follows a running batch."""
 
 from __future__ import annotations
 

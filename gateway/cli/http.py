@@ -1,4 +1,4 @@
-"""The base of the clients of a gateway's admin services: one gRPC channel, one key, and one-line errors."""
+"""Connections of commands to a gateway, over HTTP for tenants and gRPC for administrators, with one-line errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options for the gateway's address: one HTTP address for all commands, from which they learn the gRPC port."""
+"""Options that commands share: the gateway's HTTP address, from which they learn the gRPC port, keys, and JSON output."""
 
 from __future__ import annotations
 

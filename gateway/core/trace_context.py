@@ -1,4 +1,4 @@
-"""Origin of a request: the route that it called, and the trace that it belongs to (W3C Trace Context)."""
+"""Identity of a request: its id, the route that it called, and the trace that it belongs to (W3C Trace Context)."""
 
 from __future__ import annotations
 

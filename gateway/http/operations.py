@@ -1,4 +1,4 @@
-"""The HTTP API for lanes, live requests and the console's overview, below /admin/v1."""
+"""The HTTP API for lanes, live and recent requests, history, and the console's overview, below /admin/v1."""
 
 from __future__ import annotations
 

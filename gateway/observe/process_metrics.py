@@ -1,4 +1,4 @@
-"""Metrics of the child processes that compile tenants' grammars."""
+"""Metrics of a gateway process itself: its grammar workers, its event loop, and tokens missing in the usage books."""
 
 from __future__ import annotations
 

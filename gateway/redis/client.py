@@ -1,4 +1,4 @@
-"""Calls to Redis with a bounded duration, whose outcome is reported to a circuit breaker."""
+"""Calls to Redis with a bounded duration, and the circuit breaker that skips calls after repeated failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resolves, checks and tokenizes a request before tokens are reserved for it: model names, prompts, limits."""
+"""Resolves, checks and tokenizes a request before tokens are reserved for it, and the settings that bound requests."""
 
 from __future__ import annotations
 

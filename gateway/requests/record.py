@@ -1,4 +1,4 @@
-"""Record of one request, for usage accounting, metrics, traces and the log."""
+"""Record of one request, for usage accounting, metrics, traces and the log, and how failures enter it."""
 
 from __future__ import annotations
 

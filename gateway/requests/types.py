@@ -1,4 +1,5 @@
-"""Requests, chunks and results of a generation, independent of the protocol. HTTP and gRPC convert to and from them."""
+"""Requests, chunks and results of a generation, independent of the protocol, and how the chunks of several answers are
+merged. HTTP and gRPC convert to and from these types."""
 
 from __future__ import annotations
 

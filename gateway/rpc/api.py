@@ -12,7 +12,7 @@ from gateway.accounts.admin import AccountAdmin
 from gateway.accounts.registry import AccountRegistry
 from gateway.batches.eta import Outlook
 from gateway.batches.service import Batches
-from gateway.config.tls import Certificate
+from gateway.config.certificates import Certificate
 from gateway.core.part import Part, offers_service
 from gateway.core.tenants import Authenticator
 from gateway.files.service import Files

@@ -1,4 +1,4 @@
-"""The service grpc.health.v1. Services report SERVING while the engine is ready."""
+"""Standard gRPC services: health (grpc.health.v1), which reports SERVING while the engine is ready, and reflection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ports of a gateway: one HTTP and gRPC pair for the whole API, or two pairs, one of them for administration."""
+"""Ports of a gateway and their sockets: one HTTP and gRPC pair for the whole API, or two, one for administration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from gateway.config.tls import Certificate, TlsConfig
+from gateway.config.certificates import Certificate
+from gateway.config.tls import TlsConfig
 from gateway.config.whole import Config
 from gateway.core.part import Part
 from gateway.serve.launch import StartError

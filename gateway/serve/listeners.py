@@ -12,7 +12,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.config.tls import Certificate
+from gateway.config.certificates import Certificate
 from gateway.http.guard import guarded
 from gateway.rpc.api import GrpcServer
 from gateway.serve.addresses import bound

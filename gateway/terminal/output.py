@@ -1,4 +1,4 @@
-"""Output of commands: files, which are checked before the work that fills them begins, tables, and error messages."""
+"""Input and output of commands: counts such as `100k`, files that are checked before work begins, tables and errors."""
 
 from __future__ import annotations
 

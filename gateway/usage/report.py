@@ -1,4 +1,4 @@
-"""Usage queries and reports: matching rows are summed by the requested dimensions, and priced."""
+"""Usage queries of operators and their reports: matching rows are summed by the requested dimensions, and priced."""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@ from fakes import House, build_house, key_ring
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from gateway.config.certificates import Certificate
 from gateway.config.file import ConfigError
-from gateway.config.tls import Certificate, TlsConfig
+from gateway.config.tls import TlsConfig
 from gateway.config.whole import parse_config
 from gateway.rpc.api import GrpcServer
 from gateway.serve.listeners import http_port

@@ -1,4 +1,4 @@
-"""Options that commands share: the gateway's HTTP address, from which they learn the gRPC port, keys, and JSON output."""
+"""Options that commands share: the gateway's HTTP address, which names the gRPC port, keys and JSON output."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from benchmarks.workload import answered, requests, write_adapters
 from engine.model.prepare import prepare_model
 from engine.process.files import default_data_dir
 from gateway.bench.client import Target
-from gateway.bench.measure import LaneReport, report
+from gateway.bench.measure import LaneResults, report
 from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
 from gateway.bench.tables import milliseconds
@@ -41,7 +41,7 @@ class Measured:
     """Measurements of one run."""
 
     name: str
-    report: LaneReport
+    report: LaneResults
     streams: Sequence[Stream]
 
 

@@ -144,7 +144,7 @@ class AdapterMirror:
         self._versions.forget()
         self.served.clear()
 
-    async def settle(self) -> None:
+    async def wait_until_released(self) -> None:
         """Wait until replaced and removed versions are released."""
         while self._leaving:
             await asyncio.wait(self._leaving)
@@ -213,9 +213,9 @@ class AdapterMirror:
     def _pin(self, version: AdapterId) -> None:
         """Pin or unpin a version in the engine if that differs from what the records of its names say."""
         if self._wants_pin(version) != self._versions.is_pinned(version):
-            self._spawn(self._settle_pin(version))
+            self._spawn(self._sync_pin(version))
 
-    async def _settle_pin(self, version: AdapterId) -> None:
+    async def _sync_pin(self, version: AdapterId) -> None:
         try:
             while (wanted := self._wants_pin(version)) != self._versions.is_pinned(version):
                 await self._versions.pin(version, wanted)

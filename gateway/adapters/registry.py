@@ -111,9 +111,9 @@ class AdapterRegistry:
         await self._log.close()
         await self._mirror.close()
 
-    async def settle(self) -> None:
+    async def wait_until_released(self) -> None:
         """Wait until replaced and removed versions are gone from the engine."""
-        await self._mirror.settle()
+        await self._mirror.wait_until_released()
 
     def pick(self, name: str) -> AdapterRecord:
         """Return the record that serves a new request under a name. Hold its version with `using` before the next

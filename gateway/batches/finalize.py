@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import structlog
 
-from gateway.batches.answers import ERRORS, NEVER_RUN, OUTPUT, LineName, never_run
+from gateway.batches.answers import ERRORS, NEVER_RUN, OUTPUT, LineName, unrun_answer
 from gateway.batches.input import BatchLine
 from gateway.batches.lease import Lease
 from gateway.batches.line_reader import IndexEntry, read_index
@@ -31,7 +31,7 @@ async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
     output, errors = ([part for part in parts if part.endswith(ending)] for ending in (OUTPUT, ERRORS))
     output_id = error_id = None
     if output:
-        output_id = await _adopted(files, batch, "output", joined(files.storage, output))
+        output_id = await _adopted(files, batch, "output", concatenated(files.storage, output))
     if errors or entries:
         error_id = await _adopted(files, batch, "error", _errors(lease, files, errors, entries))
     await store.finished(lease, output_id, error_id)
@@ -44,7 +44,7 @@ async def _adopted(files: Files, batch: Batch, kind: Literal["output", "error"],
     return file_id
 
 
-async def joined(storage: Storage, names: Iterable[str]) -> AsyncIterator[bytes]:
+async def concatenated(storage: Storage, names: Iterable[str]) -> AsyncIterator[bytes]:
     """Yield the contents of several objects, one after the other."""
     for name in names:
         async for piece in storage.read(name):
@@ -54,7 +54,7 @@ async def joined(storage: Storage, names: Iterable[str]) -> AsyncIterator[bytes]
 async def _errors(
     lease: Lease, files: Files, parts: Iterable[str], entries: Sequence[IndexEntry]
 ) -> AsyncIterator[bytes]:
-    async for piece in joined(files.storage, parts):
+    async for piece in concatenated(files.storage, parts):
         yield piece
     if not entries:
         return
@@ -65,7 +65,7 @@ async def _errors(
     start = in_order[0].offset
     async for entry, text in _texts(files.content(source, start), start, in_order):
         name = LineName(lease.batch_id, entry.line, msgspec.json.decode(text, type=BatchLine).custom_id)
-        yield never_run(name, *NEVER_RUN[outcome]).text
+        yield unrun_answer(name, *NEVER_RUN[outcome]).text
 
 
 async def _texts(

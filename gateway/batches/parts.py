@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.batches.answers import ENDINGS, Answer
+from gateway.batches.answers import ENDINGS, LineAnswer
 from gateway.batches.lease import Lease
 from gateway.batches.record import COUNTS, Tally
 from gateway.batches.store import BatchStore
@@ -34,7 +34,7 @@ T = TypeVar("T")
 log = structlog.get_logger("batches")
 
 
-class Parts:
+class AnswerBuffer:
     """Collects and commits the answers of one shard under one lease."""
 
     def __init__(self, store: BatchStore, storage: Storage, lease: Lease) -> None:
@@ -44,7 +44,7 @@ class Parts:
         # Redis may lose its last second, including fences. A second holder of the same fence writes other names.
         self._name = f"{lease.batch.folder}parts/{lease.member}-{lease.fence}-{secrets.token_hex(4)}"
         self._count = 0
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, LineAnswer] = {}
         """Answers that are not committed yet, by position."""
         self._bytes = 0
         self._first = asyncio.Event()
@@ -53,7 +53,7 @@ class Parts:
         self._room.set()
         self._closed = False
 
-    def add(self, position: int, answer: Answer) -> None:
+    def add(self, position: int, answer: LineAnswer) -> None:
         self._answers[position] = answer
         self._bytes += len(answer.text)
         self._first.set()
@@ -98,7 +98,7 @@ class Parts:
         self._room.set()
         return held
 
-    async def _write(self, answers: dict[int, Answer]) -> list[str]:
+    async def _write(self, answers: dict[int, LineAnswer]) -> list[str]:
         """Write answers to one object for output and one for errors, if there are any. Return the objects' names."""
         self._count += 1
         parts = []

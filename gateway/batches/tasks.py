@@ -19,7 +19,7 @@ from gateway.files.service import Files
 log = structlog.get_logger("batches")
 
 
-class Errand:
+class ControlTask:
     """A `Work` that is completed as a whole or released unchanged.
 
     A task whose last holder never released it is suspect, because its process may have died of it. It is tried while

@@ -10,7 +10,7 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from gateway.core.usage import Counts, Row
+from gateway.core.usage import Counts, UsageRow
 
 CURRENCY = re.compile(r"[A-Z]{3}")
 DEVICE_US_PER_HOUR = 3_600_000_000
@@ -48,7 +48,7 @@ class Price:
         """True if this price applies to every row."""
         return (self.lane, self.adapter, self.since) == (None, "*", None)
 
-    def fits(self, row: Row) -> bool:
+    def fits(self, row: UsageRow) -> bool:
         in_time = self.since is None or row.day >= self.since
         return in_time and self.lane in (None, row.name.lane) and fnmatchcase(row.name.adapter, self.adapter)
 
@@ -82,7 +82,7 @@ class BillingConfig:
         if not 1 <= self.retention_days <= 36_500:
             raise ValueError(f"retention_days must be between 1 and 36500, not {self.retention_days}")
 
-    def amount(self, row: Row) -> Decimal | None:
+    def amount(self, row: UsageRow) -> Decimal | None:
         """Return the price of a row's tokens. None means that no prices are configured."""
         return price_for(self.prices, row).of(row.counts) if self.prices else None
 
@@ -101,7 +101,7 @@ class BillingConfig:
         return (cost * 1_000_000 / counts.tokens).quantize(COST_PLACES)
 
 
-def price_for(prices: Sequence[Price], row: Row) -> Price:
+def price_for(prices: Sequence[Price], row: UsageRow) -> Price:
     return next(price for price in prices if price.fits(row))
 
 

@@ -212,7 +212,7 @@ class Decision(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class LimitRefusal:
     """The limit that refused a reservation, and how long the caller has to wait."""
 
     name: LimitName
@@ -268,10 +268,10 @@ def _correction(charged: int | None, actual: int) -> int:
     return 0 if charged is None else actual - charged
 
 
-def explain(buckets: Sequence[Bucket], tokens: int) -> Refusal:
+def explain_refusal(buckets: Sequence[Bucket], tokens: int) -> LimitRefusal:
     """Return the refusal with the longest wait, given the buckets of a refused reservation as `reserve` left them."""
     refusals = [
-        Refusal(name, scope, meter.limit, _wait(meter, name, tokens))
+        LimitRefusal(name, scope, meter.limit, _wait(meter, name, tokens))
         for scope, bucket in enumerate(buckets)
         for name, meter in bucket.meters()
         if meter.limit is not None and not meter.shadow and not meter.fits(_amount(name, tokens))
@@ -287,7 +287,7 @@ def _wait(meter: Meter | Count, name: LimitName, tokens: int) -> float | None:
     return SLOT_WAIT if name == "concurrent_requests" else None
 
 
-def tightest(allowances: Sequence[Allowance | None]) -> Allowance | None:
+def tightest_allowance(allowances: Sequence[Allowance | None]) -> Allowance | None:
     """Return the allowance with the least remaining; ties go to the longest reset. None means that no limit applies."""
     present = [allowance for allowance in allowances if allowance is not None]
     return min(present, key=lambda allowance: (allowance.remaining, -allowance.reset), default=None)

@@ -39,7 +39,7 @@ class OpenJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class BatchSpeed:
     """Current speed of batch work."""
 
     share: float
@@ -56,7 +56,7 @@ def urgency(seconds_left: float) -> int:
     return int(log2(max(1.0, seconds_left)))
 
 
-def eta_seconds(job: OpenJob, others: Collection[OpenJob], pace: Pace) -> float | None:
+def eta_seconds(job: OpenJob, others: Collection[OpenJob], pace: BatchSpeed) -> float | None:
     """Return the estimated seconds until the last line of `job` has ended.
 
     None means that no estimate is possible: no line of any job has ended, or batch work gets no device time.

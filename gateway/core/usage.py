@@ -82,7 +82,7 @@ class RowName(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class UsageRow:
     tenant: str
     day: date
     name: RowName

@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 from gateway.core.errors import ApiError, invalid_request
 from gateway.core.tenants import Principal
 from gateway.files.record import FileRecord
-from gateway.files.service import MAX_PAGE, Files, check_purpose, keep
+from gateway.files.service import MAX_PAGE, Files, check_purpose, keep_upload
 from gateway.http.edge import header, streamed_body
 from gateway.http.form import FORM_BYTES, UNNAMED, FileForm
 from gateway.http.lists import list_page, number_from
-from gateway.http.stream import Presence, json_response
+from gateway.http.stream import DisconnectWatch, json_response
 
 log = structlog.get_logger("files")
 
@@ -55,7 +55,7 @@ class FilesApi:
         body = streamed_body(request, self._files.limits.max_file_bytes + FORM_BYTES)
         async with self._files.receiving(tenant, form.file(body), expected=self._expected(request)) as upload:
             purpose, expires_after = form.fields.get("purpose", ""), _expires_after(form.fields)
-            record = await keep(upload, form.filename or UNNAMED, purpose, expires_after)
+            record = await keep_upload(upload, form.filename or UNNAMED, purpose, expires_after)
         return json_response(record.shown())
 
     async def list(self, request: Request) -> Response:
@@ -103,7 +103,7 @@ class ContentResponse:
     content: AsyncGenerator[bytes, None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with Presence(receive), aclosing(self.content):
+        async with DisconnectWatch(receive), aclosing(self.content):
             first = await anext(self.content, b"")
             await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
             await send({"type": "http.response.body", "body": first, "more_body": True})

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.status import AdapterStatus
 from gateway.core.errors import invalid_request
-from gateway.core.shared_poll import Glance
+from gateway.core.shared_poll import SharedPoll
 from gateway.http.admin_answers import TenantUse
 from gateway.http.limits import use_json
 from gateway.http.lists import check_parameters, number_from
@@ -30,7 +30,7 @@ OVERVIEW = "/admin/v1/overview"
 USAGE_SECONDS = 5.0
 """Minimum seconds between two reads of the usage books. Each read searches the keys of two days."""
 
-Row = tuple[str, str, Callable[[Request], Awaitable[Response]]]
+RouteEntry = tuple[str, str, Callable[[Request], Awaitable[Response]]]
 
 
 class LaneStatuses(Struct):
@@ -62,8 +62,8 @@ class OperationsApi:
         """Create the handlers. None for `usage` means that tenants are shown without their use."""
         self._operations = operations
         self._limits = limits
-        self._used = Glance(usage.last_minute.read, USAGE_SECONDS) if usage else None
-        self._tenants, self._adapters = Glance(self._look_at_tenants), Glance(adapters.statuses)
+        self._used = SharedPoll(usage.last_minute.read, USAGE_SECONDS) if usage else None
+        self._tenants, self._adapters = SharedPoll(self._look_at_tenants), SharedPoll(adapters.statuses)
         self._sections: dict[str, Callable[[], Awaitable[Any]]] = {
             "engine": operations.engine,
             "lanes": operations.lanes,
@@ -72,9 +72,9 @@ class OperationsApi:
             "adapters": self._adapters.get,
         }
 
-    def table(self) -> list[Row]:
+    def table(self) -> list[RouteEntry]:
         """Return the method, path and handler of each route."""
-        changes: list[Row] = [("POST", f"{LANES}/{{lane}}/{action}", self._change(action)) for action in MODES]
+        changes: list[RouteEntry] = [("POST", f"{LANES}/{{lane}}/{action}", self._change(action)) for action in MODES]
         return [
             ("GET", LANES, self.lanes),
             *changes,
@@ -150,7 +150,7 @@ class HistoryApi:
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
 
-    def table(self) -> list[Row]:
+    def table(self) -> list[RouteEntry]:
         """Return the method, path and handler of each route."""
         return [("GET", HISTORY, self.history), ("GET", RECENT, self.recent)]
 

@@ -33,7 +33,7 @@ class FailoverLimiter:
     def __init__(self, shared: RedisLimiter, local: LocalLimiter) -> None:
         self._shared = shared
         self._local = local
-        self._room = Room()
+        self._headroom = Headroom()
         self._asking = 0
         """Number of reservations that Redis has not answered yet."""
         self._reported: Mode = "redis"
@@ -54,17 +54,17 @@ class FailoverLimiter:
     def modes(self) -> frozenset[Mode]:
         return frozenset(("redis",)) if self._shared.available else self._local.policies() or frozenset((self.mode,))
 
-    def foresees(self, request: ReserveRequest) -> bool:
-        """Return whether a reservation is almost certain to be granted; see `Limiter.foresees`.
+    def likely_to_grant(self, request: ReserveRequest) -> bool:
+        """Return whether a reservation is almost certain to be granted; see `Limiter.likely_to_grant`.
 
         It is True for at most one reservation at a time, and only if the previous one in its scopes was granted, and so
         was charged. Otherwise a caller that sends requests and disconnects could make the engine work for nothing.
         """
-        return not self._asking and self._shared.available and self._room.has(request)
+        return not self._asking and self._shared.available and self._headroom.has(request)
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         self._asking += 1
-        self._room.forget(request.scopes)
+        self._headroom.forget(request.scopes)
         try:
             grant = await self._shared.reserve(request)
         except StoreError as error:
@@ -74,7 +74,7 @@ class FailoverLimiter:
             self._asking -= 1
         self._report("")
         self._local.adopt(grant)
-        self._room.hear(request.scopes, grant.buckets)
+        self._headroom.hear(request.scopes, grant.buckets)
         return grant
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
@@ -111,7 +111,7 @@ class FailoverLimiter:
     async def drop(self, tenant: str) -> None:
         with _changing():
             await self._shared.drop(tenant)
-        self._room.drop(tenant)
+        self._headroom.drop(tenant)
         await self._local.drop(tenant)
 
     @property
@@ -220,7 +220,7 @@ SHARE = 0.5
 """Share of a limit that may be in use. The other half is for requests that other gateways admit meanwhile."""
 
 
-class Room:
+class Headroom:
     """Buckets of each scope as the last grant left them. They are dropped when the next reservation is requested."""
 
     def __init__(self) -> None:

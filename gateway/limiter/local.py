@@ -64,7 +64,7 @@ class LocalLimiter:
     def tenants(self) -> Sequence[str]:
         return sorted(self._tenants)
 
-    def foresees(self, request: ReserveRequest) -> bool:
+    def likely_to_grant(self, request: ReserveRequest) -> bool:
         """Return False: `reserve` answers at once, so that an early start gains no time."""
         return False
 

@@ -22,11 +22,11 @@ from engine.rpc.client import EngineApi, LaneRejected
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import lane_mode_from_pb
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
-from gateway.core.shared_poll import Glance
+from gateway.core.shared_poll import SharedPoll
 from gateway.observe.history import History
 from gateway.observe.latency import ITL, TTFT, Latency, LatencyWindow, Percentiles
-from gateway.observe.metrics import Promises
-from gateway.observe.recent import RecentRequests
+from gateway.observe.metrics import StaticMetrics
+from gateway.observe.recent import RecentRequestStore
 
 LaneName = Literal["interactive", "batch"]
 LANE_NAMES: Mapping[Lane, LaneName] = {Lane.INTERACTIVE: "interactive", Lane.BATCH: "batch"}
@@ -121,17 +121,17 @@ class Operations:
     Answers of the engine are cached for one second and shared by all callers.
     """
 
-    def __init__(self, engine: EngineApi, latency: LatencyWindow, promises: Promises, served_name: str) -> None:
+    def __init__(self, engine: EngineApi, latency: LatencyWindow, promises: StaticMetrics, served_name: str) -> None:
         """`promises` holds the lanes' goals, which follow the configuration. `served_name` is the base model's name."""
         self._engine = engine
         self._latency = latency
         self._promises = promises
         self._served_name = served_name
         self.history = History()
-        self.recent = RecentRequests()
-        self._stats = Glance(engine.stats)
-        self._lanes = Glance(self._look_at_lanes)
-        self._requests = Glance(lambda: engine.live_requests(MOST_LISTED))
+        self.recent = RecentRequestStore()
+        self._stats = SharedPoll(engine.stats)
+        self._lanes = SharedPoll(self._look_at_lanes)
+        self._requests = SharedPoll(lambda: engine.live_requests(MOST_LISTED))
 
     async def lanes(self) -> list[LaneStatus]:
         return await self._lanes.get()

@@ -161,7 +161,7 @@ def _request(
         seed=body.seed,
         stop=body.stop_strings,
         keep_stop=bool(body.include_stop_str_in_output),
-        whole=not body.stream,
+        coalesce=not body.stream,
         n=body.n or 1,
         lane=asked_lane(body.service_tier),
         priority=body.priority or 0,

@@ -15,7 +15,7 @@ LOWEST_LOGPROB = -9999.0
 """Value that OpenAI sends for a probability of zero, because JSON cannot represent minus infinity."""
 
 
-class ChatLogprobs:
+class ChatLogprobsRenderer:
     """Renders the log probabilities of a chat: one entry for each token of the text."""
 
     def __init__(self, tokenizer: Tokenizer, *, silent: bool = False) -> None:
@@ -43,7 +43,7 @@ class ChatLogprobs:
         return {"token": _text(raw), "logprob": _finite(logprob), "bytes": list(raw)}
 
 
-class CompletionLogprobs:
+class CompletionLogprobsRenderer:
     """Renders the log probabilities of a completion: four parallel lists."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

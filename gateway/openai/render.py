@@ -10,9 +10,9 @@ import msgspec
 
 from engine.core.types import Lane
 from gateway.core.lanes import told_tier
-from gateway.openai.logprobs import ChatLogprobs, CompletionLogprobs
-from gateway.openai.tools import Told, ToolCalls, as_text
-from gateway.requests.types import Admitted, GenerationChunk, Usage, join_answers
+from gateway.openai.logprobs import ChatLogprobsRenderer, CompletionLogprobsRenderer
+from gateway.openai.tools import ChunkContent, ToolCalls, as_text
+from gateway.requests.types import Admitted, GenerationChunk, TokenUsage, join_answers
 from gateway.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -55,7 +55,7 @@ class ChatStyle:
             token_ids: include the token ids in each choice.
             tools: reads tool calls from the answers. None means that no tools were offered and everything is text.
         """
-        self._logprobs = ChatLogprobs(tokenizer, silent=token_ids)
+        self._logprobs = ChatLogprobsRenderer(tokenizer, silent=token_ids)
         self._token_ids = token_ids
         self._tools = tools
 
@@ -76,10 +76,10 @@ class ChatStyle:
             message |= {"content": told.text or None, "tool_calls": calls}
         return self._choice(chunk, "message", message, told)
 
-    def _told(self, chunk: GenerationChunk) -> Told:
+    def _told(self, chunk: GenerationChunk) -> ChunkContent:
         return self._tools.read(chunk) if self._tools else as_text(chunk)
 
-    def _choice(self, chunk: GenerationChunk, name: str, content: Json, told: Told) -> Json:
+    def _choice(self, chunk: GenerationChunk, name: str, content: Json, told: ChunkContent) -> Json:
         logprobs = self._logprobs.of(chunk)
         choice = {"index": chunk.answer, name: content, "logprobs": logprobs, "finish_reason": told.finish_reason}
         return choice | ({"token_ids": chunk.token_ids} if self._token_ids else {})
@@ -100,7 +100,7 @@ class CompletionStyle:
             token_ids: include the token ids in each choice.
             echo: for each answer, the prompt that its text begins with; empty if prompts are not echoed.
         """
-        self._logprobs = CompletionLogprobs(tokenizer)
+        self._logprobs = CompletionLogprobsRenderer(tokenizer)
         self._token_ids = token_ids
         self._echo = echo
 
@@ -159,7 +159,7 @@ class Envelope:
         tells = any(choice.get(name) for name in ("text", "delta", "finish_reason", "logprobs", "token_ids"))
         return self._chunk(choice) if tells else None
 
-    def usage(self, usage: Usage) -> bytes | None:
+    def usage(self, usage: TokenUsage) -> bytes | None:
         """Return the usage chunk that ends a stream, in JSON. None means that the request did not ask for it."""
         if not self._include_usage:
             return None
@@ -175,7 +175,7 @@ class Envelope:
         return self._before + encode_json(choice) + self._after
 
 
-def usage_body(usage: Usage) -> Json:
+def usage_body(usage: TokenUsage) -> Json:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,

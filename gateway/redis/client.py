@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import NoScriptError, RedisError
 
-from gateway.redis.pipeline import Line, loop_timeout
+from gateway.redis.pipeline import Pipeline, loop_timeout
 
 Argument = str | int | bytes
 
@@ -67,7 +67,7 @@ class RedisCalls:
         self._client: Any = client
         # A cluster has many connections, and its client knows which one serves a key.
         self._call = (
-            self._of_cluster if isinstance(client, RedisCluster) else Line(client, timeout, self._patience).call
+            self._of_cluster if isinstance(client, RedisCluster) else Pipeline(client, timeout, self._patience).call
         )
         self._prefix = prefix
         self._timeout = timeout

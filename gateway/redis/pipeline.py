@@ -32,7 +32,7 @@ class Waiting:
     """Number of the tick in which the call was sent."""
 
 
-class Line:
+class Pipeline:
     """A connection that the first call opens, and that the next call opens again after it broke. It is closed with the
     connection pool of `client`.
 

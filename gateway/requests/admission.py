@@ -117,7 +117,7 @@ class Job(Struct, frozen=True):
             itl=self.request.itl,
             origin=self._origin(record),
             expected_tokens=self._expected_tokens(params),
-            whole=self.request.whole and not self.request.stop,  # a stop string must end the answer at once
+            whole=self.request.coalesce and not self.request.stop,  # a stop string must end the answer at once
         )
 
     def _has_ceiling(self, params: SamplingParams) -> bool:
@@ -206,7 +206,7 @@ class Intake:
         """
         adapter = self.resolve(tenant, request.model)
         self._check(request)
-        request = await self._constraints.settle(tenant.name, request, self.dialect)
+        request = await self._constraints.with_checked_grammar(tenant.name, request, self.dialect)
         request = replace(request, reserve_tokens=min(request.reserve_tokens, self._engine.info.max_model_len))
         prompts = tuple([await self.encode(tenant, prompt) for prompt in request.inputs])
         pairs = zip(request.inputs, prompts, strict=True)

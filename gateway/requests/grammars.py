@@ -29,7 +29,9 @@ class Constraints:
         self._token_of = token_of
         self._pool = pool
 
-    async def settle(self, tenant: str, request: GenerateRequest, dialect: Dialect | None) -> GenerateRequest:
+    async def with_checked_grammar(
+        self, tenant: str, request: GenerateRequest, dialect: Dialect | None
+    ) -> GenerateRequest:
         """Return the request with the grammar that its answers follow.
 
         The engine checks the grammar again with the model's vocabulary. Faults that only the vocabulary reveals are

@@ -26,7 +26,7 @@ class Observer(Protocol):
         """Report a request that has ended. Called exactly once for each request, even one refused before generation."""
 
 
-class Arrival:
+class ArrivingRequest:
     """A request for generation, before `Gateway.generate` takes it over."""
 
     def __init__(self, request_id: str, ingress: Ingress, now: float) -> None:
@@ -63,9 +63,9 @@ class Arrival:
 @contextmanager
 def arriving(
     request_id: str, ingress: Ingress, observers: Sequence[Observer], clock: Callable[[], float]
-) -> Iterator[Arrival]:
+) -> Iterator[ArrivingRequest]:
     """Report a request to the observers if the body refuses it. `generate` reports a request that gets through."""
-    arrival = Arrival(request_id, ingress, clock())
+    arrival = ArrivingRequest(request_id, ingress, clock())
     try:
         yield arrival
     except BaseException as error:

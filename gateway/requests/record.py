@@ -13,7 +13,7 @@ from engine.rpc.stream import CrashesEngines, EngineUnavailable
 from gateway.core.errors import ApiError, Fault, internal, invalid_request, model_not_found, unavailable
 from gateway.core.trace_context import UNKNOWN, Ingress
 from gateway.core.usage import NOTHING, Counts
-from gateway.requests.types import GenerateRequest, Usage
+from gateway.requests.types import GenerateRequest, TokenUsage
 
 
 class RequestRecord(Struct):
@@ -73,9 +73,9 @@ class RequestRecord(Struct):
     """True means that the caller is not charged, because the engine failed or refused the request."""
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         device_us = round(self.device_seconds * 1e6)
-        return Usage(self.prompt_tokens, self.completion_tokens, sum(self.cached.values()), device_us)
+        return TokenUsage(self.prompt_tokens, self.completion_tokens, sum(self.cached.values()), device_us)
 
     @property
     def used_tokens(self) -> int:

@@ -16,7 +16,7 @@ from engine.core.shares import Shares
 from engine.core.types import Lane, TokenEvent
 from engine.grammar_check.pool import GrammarPool
 from engine.rpc.client import EngineApi
-from engine.rpc.coalesce import apart, joined
+from engine.rpc.coalesce import merge_events, split_per_token
 from engine.rpc.stream import EventStream
 from gateway.adapters.registry import AdapterRegistry
 from gateway.core.errors import MAX_QUOTED, Fault, internal, unavailable
@@ -29,10 +29,10 @@ from gateway.requests.admission import Intake, Job, ServiceSettings
 from gateway.requests.deadlines import Deadlines, Timer
 from gateway.requests.heartbeat import Heartbeat
 from gateway.requests.loop_turns import LoopTurns
-from gateway.requests.observers import Arrival, Observer, arriving, tell
+from gateway.requests.observers import ArrivingRequest, Observer, arriving, tell
 from gateway.requests.record import RequestRecord, engine_failures, note, refuse_failed
 from gateway.requests.submission import Submission
-from gateway.requests.types import Admitted, Answer, GenerateRequest, Generation, GenerationChunk, merge
+from gateway.requests.types import Admitted, AnswerDecoder, GenerateRequest, Generation, GenerationChunk, merge_streams
 from gateway.text.tokenizer import Tokenizer
 
 log = structlog.get_logger("gateway")
@@ -88,7 +88,7 @@ class Gateway:
         """Number of requests in progress plus settlements not done yet; 0 means that the gateway is idle."""
         return len(self._live) + len(self._background)
 
-    def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[Arrival]:
+    def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[ArrivingRequest]:
         """Return a context manager for everything before `generate`, which reports a request that fails there to the
         observers."""
         return arriving(request_id, ingress, self._observers, self._clock)
@@ -107,7 +107,9 @@ class Gateway:
         """
         lane = principal.tenant.effective_lane(request.lane)
         with self._tracked(principal, request, lane) as record:
-            async with self._deadlines.start(lane, request.deadline, patient=request.patient) as timer:
+            async with self._deadlines.start(
+                lane, request.deadline, ignore_server_timeout=request.ignore_server_timeout
+            ) as timer:
                 job = await self._understand(principal, request, lane, record)
                 wanted = self._wanted(job, record)
                 with self.adapters.using(job.version):
@@ -155,7 +157,7 @@ class Gateway:
         shares.add(tenant.name, tenant.weight, answers)
         try:
             if full:
-                if not request.patient:  # The gateway itself retries lines of a batch.
+                if not request.ignore_server_timeout:  # The gateway itself retries lines of a batch.
                     self.turns.refused(tenant.name)
                 raise unavailable(Fault.LANE_QUEUE_FULL, f"the {lane_name(lane)} lane is full: {full}")
             yield record
@@ -199,7 +201,7 @@ class Gateway:
         """
         record.reserved_tokens = wanted.tokens
         try:
-            if record.lane is Lane.INTERACTIVE and self.limiter.foresees(wanted):
+            if record.lane is Lane.INTERACTIVE and self.limiter.likely_to_grant(wanted):
                 submission.begin()
             record.reserving = self._clock()
             grant = await self.limiter.reserve(wanted)
@@ -254,7 +256,7 @@ class Gateway:
         streams = submission.begin()
         answers = [self._answer(job, index, record, stream) for index, stream in enumerate(streams)]
         unfinished = len(answers)
-        async with aclosing(answers[0] if unfinished == 1 else merge(answers)) as chunks:
+        async with aclosing(answers[0] if unfinished == 1 else merge_streams(answers)) as chunks:
             async for chunk in chunks:
                 unfinished -= chunk.finish_reason is not None
                 if chunk.finish_reason is not None and not unfinished:
@@ -280,12 +282,12 @@ class Gateway:
         """
         prompt_index = index // job.request.n
         detokenizer = self.tokenizer.detokenizer(job.continues(prompt_index))
-        answer = Answer(index, detokenizer, job.request)
+        answer = AnswerDecoder(index, detokenizer, job.request)
         last_token: float | None = None
         with engine_failures(record):
             async with aclosing(stream) as arrivals:
                 async for events in arrivals:
-                    for left, event in _counted_down(events, job.request.whole):
+                    for left, event in _with_remaining(events, job.request.coalesce):
                         refuse_failed(event, record, job.request)
                         chunk = answer.absorb(event, more=left > 0)
                         record.note_cached(prompt_index, event.num_cached)
@@ -313,10 +315,10 @@ class Gateway:
         return now
 
 
-def _counted_down(events: Sequence[TokenEvent], whole: bool) -> Iterator[tuple[int, TokenEvent]]:
-    """Merge the events if `whole`, otherwise split them into one for each token; number each by how many are left.
+def _with_remaining(events: Sequence[TokenEvent], coalesce: bool) -> Iterator[tuple[int, TokenEvent]]:
+    """Merge the events if `coalesce`, otherwise split them into one for each token; number each by how many are left.
 
     A refusal is not merged with the tokens before it, because those tokens count.
     """
-    told = joined(events) if whole else [piece for event in events for piece in apart(event)]
+    told = merge_events(events) if coalesce else [piece for event in events for piece in split_per_token(event)]
     return zip(range(len(told) - 1, -1, -1), told, strict=True)

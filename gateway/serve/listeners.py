@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from gateway.config.tls import Certificate
 from gateway.http.guard import guarded
 from gateway.rpc.api import GrpcServer
-from gateway.serve.addresses import bound
+from gateway.serve.addresses import bind_socket
 from gateway.serve.launch import StartError
 from gateway.serve.stopping import DRAIN_SECONDS
 
@@ -44,7 +44,7 @@ class HttpServer:
 
     async def start(self) -> int:
         """Start to listen; returns the port. Raises StartError if the port is not available."""
-        listener = bound(*self._address, shared=self._shared)
+        listener = bind_socket(*self._address, shared=self._shared)
         listener.listen(BACKLOG)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
         return listener.getsockname()[1]

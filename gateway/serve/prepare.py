@@ -15,7 +15,7 @@ from pathlib import Path
 from engine.process.files import partials
 from engine.process.model_source import ModelNotFound, find_prepared
 from gateway.serve.launch import StartError
-from gateway.serve.start_bar import Stage, StartBar
+from gateway.serve.start_bar import StartBar, StartStage
 from gateway.serve.stopping import Stop
 
 
@@ -75,7 +75,7 @@ async def _follow(process: asyncio.subprocess.Process, bar: StartBar) -> _Outcom
         with suppress(ValueError):
             match json.loads(line):
                 case [str(what), int() | float() as share]:
-                    bar.report(Stage.CONVERTING, what, share)
+                    bar.report(StartStage.CONVERTING, what, share)
                 case {"folder": str(folder)}:
                     outcome.folder = Path(folder)
                 case {"error": str(error)}:

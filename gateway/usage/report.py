@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from gateway.core.billing import BillingConfig, LaneName
 from gateway.core.errors import invalid_request
-from gateway.core.usage import NOTHING, Counts, Row, today
+from gateway.core.usage import NOTHING, Counts, UsageRow, today
 from gateway.usage.books import UsageBooks
 from gateway.usage.last_minute import LastMinute
 
@@ -41,7 +41,7 @@ class UsageQuery:
     group_by: tuple[Dimension, ...] = DEFAULT_GROUPS
     """Dimensions by which rows are grouped into lines. An empty tuple gives one line for everything."""
 
-    def wants(self, row: Row) -> bool:
+    def wants(self, row: UsageRow) -> bool:
         name = row.name
         adapter_fits = not self.adapter or fnmatchcase(name.adapter, self.adapter)
         return adapter_fits and self.key in ("", name.key) and self.lane in ("", name.lane)
@@ -89,7 +89,7 @@ class UsageTally:
         self._billing = billing
         self._sums: dict[tuple[str, ...], Sum] = {}
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[UsageRow]) -> None:
         """Add the rows that match the query. Raises ApiError (INVALID_REQUEST) if the report would be too long."""
         for row in rows:
             if row.counts and self._query.wants(row):
@@ -154,7 +154,7 @@ def _groups(text: str | None) -> tuple[Dimension, ...]:
     return tuple(name for name in DIMENSIONS if name in names) if names else ()
 
 
-def _value(row: Row, name: Dimension) -> str:
+def _value(row: UsageRow, name: Dimension) -> str:
     if name == "tenant":
         return row.tenant
     return row.day.isoformat() if name == "day" else str(getattr(row.name, name))

@@ -33,7 +33,7 @@ from gateway.adapters.sources import LocalSources
 from gateway.core.billing import BillingConfig, Price
 from gateway.core.limits import Limits
 from gateway.core.tenants import ADMIN_TENANT, Principal, Tenant, hash_key, key_id
-from gateway.core.usage import Row, day_of
+from gateway.core.usage import UsageRow, day_of
 from gateway.http.api import create_app
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.local import LocalLimiter
@@ -366,7 +366,7 @@ class CountingLimiter(LocalLimiter):
         self.reserved: list[ReserveRequest] = []
         self.ends: dict[str, list[int | None]] = {}
         """By lease: tokens it was settled with, None for a refund; one entry each time."""
-        self.rows: list[Row] = []
+        self.rows: list[UsageRow] = []
         """What each settlement counted."""
         self.delay = 0.0
         self.reachable = True
@@ -386,7 +386,7 @@ class CountingLimiter(LocalLimiter):
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
         await asyncio.sleep(self.delay)
         self.ends[grant.lease].append(actual_tokens)
-        self.rows.append(Row(grant.request.tenant, day_of(grant.day), grant.request.row, grant.request.used()))
+        self.rows.append(UsageRow(grant.request.tenant, day_of(grant.day), grant.request.row, grant.request.used()))
         await super().settle(grant, actual_tokens)
 
     async def refund(self, grant: Grant) -> None:
@@ -404,7 +404,7 @@ class FakeBooks:
 
     limiter: CountingLimiter
 
-    async def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[list[Row], None]:
+    async def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[list[UsageRow], None]:
         yield [row for row in self.limiter.rows if tenant in ("", row.tenant) and since <= row.day <= until]
 
 

@@ -469,7 +469,7 @@ async def test_a_version_stays_until_its_last_request_has_ended(houses):
         await asyncio.sleep(0)
         assert set(engine_of(here).paths) == {old, new}
         assert here.names == {new: ["poet"], old: ["poet"]}
-    await here.settle()
+    await here.wait_until_released()
     assert engine_of(here).unloaded == [old]
     assert here.names == {new: ["poet"]}
 
@@ -494,7 +494,7 @@ async def test_a_version_given_up_twice_has_the_longer_time(houses):
         await asyncio.sleep(0.05)
         assert not engine_of(here).unloaded
     assert await unload in (0, 2)
-    await here.settle()
+    await here.wait_until_released()
 
 
 async def test_an_unload_asked_for_again_waits_for_the_same_end(houses):

@@ -58,7 +58,7 @@ async def kill(office):
         raise AssertionError("a dead process says nothing")
 
     for name in ("end_trial", "release"):
-        setattr(office.shop.store, name, silent)
+        setattr(office.context.store, name, silent)
     await office.kill()
 
 
@@ -116,7 +116,7 @@ async def test_an_input_that_kills_the_process_that_checks_it_fails_its_batch_by
     monkeypatch.setattr(validation, "sys", SimpleNamespace(executable=str(stand_in)))
     office = await town.office()
     validator = Validator(
-        office.shop.store, office.shop.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
+        office.context.store, office.context.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
     )
     office.dispatcher._validate = validator.run
     batch = await town.submit([chat_line("1")])
@@ -131,7 +131,7 @@ async def test_a_storage_that_is_away_while_an_input_is_checked_counts_for_nothi
     monkeypatch.setattr(validation, "RETRY_SECONDS", 0.01)
     office = await town.office()
     validator = Validator(
-        office.shop.store, office.shop.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
+        office.context.store, office.context.files, lambda _: (ACME, Catalog((BASE,), frozenset(), {})), 100, 2**20
     )
     office.dispatcher._validate = validator.run
     batch = await town.submit([chat_line("1")])
@@ -144,7 +144,7 @@ async def test_a_storage_that_is_away_while_an_input_is_checked_counts_for_nothi
         asked.append(found)
         return url(found) + ("-away" if next(away, False) else "")
 
-    monkeypatch.setattr(office.shop.files, "url", location)
+    monkeypatch.setattr(office.context.files, "url", location)
     async with office.dispatcher:
         ended = await town.ended(batch)
     assert (ended.status, len(asked) >= 3 + MOST_MARKS, record.id) == ("completed", True, batch.input_file_id)

@@ -97,8 +97,8 @@ async def test_any_origin_is_allowed_without_credentials(tmp_path):
 
 async def test_there_is_no_layer_without_origins_nor_at_an_administrators_port(tmp_path):
     assert isinstance((await build_house(tmp_path)).app, Edge)
-    assert isinstance((await build_house(tmp_path, cors_origins=(PAGE,), part="admin")).app, Edge)
-    assert isinstance((await build_house(tmp_path, cors_origins=(PAGE,), part="public")).app, Cors)
+    assert isinstance((await build_house(tmp_path, cors_origins=(PAGE,), surface="admin")).app, Edge)
+    assert isinstance((await build_house(tmp_path, cors_origins=(PAGE,), surface="public")).app, Cors)
 
 
 async def test_a_page_whose_name_was_rebound_to_the_gateway_has_no_key(house):

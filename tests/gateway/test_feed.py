@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine.core.types import LaneMode
 from engine.pb import engine_pb2 as pb
-from gateway.batches.gate import Gate, Turnstile
-from gateway.batches.pace import FIRST_WINDOW, Pace
+from gateway.batches.gate import AdmissionQueue, Gate
+from gateway.batches.pace import FIRST_WINDOW, LimitWindow
 from gateway.core.feed import LEAST, MOST, Flow
 
 COUNT = st.integers(0, 3000)
@@ -59,7 +59,7 @@ def test_a_look_tells_own_lines_from_others_and_follows_the_rate():
 @given(st.lists(st.sampled_from(["enter", "grant", "leave", "cancel"]), max_size=60), st.data())
 async def test_a_turnstile_lets_in_as_many_as_may_and_the_first_first(steps, data):
     limit = 0
-    stile = Turnstile(lambda: limit - stile.inside)
+    stile = AdmissionQueue(lambda: limit - stile.inside)
     waiting, inside, number = [], [], 0
     for step in steps:
         if step == "enter":
@@ -68,7 +68,7 @@ async def test_a_turnstile_lets_in_as_many_as_may_and_the_first_first(steps, dat
             waiting.append((order, asyncio.create_task(stile.enter(order))))
         elif step == "grant":
             limit += 1
-            stile.turn()
+            stile.admit()
         elif step == "leave" and inside:
             inside.pop()
             stile.leave()
@@ -91,11 +91,11 @@ async def test_a_turnstile_lets_in_as_many_as_may_and_the_first_first(steps, dat
 
 async def test_who_is_let_in_and_cancelled_at_once_leaves_his_place_to_the_next():
     room = [0]
-    stile = Turnstile(lambda: room[0] - stile.inside)
+    stile = AdmissionQueue(lambda: room[0] - stile.inside)
     first, second = (asyncio.create_task(stile.enter((number,))) for number in (1, 2))
     await asyncio.sleep(0)
     room[0] = 1
-    stile.turn()
+    stile.admit()
     first.cancel()
     await asyncio.wait([first, second])
     assert first.cancelled() and not second.cancelled()
@@ -103,7 +103,7 @@ async def test_who_is_let_in_and_cancelled_at_once_leaves_his_place_to_the_next(
 
 
 async def test_after_a_refusal_one_asks_at_a_time_then_more_with_each_that_gets_in():
-    pace, asking, order = Pace(), [], iter(range(1000))
+    pace, asking, order = LimitWindow(), [], iter(range(1000))
 
     async def line(answer):
         async with pace.asking((next(order),)) as mine:

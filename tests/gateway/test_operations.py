@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from engine.core.types import Lane, LaneMode, Origin, Request, SamplingParams
 from gateway.cli.main import app as cli
-from gateway.core.shared_poll import Glance
+from gateway.core.shared_poll import SharedPoll
 from gateway.observe.latency import ITL, TTFT, LatencyWindow, percentile
 from gateway.observe.metrics import Metrics
 from gateway.pb import generation_pb2 as generation
@@ -228,7 +228,7 @@ async def test_a_glance_is_shared_refreshed_and_forgets_failures():
         await asyncio.sleep(0)
         return len(looks)
 
-    glance = Glance(look, 1.0, lambda: now)
+    glance = SharedPoll(look, 1.0, lambda: now)
     assert await asyncio.gather(glance.get(), glance.get()) == [1, 1]
     now = 1.5
     for _ in range(2):
@@ -247,7 +247,7 @@ async def test_one_who_leaves_takes_no_glance_from_others():
         await go_on.wait()
         return "seen"
 
-    glance = Glance(look)
+    glance = SharedPoll(look)
     impatient, patient = asyncio.create_task(glance.get()), asyncio.create_task(glance.get())
     await asyncio.sleep(0)
     impatient.cancel()

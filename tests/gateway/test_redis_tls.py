@@ -11,7 +11,7 @@ import pytest
 import redis.exceptions
 from certificates import Authority
 
-from gateway.redis.pipeline import Line
+from gateway.redis.pipeline import Pipeline
 from gateway.redis.server import connect
 
 
@@ -55,7 +55,7 @@ async def test_redis_over_tls(valkey, valkey_server, authority, tmp_path):
         url = f"rediss://127.0.0.1:{port}?{proof}"
         async with connect(f"{url}&ssl_ca_certs={authority.file}") as client:
             assert await client.set("spoken", "in secret")
-            assert await Line(client, 10.0).call("GET", "spoken") == b"in secret"
+            assert await Pipeline(client, 10.0).call("GET", "spoken") == b"in secret"
         other = Authority.at(tmp_path)
         for unbelieved in (url, f"{url}&ssl_ca_certs={other.file}"):
             async with connect(unbelieved) as client:

@@ -125,7 +125,7 @@ async def test_a_fault_of_ours(logged, stream):
 
 
 async def test_a_fault_while_an_answer_is_put_together(logged, monkeypatch):
-    monkeypatch.setattr("gateway.openai.calls.Call.envelope", None)
+    monkeypatch.setattr("gateway.openai.calls.ApiCall.envelope", None)
     assert (await logged.post()).status_code == 500
     assert (logged.only()["status"], logged.only()["error"]) == (500, "internal_error")
 

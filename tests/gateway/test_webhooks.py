@@ -25,7 +25,7 @@ from redis.asyncio import Redis
 
 from gateway.batches.record import Batch, BatchError, NewBatch, Tally, new_batch_id
 from gateway.batches.store import BatchStore
-from gateway.batches.webhooks.delivery import DAY, Pace, delivering
+from gateway.batches.webhooks.delivery import DAY, DeliveryTiming, delivering
 from gateway.batches.webhooks.event import Event
 from gateway.batches.webhooks.outbox import Outbox
 from gateway.config.file import ConfigError
@@ -34,7 +34,7 @@ from gateway.config.whole import parse_config
 from gateway.redis.client import RedisCalls
 
 SECRET = f"whsec_{b64encode(bytes(range(32))).decode()}"
-FAST = Pace(poll=0.01, timeout=30.0, lease=60.0, first_retry=0.02, longest_retry=0.05)
+FAST = DeliveryTiming(poll=0.01, timeout=30.0, lease=60.0, first_retry=0.02, longest_retry=0.05)
 HASTY = replace(FAST, timeout=1.0)
 """For receivers that never answer: long enough for those that do, on a busy machine too."""
 OUTBOX = "t:webhooks:{acme}"
@@ -58,13 +58,13 @@ async def end(valkey: Redis, number: int = 1, status: str = "completed", age: fl
 
 
 @asynccontextmanager
-async def courier(valkey: Redis, config: WebhookConfig, pace: Pace = FAST, **options):
+async def courier(valkey: Redis, config: WebhookConfig, timing: DeliveryTiming = FAST, **options):
     counts: Counter[str] = Counter()
 
     def count(outcome: str) -> None:
         counts[outcome] += 1
 
-    async with delivering(valkey, "t:", {"acme": config}, count, pace=pace, **options):
+    async with delivering(valkey, "t:", {"acme": config}, count, timing=timing, **options):
         yield counts
 
 
@@ -171,8 +171,8 @@ async def test_after_three_days_it_is_given_up_loudly_but_never_untried(valkey, 
 async def test_a_failure_waits_for_as_long_as_it_is_old(valkey, receiver):
     receiver.script += [status(500)]
     event = await end(valkey, age=1000.0)
-    pace = replace(FAST, longest_retry=Pace().longest_retry)
-    async with courier(valkey, endpoint(receiver), pace) as counts:
+    timing = replace(FAST, longest_retry=DeliveryTiming().longest_retry)
+    async with courier(valkey, endpoint(receiver), timing) as counts:
         await until(lambda: counts["failed"])
         async with asyncio.timeout(60):
             while (await valkey.zscore(OUTBOX, event.word)) - event.ended_at < 1000 + 2 * FAST.lease:
@@ -183,9 +183,9 @@ async def test_a_failure_waits_for_as_long_as_it_is_old(valkey, receiver):
 
 @given(st.floats(0, 4 * DAY))
 def test_the_wait_grows_with_age_within_its_bounds(age):
-    pace = Pace()
+    timing = DeliveryTiming()
     middle = min(max(age, 5.0), 3 * 3600.0)
-    assert middle / 2 <= pace.retry_in(age) <= middle * 1.5
+    assert middle / 2 <= timing.retry_in(age) <= middle * 1.5
 
 
 async def test_several_gateways_share_the_work_and_none_is_told_twice(valkey, receiver):
@@ -244,7 +244,7 @@ async def test_a_receiver_that_hangs_keeps_no_other_tenant_waiting(valkey, recei
     patient = replace(FAST, timeout=60.0, lease=120.0)
     async with receiving() as other:
         endpoints = {"acme": endpoint(receiver), "globex": endpoint(other)}
-        async with delivering(valkey, "t:", endpoints, lambda outcome: None, pace=patient):
+        async with delivering(valkey, "t:", endpoints, lambda outcome: None, timing=patient):
             await until(lambda: receiver.received and other.received)
     assert other.ids == [f"evt_{9:024x}"]
 

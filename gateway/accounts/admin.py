@@ -29,7 +29,7 @@ class AccountAdmin:
 
     async def create(self, name: str, fields: Mapping[str, Any]) -> AccountRecord:
         """Create a tenant. `fields` are fields of `Tenant`, with lanes given by name and limits as mappings."""
-        return await self.accounts.create(changed(_named(name), fields))
+        return await self.accounts.create(changed_tenant(_named(name), fields))
 
     async def change(self, name: str, fields: Mapping[str, Any]) -> AccountRecord:
         """Change the given fields of a tenant, except limits, which have an administration of their own."""
@@ -38,7 +38,7 @@ class AccountAdmin:
                 raise invalid_request(f"{field} of a tenant that exists are set by the administration of limits", field)
         if not fields:
             raise invalid_request("there is nothing to change")
-        return await self.accounts.amend(name, lambda tenant: changed(tenant, fields))
+        return await self.accounts.amend(name, lambda tenant: changed_tenant(tenant, fields))
 
     async def delete(self, name: str) -> int:
         """Delete a tenant with its keys and limits. Return the number of deleted keys."""
@@ -54,7 +54,7 @@ def _named(name: str) -> Tenant:
         raise invalid_request(str(error), "name") from error
 
 
-def changed(tenant: Tenant, fields: Mapping[str, Any]) -> Tenant:
+def changed_tenant(tenant: Tenant, fields: Mapping[str, Any]) -> Tenant:
     values = dict(fields)
     try:
         for field in LANE_FIELDS:

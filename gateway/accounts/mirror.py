@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gateway.accounts.record import AccountRecord
 from gateway.core.errors import invalid_api_key
-from gateway.core.tenants import Lapse, Principal, Tenant, hash_key, key_id
-from gateway.registry.record import Change, Snapshot
+from gateway.core.tenants import KeyLapse, Principal, Tenant, hash_key, key_id
+from gateway.registry.record import RecordChange, RegistrySnapshot
 
 
 class AccountMirror:
@@ -27,7 +27,7 @@ class AccountMirror:
         self._keys: dict[str, dict[str, AccountRecord]] = {}
         """Keys by id, then by hash. Ids are not secret: they appear in logs."""
 
-    def take(self, change: Change[AccountRecord]) -> None:
+    def apply_change(self, change: RecordChange[AccountRecord]) -> None:
         self.generation = max(self.generation, change.generation)
         if change.record is None:
             self._remove(change.name)
@@ -35,7 +35,7 @@ class AccountMirror:
             self._put(change.record)
         self._tell()
 
-    def take_all(self, snapshot: Snapshot[AccountRecord]) -> None:
+    def apply_snapshot(self, snapshot: RegistrySnapshot[AccountRecord]) -> None:
         for name in self.records.keys() - snapshot.records.keys():
             self._remove(name)
         for record in snapshot.records.values():
@@ -65,17 +65,17 @@ class AccountMirror:
             raise invalid_api_key()
         return principal
 
-    def holder(self, tenant: str, key_id: str) -> Principal | Lapse:
+    def holder(self, tenant: str, key_id: str) -> Principal | KeyLapse:
         owner = self.records.get(f"tenant/{tenant}")
         if owner is None or owner.tenant is None:
-            return Lapse.TENANT_GONE
+            return KeyLapse.TENANT_GONE
         if owner.disabled:
-            return Lapse.TENANT_SUSPENDED
+            return KeyLapse.TENANT_SUSPENDED
         keys = [
             account for account in self._keys.get(key_id, {}).values() if account.key and account.key.tenant == tenant
         ]
         if all(key.disabled for key in keys):
-            return Lapse.KEY_DISABLED if keys else Lapse.KEY_GONE
+            return KeyLapse.KEY_DISABLED if keys else KeyLapse.KEY_GONE
         return Principal(owner.tenant, key_id)
 
     def _owner(self, account: AccountRecord) -> Principal | None:

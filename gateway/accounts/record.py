@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from gateway.core.errors import ApiError, Fault
 from gateway.core.tenants import MAX_WEIGHT, MIN_WEIGHT, Tenant, key_id
-from gateway.registry.record import Kind
+from gateway.registry.record import RecordKind
 from gateway.registry.store import RedisRecordStore
 
 TENANT, KEY = "tenant", "key"
@@ -77,7 +77,7 @@ def conflict(message: str) -> ApiError:
     return ApiError(Fault.TENANT_CONFLICT, message)
 
 
-ACCOUNTS = Kind("tenant or key", encode_account, decode_account, conflict)
+ACCOUNTS = RecordKind("tenant or key", encode_account, decode_account, conflict)
 
 
 def account_store(client: Redis, prefix: str = "loralane:") -> RedisRecordStore[AccountRecord]:

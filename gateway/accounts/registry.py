@@ -17,7 +17,7 @@ import structlog
 from gateway.accounts.mirror import AccountMirror
 from gateway.accounts.record import KEY, TENANT, AccountRecord, KeyOwner, key_account, tenant_account
 from gateway.core.errors import ApiError, Fault, invalid_request, tenant_not_found
-from gateway.core.tenants import ADMIN_TENANT, Lapse, Principal, Tenant, hash_key
+from gateway.core.tenants import ADMIN_TENANT, KeyLapse, Principal, Tenant, hash_key
 from gateway.registry.log import RegistryLog
 from gateway.registry.store import RecordStore, StoreAway
 
@@ -77,7 +77,7 @@ class AccountRegistry:
         """Return the owner of a key. Raises ApiError: INVALID_API_KEY."""
         return self._mirror.authenticate(token)
 
-    def holder(self, tenant: str, key_id: str) -> Principal | Lapse:
+    def holder(self, tenant: str, key_id: str) -> Principal | KeyLapse:
         """Return the current holder of the key that earlier requested work, or why the work must stop."""
         return self._mirror.holder(tenant, key_id)
 

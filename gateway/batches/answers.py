@@ -12,7 +12,7 @@ from gateway.core.errors import ApiError
 from gateway.openai.render import encode_json
 from gateway.requests.types import TokenUsage
 
-ENDINGS = OUTPUT, ERRORS = ".out", ".err"
+SUFFIXES = OUTPUT, ERRORS = ".out", ".err"
 """Suffixes of the names of parts, by the file that they become a piece of."""
 NEVER_RUN: Mapping[Outcome, tuple[str, str]] = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line was answered"),
@@ -56,7 +56,7 @@ class LineAnswer:
     """Tokens and device time of a completed line. None means that the line failed and goes to the error file."""
 
     @property
-    def ending(self) -> str:
+    def suffix(self) -> str:
         return ERRORS if self.usage is None else OUTPUT
 
     @property

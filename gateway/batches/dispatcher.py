@@ -146,7 +146,7 @@ class Dispatcher:
         if lease is None:
             return False
         work = self._work(lease, asked)
-        task = asyncio.create_task(self._do(work, asked), name=f"{lease.batch_id}-{lease.member}")
+        task = asyncio.create_task(self._do(work, asked), name=f"{lease.batch_id}-{lease.task_name}")
         self._works[task] = work
         task.add_done_callback(self._ended)
         return True
@@ -170,12 +170,12 @@ class Dispatcher:
             with self._leases.holding(lease, claimed, work):
                 await work.run()
         except ApiError as error:
-            log.warning("batch_task_waits", batch=lease.batch_id, task=lease.member, reason=error.reason)
+            log.warning("batch_task_waits", batch=lease.batch_id, task=lease.task_name, reason=error.reason)
             await self._release(lease)
         except (
             Exception
         ):  # a bug, or a child process that died: the task is tried again after its lease, but only a few times
-            log.exception("batch_task_failed", batch=lease.batch_id, task=lease.member)
+            log.exception("batch_task_failed", batch=lease.batch_id, task=lease.task_name)
         finally:
             if work.is_lost:
                 self._leases.give_up(lease)
@@ -199,7 +199,7 @@ class Dispatcher:
 
     @property
     def _wants_lines(self) -> bool:
-        return self._context.gate.wants(self.backlog)
+        return self._context.gate.wants_more(self.backlog)
 
     def _held_up(self) -> set[str]:
         """Return ids of batches not to claim more of: their shards here run one line at a time, or wait for limits."""

@@ -17,7 +17,7 @@ from gateway.batches.record import FOLDERS, Batch, result_file_id
 from gateway.batches.store import BatchStore
 from gateway.files.service import Files
 from gateway.files.storage import Storage
-from gateway.files.sweeper import GRACE_SECONDS, Watch
+from gateway.files.sweeper import GRACE_SECONDS, NameAgeTracker
 
 
 async def finalize(store: BatchStore, files: Files, lease: Lease) -> None:
@@ -105,16 +105,16 @@ class StraySweeper:
     """Deletes stray objects. They exist if a gateway stalled during the end of a batch and wrote its objects
     afterwards, or if Redis lost its data."""
 
-    def __init__(self, storage: Storage, store: BatchStore, strays: Watch | None = None) -> None:
+    def __init__(self, storage: Storage, store: BatchStore, strays: NameAgeTracker | None = None) -> None:
         """`strays` tracks how long objects have been seen as strays."""
         self._storage, self._store = storage, store
-        self._strays = strays or Watch(GRACE_SECONDS)
+        self._strays = strays or NameAgeTracker(GRACE_SECONDS)
 
     async def sweep(self) -> list[str]:
         """Delete strays. Return their names. Raises ApiError: STORAGE_UNAVAILABLE, REGISTRY_UNAVAILABLE."""
         names = await self._storage.list(FOLDERS)  # first: a batch is in the index before anything is in its folder
         open_ids = await self._store.open_ids()
-        doomed = self._strays.old(name for name in names if name.split("/")[1] not in open_ids)
+        doomed = self._strays.names_older_than_limit(name for name in names if name.split("/")[1] not in open_ids)
         await self._storage.delete(doomed)
         if doomed:
             log.info("batch_strays_swept", objects=len(doomed))

@@ -19,7 +19,7 @@ from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import LANES, lane_mode_from_pb
 from gateway.core.feed import MOST, Flow
 
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 """Seconds between two polls of the engine while there are lines."""
 
 log = structlog.get_logger("batches")
@@ -64,7 +64,7 @@ class Gate:
         """Number of lines that have a place."""
         return self._queue.inside + self._flow.begun
 
-    def wants(self, waiting: int) -> bool:
+    def wants_more(self, waiting: int) -> bool:
         """Return whether there may soon be room for more lines than those already waiting."""
         return self._passable and waiting < self._flow.target
 
@@ -82,17 +82,17 @@ class Gate:
         self._flow = replace(self._flow, begun=self._flow.begun + 1)
         self._queue.leave()
 
-    def shut(self, seconds: float) -> None:
+    def close_for(self, seconds: float) -> None:
         """Admit no line for so many seconds."""
         self._shut_until = max(self._shut_until, self._clock() + seconds)
 
     async def watch(self) -> None:
         """Poll the engine forever."""
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK_SECONDS)
+            await self.poll()
+            await asyncio.sleep(POLL_SECONDS)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Poll the engine's batch lane, if lines are here or the gate is closed, and admit lines if there is room."""
         if self._queue.queued or self.in_flight or not self._open:
             try:
@@ -106,7 +106,7 @@ class Gate:
         self._open = lane_mode_from_pb(lane.mode) is LaneMode.OPEN
         now = self._clock()
         flow = replace(self._flow, waiting=self._queue.inside)
-        self._flow = flow.looked(lane.running, lane.waiting, self._ended, now - self._looked)
+        self._flow = flow.after_poll(lane.running, lane.waiting, self._ended, now - self._looked)
         self._ended, self._looked = 0, now
 
     @property

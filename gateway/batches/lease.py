@@ -59,7 +59,7 @@ class Lease:
         return self.batch.tenant
 
     @property
-    def member(self) -> str:
+    def task_name(self) -> str:
         """Name of the task in Redis: its kind, or the zero-padded number of the shard."""
         return f"{self.shard:06d}" if self.task == "shard" else self.task
 

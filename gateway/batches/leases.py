@@ -59,7 +59,7 @@ class HeldLease:
         self.work.lose()
 
     def _ran_out(self) -> None:
-        log.warning("batch_lease_ran_out", batch=self.lease.batch_id, task=self.lease.member)
+        log.warning("batch_lease_ran_out", batch=self.lease.batch_id, task=self.lease.task_name)
         self.lose()
 
 

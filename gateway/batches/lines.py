@@ -12,7 +12,7 @@ from engine.core.types import Lane
 from gateway.batches.answers import LineAnswer, LineName, completed_answer, unrun_answer
 from gateway.batches.lease import Lease
 from gateway.core.errors import Fault, unavailable
-from gateway.core.tenants import KeyHolders, Lapse, Principal
+from gateway.core.tenants import KeyHolders, KeyLapse, Principal
 from gateway.core.trace_context import Ingress
 from gateway.openai.calls import CALLS
 from gateway.requests.service import Gateway
@@ -43,7 +43,7 @@ class LineRunner:
             ApiError: those of `Gateway.generate`, or the body is invalid; the line has no answer yet.
         """
         principal = self._principal()
-        if isinstance(principal, Lapse):
+        if isinstance(principal, KeyLapse):
             return unrun_answer(name, *principal.value)
         endpoint = self.lease.batch.endpoint
         call = CALLS[endpoint](self.gateway, principal.tenant, body, name.request_id, Ingress(endpoint))
@@ -54,16 +54,16 @@ class LineRunner:
             chunks = [chunk async for chunk in generation]
         usage = chunks[-1].usage
         assert usage is not None, "the last chunk carries it"
-        return completed_answer(name, call.envelope(generation.admitted).whole(chunks), usage)
+        return completed_answer(name, call.envelope(generation.admitted).complete(chunks), usage)
 
     @property
     def _age(self) -> float:
         return asyncio.get_running_loop().time() - self.claimed
 
-    def _principal(self) -> Principal | Lapse:
+    def _principal(self) -> Principal | KeyLapse:
         """Return the caller that the line is charged to, or why it must not run. Raises ApiError if that is not known
         yet."""
         found = self.holders.holder(self.lease.tenant, self.lease.batch.key_id)
-        if isinstance(found, Lapse) and not found.is_certain and self._age < UNHEARD_SECONDS:
+        if isinstance(found, KeyLapse) and not found.is_certain and self._age < UNHEARD_SECONDS:
             raise unavailable(Fault.REGISTRY_UNAVAILABLE, "the key is not known here yet")
         return found

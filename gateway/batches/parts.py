@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.batches.answers import ENDINGS, LineAnswer
+from gateway.batches.answers import SUFFIXES, LineAnswer
 from gateway.batches.lease import Lease
 from gateway.batches.record import COUNTS, Tally
 from gateway.batches.store import BatchStore
@@ -42,7 +42,7 @@ class AnswerBuffer:
         self._storage = storage
         self._lease = lease
         # Redis may lose its last second, including fences. A second holder of the same fence writes other names.
-        self._name = f"{lease.batch.folder}parts/{lease.member}-{lease.fence}-{secrets.token_hex(4)}"
+        self._name = f"{lease.batch.folder}parts/{lease.task_name}-{lease.fence}-{secrets.token_hex(4)}"
         self._count = 0
         self._answers: dict[int, LineAnswer] = {}
         """Answers that are not committed yet, by position."""
@@ -102,8 +102,8 @@ class AnswerBuffer:
         """Write answers to one object for output and one for errors, if there are any. Return the objects' names."""
         self._count += 1
         parts = []
-        for ending in ENDINGS:
-            texts = [answer.text for _, answer in sorted(answers.items()) if answer.ending == ending]
+        for ending in SUFFIXES:
+            texts = [answer.text for _, answer in sorted(answers.items()) if answer.suffix == ending]
             if texts:
                 parts.append(f"{self._name}-{self._count}{ending}")
                 await self._storage.write(parts[-1], _once(b"".join(texts)))

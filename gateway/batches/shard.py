@@ -106,7 +106,9 @@ class Shard:
     def _in_order(self, entries: Sequence[IndexEntry]) -> Sequence[IndexEntry]:
         """Return the lines in the order in which they begin. Lines that ran alone when a process died come last."""
         if self._losses:
-            log.warning("batch_shard_on_trial", batch=self.lease.batch_id, task=self.lease.member, losses=self._losses)
+            log.warning(
+                "batch_shard_on_trial", batch=self.lease.batch_id, task=self.lease.task_name, losses=self._losses
+            )
         return sorted(entries, key=lambda entry: self._marks[entry.position])
 
     @property
@@ -223,9 +225,9 @@ class Shard:
         """Run a suspect line alone, under a mark. Yields as `_place`."""
         quarantine = self._context.quarantine
         async with (
-            quarantine.turn(),
+            quarantine.suspect_turn(),
             self._context.gate.place(self._order(position)) as place,
-            quarantine.apart(),
+            quarantine.exclusively(),
             marked(self._context.store, self.lease, position) as suspicion,
         ):
             if suspicion is None:
@@ -257,6 +259,6 @@ class Shard:
             if seconds >= LONG_REST_SECONDS:
                 self.drain(min(seconds, REST_SECONDS))
         elif failure.fault is Fault.LANE_QUEUE_FULL:
-            self._context.gate.shut(seconds)
+            self._context.gate.close_for(seconds)
         else:
             await asyncio.sleep(seconds)

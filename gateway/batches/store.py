@@ -34,7 +34,7 @@ from redis.asyncio.cluster import RedisCluster
 
 from gateway.batches.lease import ALL_TASKS, SHARD_SIZE, Lease, Standing, TaskKind, read_lease
 from gateway.batches.record import COUNTS, Batch, BatchError, NewBatch, Tally, batch_not_found, new_fields, read_fields
-from gateway.batches.tenant_turns import Candidate, TenantTurns, index_entry, parse_candidates
+from gateway.batches.tenant_turns import Candidate, TenantClaimOrder, index_entry, parse_candidates
 from gateway.batches.trial import Suspicion
 from gateway.core.errors import ApiError, Fault, invalid_request, unavailable
 from gateway.redis.client import Argument, RedisCalls, Script, StoreError
@@ -85,7 +85,7 @@ class BatchStore:
         self._retention_ms = int(retention_seconds * 1000)
         self._index = self._calls.key("batchindex", "batches")
         self._newest = self._calls.key("batchnewest", "batches")
-        self._turns = TenantTurns()
+        self._turns = TenantClaimOrder()
         self._scripts = {name: Script.load("job.lua", f"{name}.lua", package=PACKAGE) for name in SCRIPTS}
 
     async def create(self, batch: NewBatch, max_open: int) -> Batch:
@@ -305,12 +305,14 @@ class BatchStore:
         return (*kinds, "webhooks") if lease.tenant in self._told else kinds
 
     async def _mark(self, lease: Lease, position: int | None, *how: str) -> Any:
-        return await self._of(lease, "begin", ("batchholders",), [lease.member if position is None else position, *how])
+        return await self._of(
+            lease, "begin", ("batchholders",), [lease.task_name if position is None else position, *how]
+        )
 
     async def _of(self, lease: Lease, script: str, kinds: Sequence[str], args: Sequence[Argument]) -> Any:
         """Run a script that concerns one lease."""
         keys = self._keys(lease.tenant, lease.batch_id, "batch", *kinds)
-        return await self._run(script, keys, [lease.member, str(lease.fence), *args])
+        return await self._run(script, keys, [lease.task_name, str(lease.fence), *args])
 
     async def _run(self, script: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         with _answering():

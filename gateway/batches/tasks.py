@@ -40,7 +40,7 @@ class ControlTask:
         self._files = files
         self._quarantine = quarantine
         self._work = work
-        self._task = asyncio.create_task(self._do(), name=f"batch-{lease.member}")
+        self._task = asyncio.create_task(self._do(), name=f"batch-{lease.task_name}")
         self.is_lost = False
 
     async def run(self) -> None:
@@ -73,7 +73,7 @@ class ControlTask:
             async with self._quarantine.together():
                 await self._work()
         else:
-            log.warning("batch_task_on_trial", batch=lease.batch_id, task=lease.member, losses=lease.losses)
+            log.warning("batch_task_on_trial", batch=lease.batch_id, task=lease.task_name, losses=lease.losses)
             async with self._quarantine.alone():
                 await self._try()
 
@@ -102,7 +102,7 @@ async def give_up(store: BatchStore, files: Files, lease: Lease) -> None:
     Raises:
         ApiError: Redis is away; the batch is unchanged.
     """
-    log.error("batch_task_given_up", batch=lease.batch_id, task=lease.member, marks=MOST_MARKS)
+    log.error("batch_task_given_up", batch=lease.batch_id, task=lease.task_name, marks=MOST_MARKS)
     if lease.task == "sweep":
         await files.unpin(lease.tenant, lease.batch.input_file_id, lease.batch_id)
         await store.swept(lease)

@@ -26,7 +26,7 @@ class Candidate:
         return word == b"over" or (word == b"absent" and now > self.deadline + CREATING_SECONDS)
 
 
-class TenantTurns:
+class TenantClaimOrder:
     """Turns of tenants whose batches are equally urgent, in this process."""
 
     def __init__(self) -> None:

@@ -95,17 +95,17 @@ def report(lane: str, streams: Sequence[Stream], slo: LatencyObjective | None = 
         tpot=percentiles([stream.tpot for stream in good if stream.tpot is not None]),
         e2e=percentiles([stream.e2e for stream in good]),
         late_p99=float(np.percentile([stream.late for stream in streams], 99)),
-        busy=covered((stream.sent, stream.ended) for stream in streams) / seconds,
+        busy=busy_seconds((stream.sent, stream.ended) for stream in streams) / seconds,
         goodput=goodput(streams, slo, seconds) if slo else None,
     )
 
 
 def goodput(streams: Sequence[Stream], slo: LatencyObjective, seconds: float) -> Goodput:
-    met = sum(meets(stream, slo) for stream in streams)
+    met = sum(meets_objective(stream, slo) for stream in streams)
     return Goodput(slo, met, met / len(streams), met / seconds)
 
 
-def meets(stream: Stream, slo: LatencyObjective) -> bool:
+def meets_objective(stream: Stream, slo: LatencyObjective) -> bool:
     """Return whether a request met the objective.
 
     The ITL limit applies to the request's own 99th percentile, so that one stall in a long answer is tolerated.
@@ -121,7 +121,7 @@ def succeeded(stream: Stream) -> bool:
     return stream.error is None and bool(stream.times)
 
 
-def covered(spans: Iterable[tuple[float, float]]) -> float:
+def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
     """Return the length of the union of intervals (start, end)."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):

@@ -20,7 +20,7 @@ from gateway.bench.measure import succeeded
 from gateway.bench.plan import Item
 from gateway.bench.stream import Stream
 from gateway.serve.process import run_loop
-from gateway.terminal.output import no_gateway
+from gateway.terminal.output import no_gateway_message
 from gateway.terminal.tls import chosen_trust
 
 REFRESH_SECONDS = 0.5
@@ -39,7 +39,7 @@ def served_models(target: Target) -> list[str]:
         )
         return [model["id"] for model in response.raise_for_status().json()["data"]]
     except httpx.TransportError as error:
-        raise BenchError(no_gateway(target.url, str(error))) from error
+        raise BenchError(no_gateway_message(target.url, str(error))) from error
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         raise BenchError(f"{target.url} does not list its models: {error}") from error
 
@@ -64,7 +64,7 @@ async def _run(settings: Settings, target: Target, items: Sequence[Item], consol
                 target, items, concurrency=settings.concurrency, timeout_s=settings.timeout_s, on_end=bars.count
             )
     except OSError as error:
-        raise BenchError(no_gateway(target.url, str(error))) from error
+        raise BenchError(no_gateway_message(target.url, str(error))) from error
 
 
 async def warm_up(target: Target, items: Sequence[Item], timeout_s: float) -> None:

@@ -23,7 +23,7 @@ from gateway.cli.http import AdminClient
 from gateway.cli.options import DEMO_KEY, LOCAL_URL, AdminKey, AdminUrl, AsJson, console, grpc_target, until_interrupted
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb import adapters_pb2_grpc as pb_grpc
-from gateway.terminal.output import fail, message_json, print_wide
+from gateway.terminal.output import exit_with_error, message_json, print_wide
 
 TIERS = ("disk", "fetching", "host", "resident")
 VERSION_CHARS = 12
@@ -96,7 +96,7 @@ def show(name: Name, as_json: AsJson = False, url: AdminUrl = LOCAL_URL, key: Ad
     with _admin(url, key) as client:
         found = [adapter for adapter in client.list() if name in (adapter.name, *adapter.aliases)]
     if not found:
-        fail(f"there is no adapter {name!r}")
+        exit_with_error(f"there is no adapter {name!r}")
     if as_json:
         print(json.dumps(adapter_json(found[0]), indent=2))
     else:
@@ -186,9 +186,9 @@ def allow(
 
 def _admin(url: str, key: str) -> AbstractContextManager[AdaptersClient]:
     from gateway.cli.adapters import AdaptersClient
-    from gateway.cli.http import told
+    from gateway.cli.http import reporting_errors
 
-    return told(AdaptersClient(grpc_target(url), key), url)
+    return reporting_errors(AdaptersClient(grpc_target(url), key), url)
 
 
 class AdaptersClient(AdminClient):

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Self
 import httpx
 
 from gateway.cli.http import open_http, refusal, unreachable
-from gateway.terminal.output import fail
+from gateway.terminal.output import exit_with_error
 
 CHUNK_BYTES = 256 * 1024
 HINTS: Mapping[int, str] = {
@@ -102,13 +102,13 @@ def _check(response: httpx.Response) -> None:
 
 
 @contextmanager
-def told(client: BatchClient) -> Iterator[BatchClient]:
+def reporting_errors(client: BatchClient) -> Iterator[BatchClient]:
     """Yield the client. Its errors end the command with a one-line message."""
     try:
         with client:
             yield client
     except BatchClientError as error:
-        fail(str(error))
+        exit_with_error(str(error))
 
 
 def save(client: BatchClient, file_id: str, target: BinaryIO, expected: int) -> Iterator[int]:

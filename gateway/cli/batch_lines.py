@@ -35,13 +35,13 @@ class LinesError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class CheckedInput:
     lines: int
     endpoint: str
     """The endpoint that all lines name as `url`."""
 
 
-def look(file: BinaryIO) -> Looked:
+def check_input(file: BinaryIO) -> CheckedInput:
     """Check a file line by line, and return its number of lines and its endpoint. Raises LinesError."""
     seen: dict[str, int] = {}
     endpoint = ""
@@ -60,7 +60,7 @@ def look(file: BinaryIO) -> Looked:
         raise LinesError("\n".join(wrong))
     if not seen:
         raise LinesError("there is no line in it")
-    return Looked(len(seen), endpoint)
+    return CheckedInput(len(seen), endpoint)
 
 
 def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

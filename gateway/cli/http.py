@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 import grpc
 import httpx
 
-from gateway.terminal.output import fail, no_gateway
+from gateway.terminal.output import exit_with_error, no_gateway_message
 from gateway.terminal.tls import chosen_trust
 
 
@@ -35,19 +35,19 @@ Client = TypeVar("Client", bound=AdminClient)
 
 
 @contextmanager
-def told(client: Client, url: str) -> Iterator[Client]:
+def reporting_errors(client: Client, url: str) -> Iterator[Client]:
     """Yield the client. If the gateway at `url` refuses a call or does not answer, end the command with one line."""
     try:
         with client:
             yield client
     except grpc.RpcError as error:
-        fail(_message(error, url))
+        exit_with_error(_message(error, url))
 
 
 def _message(error: grpc.RpcError, url: str) -> str:
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE and ("failed to connect" in details or "http1" in details.lower()):
-        return no_gateway(url, details)
+        return no_gateway_message(url, details)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return f"{url}: administration is not served here; name the address of `admin.port` with --url or LORALANE_URL"
     return f"{url}: {details}"
@@ -63,7 +63,7 @@ def open_http(url: str, key: str) -> httpx.Client:
 
 
 def unreachable(http: httpx.Client, error: Exception) -> str:
-    return no_gateway(str(http.base_url).rstrip("/"), str(error))
+    return no_gateway_message(str(http.base_url).rstrip("/"), str(error))
 
 
 def refusal(response: httpx.Response) -> str:

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from gateway.terminal.output import complain
+from gateway.terminal.output import print_error
 from gateway.terminal.tls import CHOSEN, Trust, TrustError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -91,5 +91,5 @@ def main() -> None:
     try:
         app()
     except TrustError as error:
-        complain(str(error))
+        print_error(str(error))
         sys.exit(1)

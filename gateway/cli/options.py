@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.terminal.output import LOCAL_URL as LOCAL_URL
-from gateway.terminal.output import fail, message_json, no_gateway, print_wide
+from gateway.terminal.output import exit_with_error, message_json, no_gateway_message, print_wide
 from gateway.terminal.tls import TLS_TARGET, chosen_trust
 
 ASK_SECONDS = 10.0
@@ -49,9 +49,11 @@ def grpc_target(url: str) -> str:
         host, port = urlsplit(url).hostname or "", int(grpc["port"])
         scheme = TLS_TARGET if grpc["tls"] else ""
     except (httpx.TransportError, httpx.InvalidURL) as error:
-        fail(no_gateway(url, str(error)))
+        exit_with_error(no_gateway_message(url, str(error)))
     except (ValueError, KeyError, TypeError):
-        fail(f"What answers at {url} is no gateway, or does not serve gRPC; name another with --url or LORALANE_URL.")
+        exit_with_error(
+            f"What answers at {url} is no gateway, or does not serve gRPC; name another with --url or LORALANE_URL."
+        )
     return f"{scheme}[{host}]:{port}" if ":" in host else f"{scheme}{host}:{port}"
 
 

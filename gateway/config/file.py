@@ -180,7 +180,7 @@ def build(cls: type[T], value: Any, where: str, base: Path, **given: Any) -> T:
         raise ConfigError(text if text.startswith(f"{where}.") else f"{where}: {text}") from error
 
 
-def each(section: Mapping[str, Any], read: Callable[[str, Any], T]) -> dict[str, T]:
+def read_each(section: Mapping[str, Any], read: Callable[[str, Any], T]) -> dict[str, T]:
     """Apply `read` to every entry of a section. Raises ConfigError with the problems of all entries."""
     problems, found = Problems(), {}
     for name, item in section.items():
@@ -207,7 +207,7 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
 
     if get_origin(kind) is Mapping and is_dataclass(get_args(kind)[1]):
         entries, one = as_mapping(value, where), get_args(kind)[1]
-        return each(entries, lambda name, item: convert(item, one, f"{where}.{name}", base))
+        return read_each(entries, lambda name, item: convert(item, one, f"{where}.{name}", base))
 
     def special(wanted: type, item: Any) -> Any:
         if issubclass(wanted, Path) and isinstance(item, str):

@@ -145,16 +145,16 @@ class Bucket(Struct, frozen=True):
     def admits(self, tokens: int) -> bool:
         return all(meter.shadow or meter.fits(_amount(name, tokens)) for name, meter in self.meters())
 
-    def charge(self, tokens: int) -> Charge:
+    def charge(self, tokens: int) -> BucketCharge:
         """Return what admitting a request with this many tokens charges to this bucket."""
-        return Charge(
+        return BucketCharge(
             1 if self.requests.counts(1) else None,
             tokens if self.tokens.counts(tokens) else None,
             tokens,
             self.at // DAY,
         )
 
-    def is_roomy(self, tokens: int, share: float) -> bool:
+    def has_headroom(self, tokens: int, share: float) -> bool:
         """Return whether one more request with this many tokens keeps the use of every limit that is not in shadow
         within `share` of that limit."""
         return all(
@@ -183,7 +183,7 @@ def _amount(name: LimitName, tokens: int) -> int:
     return tokens if name.startswith("tokens") else 1
 
 
-class Charge(Struct, frozen=True):
+class BucketCharge(Struct, frozen=True):
     """Amounts that one reservation charged to one bucket. None means that the meter was not charged: it has no limit,
     or the limit is in shadow and would have refused the request."""
 
@@ -203,7 +203,7 @@ class Decision(Struct, frozen=True):
     admitted: bool
     buckets: tuple[Bucket, ...]
     """The buckets as of now, charged if the reservation was admitted."""
-    charges: tuple[Charge, ...]
+    charges: tuple[BucketCharge, ...]
     """The charge on each bucket; empty if the reservation was refused."""
     misses: tuple[tuple[LimitName, ...], ...]
     """Limits of each bucket that the reservation did not fit, whether enforced or in shadow."""
@@ -253,7 +253,7 @@ def _smallest(buckets: Sequence[Bucket]) -> float:
     return min((meter.limit for meter in meters if meter.limit is not None), default=math.inf)
 
 
-def settle(bucket: Bucket, charge: Charge, requests: int, tokens: int, now: int) -> Bucket:
+def settle(bucket: Bucket, charge: BucketCharge, requests: int, tokens: int, now: int) -> Bucket:
     """Correct a reservation's charge on one bucket to what was really used, and end its concurrent request.
 
     A meter that the reservation did not charge stays uncharged, so that settling creates no debt on it.

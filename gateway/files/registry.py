@@ -98,7 +98,7 @@ class FileRegistry:
         if outcome == FULL:
             raise _too_many_bytes(upload.quota)
         if outcome == LOST:
-            raise ran_out()
+            raise lease_expired()
 
     async def drop(self, upload: Reservation) -> None:
         """Refund what an upload was charged for."""
@@ -177,5 +177,5 @@ def _no_room(why: str) -> ApiError:
     return ApiError(Fault.INSUFFICIENT_QUOTA, f"there is no room for this file among the tenant's: {why}; delete some")
 
 
-def ran_out() -> ApiError:
+def lease_expired() -> ApiError:
     return unavailable(Fault.REGISTRY_UNAVAILABLE, "the upload was given up: its lease ran out; send the file again")

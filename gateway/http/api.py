@@ -26,12 +26,12 @@ from gateway.http.admin_batches import AdminBatchesApi
 from gateway.http.batches import BatchesApi
 from gateway.http.console import ConsoleFiles
 from gateway.http.cors import Cors
-from gateway.http.edge import Direct, Edge, bearer_token, header, read_body, request_id
+from gateway.http.edge import AsgiEndpoint, RequestMiddleware, bearer_token, header, read_body, request_id
 from gateway.http.files import FilesApi
 from gateway.http.openapi.document import document
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.root import GrpcAddressOf, RootApi
-from gateway.http.scrape import Openness, ScrapeApi
+from gateway.http.scrape import MetricsAccess, ScrapeApi
 from gateway.http.stream import GenerationResponse, json_response
 from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
@@ -62,7 +62,7 @@ def create_app(
     ping_seconds: float = PING_SECONDS,
     usage: UsageAdmin | None = None,
     metrics_keys: Collection[str] = (),
-    open_metrics: Openness = False,
+    open_metrics: MetricsAccess = False,
     files: Files | None = None,
     batches: Batches | None = None,
     surface: ApiSurface = "all",
@@ -90,7 +90,8 @@ def create_app(
     rest = (accounts, operations, usage, metrics_keys, open_metrics, files, batches, surface, grpc)
     api = HttpApi(gateway, keys, metrics, max_body_bytes, ping_seconds, *rest)
     routes = [route for route in api.routes() if serves_path(surface, route.path)]
-    edge = Edge(Router(routes, redirect_slashes=False))  # a redirect would go to the host that the caller named
+    router = Router(routes, redirect_slashes=False)  # a redirect would go to the host that the caller named
+    edge = RequestMiddleware(router)
     return Cors(edge, cors_origins) if cors_origins and surface != "admin" else edge
 
 
@@ -108,7 +109,7 @@ class HttpApi:
         operations: Operations | None,
         usage: UsageAdmin | None,
         metrics_keys: Collection[str],
-        open_metrics: Openness,
+        open_metrics: MetricsAccess,
         files: Files | None,
         batches: Batches | None,
         surface: ApiSurface,
@@ -131,8 +132,8 @@ class HttpApi:
     def routes(self) -> list[Route]:
         post, get = ["POST"], ["GET"]
         return [
-            Route("/v1/chat/completions", Direct(self.chat), methods=post),
-            Route("/v1/completions", Direct(self.completions), methods=post),
+            Route("/v1/chat/completions", AsgiEndpoint(self.chat), methods=post),
+            Route("/v1/completions", AsgiEndpoint(self.completions), methods=post),
             Route("/v1/models", self.models, methods=get),
             Route("/v1/models/{name:path}", self.model, methods=get),
             Route("/tokenize", self.tokenize, methods=post),

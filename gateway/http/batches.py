@@ -15,7 +15,7 @@ from gateway.batches.record import Batch, batch_json
 from gateway.batches.service import DEFAULT_PAGE, MAX_PAGE, Batches, BatchRequest
 from gateway.core.tenants import Principal
 from gateway.http.edge import read_body
-from gateway.http.lists import list_page, number_from
+from gateway.http.lists import list_page, parse_number
 from gateway.http.stream import json_response
 from gateway.openai.parse import parse
 
@@ -77,7 +77,7 @@ class BatchesApi:
 
     async def list(self, request: Request) -> Response:
         principal, given = self._tenant(request), request.query_params
-        limit = number_from(given.get("limit", str(DEFAULT_PAGE)), "limit", 1, MAX_PAGE)
+        limit = parse_number(given.get("limit", str(DEFAULT_PAGE)), "limit", 1, MAX_PAGE)
         found, has_more = await self._batches.list(principal, given.get("after"), limit)
         return json_response(list_page([await self._shown(batch) for batch in found], has_more))
 

@@ -16,7 +16,7 @@ from gateway.core.errors import invalid_request
 from gateway.core.shared_poll import SharedPoll
 from gateway.http.admin_answers import TenantUse
 from gateway.http.limits import use_json
-from gateway.http.lists import check_parameters, number_from
+from gateway.http.lists import check_parameters, parse_number
 from gateway.http.stream import json_response
 from gateway.limiter.admin import LimitAdmin
 from gateway.observe.history import MAX_MINUTES
@@ -157,7 +157,7 @@ class HistoryApi:
     async def history(self, request: Request) -> Response:
         given = request.query_params
         check_parameters(given, "minutes")
-        minutes = number_from(given.get("minutes", str(DEFAULT_MINUTES)), "minutes", 1, MAX_MINUTES)
+        minutes = parse_number(given.get("minutes", str(DEFAULT_MINUTES)), "minutes", 1, MAX_MINUTES)
         return json_response(self._operations.history.read(minutes))
 
     async def recent(self, request: Request) -> Response:
@@ -166,6 +166,6 @@ class HistoryApi:
         which = given.get("which", WHICH[0])
         if which not in WHICH:
             raise invalid_request(f"which must be one of {', '.join(WHICH)}", "which")
-        limit = number_from(given.get("limit", str(DEFAULT_RECENT)), "limit", 1, KEPT)
+        limit = parse_number(given.get("limit", str(DEFAULT_RECENT)), "limit", 1, KEPT)
         found = self._operations.recent.read(cast(Literal["all", "failed"], which), limit)
         return json_response({"requests": found})

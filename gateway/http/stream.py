@@ -47,8 +47,8 @@ class GenerationResponse(Struct, frozen=True):
         async with self.gateway.generate(self.principal, self.call.request) as generation:
             chunks = [chunk async for chunk in generation]
             admitted = generation.admitted
-            body = encode_json(self.call.envelope(admitted).whole(chunks))
-            client.may_leave()
+            body = encode_json(self.call.envelope(admitted).complete(chunks))
+            client.stop_watching_client()
             await send(_head({**JSON_HEADERS, "content-length": str(len(body)), **admitted.headers()}))
             await send({"type": "http.response.body", "body": body})
 
@@ -151,13 +151,13 @@ class DisconnectWatch:
         self._watcher.add_done_callback(self._leave)
         return self
 
-    def may_leave(self) -> None:
+    def stop_watching_client(self) -> None:
         """Stop watching: the client has its whole response, or is about to get it, and may disconnect."""
         self._watcher.remove_done_callback(self._leave)
         self._watcher.cancel()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        self.may_leave()
+        self.stop_watching_client()
         # If the task was also cancelled from elsewhere, the cancellation is not suppressed.
         return self._is_gone and self._task.uncancel() == 0 and kind is asyncio.CancelledError
 

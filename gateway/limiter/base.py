@@ -100,7 +100,7 @@ class Grant(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class LimitEntry:
+class StoredLimits:
     """Limits that are stored for one scope, either configured or changed live."""
 
     scope: Scope
@@ -148,7 +148,7 @@ class Limiter(Protocol):
     async def configure(self, tenants: Iterable[Tenant]) -> None:
         """Publish the configured limits, and keep those that were changed live. Unknown tenants have no limits."""
 
-    def know(self, tenants: Iterable[Tenant]) -> None:
+    def configure_lazily(self, tenants: Iterable[Tenant]) -> None:
         """Do the same as `configure`, but publish new limits only before the tenant's next reservation."""
 
     async def drop(self, tenant: str) -> None:
@@ -161,7 +161,7 @@ class Limiter(Protocol):
     async def limits(self, scope: Scope) -> Limits:
         """Return the limits in force for a scope."""
 
-    async def entries(self, tenant: str) -> Sequence[LimitEntry]:
+    async def entries(self, tenant: str) -> Sequence[StoredLimits]:
         """Return all limits stored for a tenant: its own first, then those of its keys and adapters."""
 
     async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:

@@ -13,7 +13,7 @@ from gateway.core.budget import Bucket
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.core.limits import Limits, Policy, Scope
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import MODE_HEADER, Grant, LimitEntry, Mode, ReserveRequest
+from gateway.limiter.base import MODE_HEADER, Grant, Mode, ReserveRequest, StoredLimits
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
 from gateway.limiter.usage import ScopeUsage
@@ -40,7 +40,7 @@ class FailoverLimiter:
         self._alone: set[str] = set()
         """Leases that the local limiter granted, which Redis does not know."""
 
-    def rule(self, policy: Policy, replicas: int, lease_seconds: float) -> None:
+    def set_default_policy(self, policy: Policy, replicas: int, lease_seconds: float) -> None:
         """Set the default policy, the number of gateways and the lease time for the future. See LocalLimiter and
         RedisLimiter."""
         self._local.policy, self._local.replicas = policy, replicas
@@ -103,10 +103,10 @@ class FailoverLimiter:
         except StoreError as error:
             self._report(str(error))
 
-    def know(self, tenants: Iterable[Tenant]) -> None:
+    def configure_lazily(self, tenants: Iterable[Tenant]) -> None:
         tenants = tuple(tenants)
-        self._local.know(tenants)
-        self._shared.know(tenants)
+        self._local.configure_lazily(tenants)
+        self._shared.configure_lazily(tenants)
 
     async def drop(self, tenant: str) -> None:
         with _changing():
@@ -126,7 +126,7 @@ class FailoverLimiter:
         except StoreError:
             return await self._local.limits(scope)
 
-    async def entries(self, tenant: str) -> Sequence[LimitEntry]:
+    async def entries(self, tenant: str) -> Sequence[StoredLimits]:
         try:
             return await self._shared.entries(tenant)
         except StoreError:
@@ -239,4 +239,4 @@ class Headroom:
     def has(self, request: ReserveRequest) -> bool:
         """Return whether all scopes of a request are known to have plenty of room for it."""
         heard = [self._heard.get(scope) for scope in request.scopes]
-        return all(bucket is not None and bucket.is_roomy(request.tokens, SHARE) for bucket in heard)
+        return all(bucket is not None and bucket.has_headroom(request.tokens, SHARE) for bucket in heard)

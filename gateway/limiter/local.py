@@ -10,14 +10,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gateway.core.budget import DAY, Bucket, Charge, Decision, reserve, settle
+from gateway.core.budget import DAY, Bucket, BucketCharge, Decision, reserve, settle
 from gateway.core.errors import ApiError, Fault, unavailable
 from gateway.core.limits import EACH, LIMIT_NAMES, LimitName, Limits, Policy, Scope, ScopeKind
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import Grant, LimitEntry, Mode, ReserveRequest, new_lease, refused
+from gateway.limiter.base import Grant, Mode, ReserveRequest, StoredLimits, new_lease, refused
 from gateway.limiter.usage import ScopeUsage, usage_of
 
-NOTHING = Charge(None, None, 0, -1)
+NOTHING = BucketCharge(None, None, 0, -1)
 """A charge of nothing, on a day that is over: settling it frees its slot and corrects no count."""
 
 
@@ -54,7 +54,7 @@ class LocalLimiter:
         """Last refusal in each scope: microseconds since 1970, and the limits that the request did not fit."""
         self._day = 0
         """Day, counted from 1970, to which the counts in `_refused` belong."""
-        self._leases: dict[str, dict[Scope, Charge]] = {}
+        self._leases: dict[str, dict[Scope, BucketCharge]] = {}
         self._elsewhere: Counter[Scope] = Counter()
         """Number of running requests of this gateway that Redis admitted, by scope."""
         self._own: dict[Scope, int] = {}
@@ -90,9 +90,9 @@ class LocalLimiter:
         self._correct(grant, 0, 0)
 
     async def configure(self, tenants: Iterable[Tenant]) -> None:
-        self.know(tenants)
+        self.configure_lazily(tenants)
 
-    def know(self, tenants: Iterable[Tenant]) -> None:
+    def configure_lazily(self, tenants: Iterable[Tenant]) -> None:
         self._tenants = {tenant.name: tenant for tenant in tenants}
 
     async def drop(self, tenant: str) -> None:
@@ -105,11 +105,11 @@ class LocalLimiter:
     async def limits(self, scope: Scope) -> Limits:
         return self._limits(scope)
 
-    async def entries(self, tenant: str) -> Sequence[LimitEntry]:
+    async def entries(self, tenant: str) -> Sequence[StoredLimits]:
         configured = _everybody(tenant)
         live = [scope for scope in self._live if scope.tenant == tenant and scope not in configured]
         return [
-            LimitEntry(scope, self._limits(scope), "live" if scope in self._live else "config")
+            StoredLimits(scope, self._limits(scope), "live" if scope in self._live else "config")
             for scope in (*configured, *sorted(live, key=attrgetter("order")))
         ]
 

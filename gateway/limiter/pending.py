@@ -60,7 +60,7 @@ class PendingSettlements:
         settlements = sum(correction.counts.tokens for correction in self._corrections)
         return settlements + sum(counts.tokens for _, _, counts in self.usage_spool.rows())
 
-    async def pay(self, correction: Correction) -> None:
+    async def send_or_queue(self, correction: Correction) -> None:
         """Send a correction now, or as soon as Redis answers again."""
         if not self._calls.allowed():
             self.add(correction)
@@ -70,11 +70,11 @@ class PendingSettlements:
 
     def add(self, correction: Correction) -> None:
         if len(self._corrections) >= MAX_PENDING:
-            self.lose(self._corrections.popleft())
+            self.record_loss(self._corrections.popleft())
         self._corrections.append(correction)
         self._keep_trying()
 
-    def lose(self, correction: Correction) -> None:
+    def record_loss(self, correction: Correction) -> None:
         if not correction.counts:
             return
         self.lost_tokens += correction.counts.tokens
@@ -102,7 +102,7 @@ class PendingSettlements:
             await self._delivery
         await self._deliver()
         for correction in self._corrections:
-            self.lose(correction)
+            self.record_loss(correction)
         self.usage_spool.report_lost()
 
     async def _send_or_keep(self, correction: Correction) -> None:

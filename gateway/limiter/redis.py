@@ -32,7 +32,7 @@ from redis.asyncio.cluster import RedisCluster
 from gateway.core.budget import DAY, Decision
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Scope
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import Grant, LimitEntry, ReserveRequest, new_lease, refused
+from gateway.limiter.base import Grant, ReserveRequest, StoredLimits, new_lease, refused
 from gateway.limiter.pending import Correction, PendingSettlements
 from gateway.limiter.published import LOST, PublishedLimits, decode_buckets
 from gateway.limiter.usage import ScopeUsage
@@ -143,15 +143,15 @@ class RedisLimiter:
         tenant's next reservation."""
         await self._published.configure(tenants)
 
-    def know(self, tenants: Iterable[Tenant]) -> None:
-        self._published.know(tenants)
+    def configure_lazily(self, tenants: Iterable[Tenant]) -> None:
+        self._published.configure_lazily(tenants)
 
     async def limits(self, scope: Scope) -> Limits:
         """Return the limits in force. Raises StoreError, like the methods below that read or change limits: a change
         that was not made is never reported as made."""
         return await self._published.limits(scope)
 
-    async def entries(self, tenant: str) -> Sequence[LimitEntry]:
+    async def entries(self, tenant: str) -> Sequence[StoredLimits]:
         return await self._published.entries(tenant)
 
     async def set_limits(self, scope: Scope, changes: Mapping[str, Any]) -> Limits:
@@ -240,7 +240,7 @@ class RedisLimiter:
         keys = [*self.keys(grant), self._terms.key(request.tenant, grant.day)]
         settled, now = await self._calls.run(self._settle_script, keys, args)
         if not settled and (self._clock() - correction.made) * 1000 > self._receipt_ms:
-            self._pending.lose(correction)
+            self._pending.record_loss(correction)
         return int(now)
 
     def count(self, grant: Grant) -> None:
@@ -249,7 +249,7 @@ class RedisLimiter:
 
     async def _correct(self, correction: Correction) -> None:
         self._held.pop(correction.grant.lease, None)
-        await self._pending.pay(correction)
+        await self._pending.send_or_queue(correction)
 
     def _on_answer(self) -> None:
         self._pending.deliver_soon()

@@ -100,7 +100,7 @@ class Metrics:
         self._model = model
         self._vllm = VllmRequests(model, self._registry)
         self._adapters = AdapterTraffic(self._registry)
-        self.promises = StaticMetrics(goals, model)
+        self.static = StaticMetrics(goals, model)
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of requests, without the engine's state."""
@@ -159,7 +159,7 @@ class Metrics:
         """
         counted = list(self.collect())
         engine = EngineMetrics(stats, names, limiter_modes, self._model)
-        rest = (self._vllm.summed(counted), self._extra.collect(), self.promises.collect(), engine.collect())
+        rest = (self._vllm.summed(counted), self._extra.collect(), self.static.collect(), engine.collect())
         families = [*counted, *chain.from_iterable(rest)]
         told = CollectorRegistry()
         told.register(CollectedFamilies(families if tenants else list(without_tenants(families))))

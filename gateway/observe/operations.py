@@ -121,11 +121,11 @@ class Operations:
     Answers of the engine are cached for one second and shared by all callers.
     """
 
-    def __init__(self, engine: EngineApi, latency: LatencyWindow, promises: StaticMetrics, served_name: str) -> None:
-        """`promises` holds the lanes' goals, which follow the configuration. `served_name` is the base model's name."""
+    def __init__(self, engine: EngineApi, latency: LatencyWindow, static: StaticMetrics, served_name: str) -> None:
+        """`static` holds the lanes' goals, which follow the configuration. `served_name` is the base model's name."""
         self._engine = engine
         self._latency = latency
-        self._promises = promises
+        self._static = static
         self._served_name = served_name
         self.history = History()
         self.recent = RecentRequestStore()
@@ -209,7 +209,7 @@ class Operations:
         The percentile is the lane's attainment goal, or `UNPROMISED` for a lane without one. None means that nothing
         was observed.
         """
-        latency, goals = self._latency.read(), self._promises.goals
+        latency, goals = self._latency.read(), self._static.goals
         return {
             f"{name}.{kind}_at_goal": latency.at(histogram, lane, goals[lane].attainment or UNPROMISED)
             for lane, name in LANE_NAMES.items()
@@ -220,7 +220,7 @@ class Operations:
         with _engine_answers():
             stats = await self._stats.get()
         latency = self._latency.read()
-        goals = self._promises.goals
+        goals = self._static.goals
         return [_lane_status(lane, latency, goals[Lane(lane.lane)]) for lane in stats.lanes]
 
 

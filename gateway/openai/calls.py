@@ -16,7 +16,7 @@ from gateway.openai.convert import chat_request, completion_request
 from gateway.openai.parse import parse
 from gateway.openai.render import ChatStyle, CompletionStyle, Envelope, Style
 from gateway.openai.schema import ChatRequest, CompletionRequest, Sampled
-from gateway.openai.tools import call_reader
+from gateway.openai.tools import tool_call_reader
 from gateway.requests.service import Gateway
 from gateway.requests.types import Admitted, GenerateRequest
 
@@ -41,7 +41,7 @@ def chat_call(gateway: Gateway, tenant: Tenant, text: bytes, request_id: str, in
     """
     body = parse(text, ChatRequest, tenant.unknown_fields)
     request = chat_request(body, request_id, ingress)
-    tools = call_reader(request, gateway.intake.dialect)
+    tools = tool_call_reader(request, gateway.intake.dialect)
     return _call(body, request, ChatStyle(gateway.tokenizer, token_ids=bool(body.return_token_ids), tools=tools))
 
 

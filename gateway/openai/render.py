@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.core.types import Lane
-from gateway.core.lanes import told_tier
+from gateway.core.lanes import answer_tier
 from gateway.openai.logprobs import ChatLogprobsRenderer, CompletionLogprobsRenderer
-from gateway.openai.tools import ChunkContent, ToolCalls, as_text
+from gateway.openai.tools import ChunkContent, ToolCalls, text_content
 from gateway.requests.types import Admitted, GenerationChunk, TokenUsage, join_answers
 from gateway.text.tokenizer import Tokenizer
 
@@ -36,7 +36,7 @@ class Style(Protocol):
     def delta(self, chunk: GenerationChunk) -> Json:
         """Return the choice of a stream chunk."""
 
-    def whole(self, chunk: GenerationChunk) -> Json:
+    def complete(self, chunk: GenerationChunk) -> Json:
         """Return the choice of a complete response, from one chunk that holds the whole answer."""
 
 
@@ -68,7 +68,7 @@ class ChatStyle:
         content = {"content": told.text} if told.text else {}
         return self._choice(chunk, "delta", content | ({"tool_calls": told.calls} if told.calls else {}), told)
 
-    def whole(self, chunk: GenerationChunk) -> Json:
+    def complete(self, chunk: GenerationChunk) -> Json:
         told = self._told(chunk)
         message: Json = {"role": "assistant", "content": told.text, "refusal": None}
         if told.calls:
@@ -77,7 +77,7 @@ class ChatStyle:
         return self._choice(chunk, "message", message, told)
 
     def _told(self, chunk: GenerationChunk) -> ChunkContent:
-        return self._tools.read(chunk) if self._tools else as_text(chunk)
+        return self._tools.read(chunk) if self._tools else text_content(chunk)
 
     def _choice(self, chunk: GenerationChunk, name: str, content: Json, told: ChunkContent) -> Json:
         logprobs = self._logprobs.of(chunk)
@@ -114,7 +114,7 @@ class CompletionStyle:
         choice = {"index": chunk.answer, "text": chunk.text, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
         return choice | ({"token_ids": chunk.token_ids} if self._token_ids else {})
 
-    def whole(self, chunk: GenerationChunk) -> Json:
+    def complete(self, chunk: GenerationChunk) -> Json:
         echo = self._echo[chunk.answer] if self._echo else ""
         return self.delta(chunk) | {"text": echo + chunk.text}
 
@@ -140,7 +140,7 @@ class Envelope:
             "created": admitted.created,
             "model": admitted.model,
             "system_fingerprint": admitted.fingerprint,
-            "service_tier": told_tier(asked, admitted.lane),
+            "service_tier": answer_tier(asked, admitted.lane),
         }
         self._after = b'],"usage":null}' if include_usage else b"]}"
 
@@ -165,9 +165,9 @@ class Envelope:
             return None
         return self._before + b'],"usage":' + encode_json(usage_body(usage)) + b"}"
 
-    def whole(self, chunks: Sequence[GenerationChunk]) -> Json:
+    def complete(self, chunks: Sequence[GenerationChunk]) -> Json:
         """Return the complete response, from all chunks of all answers."""
-        choices = [self._style.whole(answer) for answer in join_answers(chunks)]
+        choices = [self._style.complete(answer) for answer in join_answers(chunks)]
         usage = chunks[-1].usage
         return self._head | {"choices": choices, "usage": usage_body(usage) if usage else None}
 

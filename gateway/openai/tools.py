@@ -51,7 +51,7 @@ def tool_rule(tools: Sequence[Tool], choice: str | ToolChoice | None, parallel: 
     )
 
 
-def call_reader(request: GenerateRequest, dialect: Dialect | None) -> ToolCalls | None:
+def tool_call_reader(request: GenerateRequest, dialect: Dialect | None) -> ToolCalls | None:
     """Return a reader of the tool calls in the answers to a request. None means that the request offers no tools.
 
     Raises:
@@ -129,7 +129,7 @@ class ChunkContent(msgspec.Struct, frozen=True):
     finish_reason: str | None
 
 
-def as_text(chunk: GenerationChunk) -> ChunkContent:
+def text_content(chunk: GenerationChunk) -> ChunkContent:
     """Return the content of a chunk as text without tool calls, for requests that offer no tools."""
     return ChunkContent(chunk.text, [], chunk.finish_reason)
 

@@ -24,7 +24,7 @@ idempotent, so that repeating one is harmless."""
 
 
 @dataclass(slots=True)
-class Waiting:
+class SentCall:
     """A call that was sent and is not answered yet."""
 
     reply: asyncio.Future[Any]
@@ -48,7 +48,7 @@ class Pipeline:
         self._patience = patience
         self._connection: Any = None
         self._opening = asyncio.Lock()
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[SentCall] = deque()
         self._reading: asyncio.Task[None] | None = None
         self._ticks = 0
         self._ticker = Ticker(timeout / SLICES, self._tick)
@@ -66,7 +66,7 @@ class Pipeline:
     async def _exchange(self, message: bytes) -> Any:
         connection = await self._connected()
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Waiting(reply, self._ticks))
+        self._waiting.append(SentCall(reply, self._ticks))
         self._ticker.start()
         try:
             await connection.send_packed_command(message, check_health=False)

@@ -44,12 +44,12 @@ class Timer:
         except TimeoutError as late:
             raise self._deadline_error() from late
 
-    def first_token_came(self) -> None:
+    def on_first_token(self) -> None:
         if self._waiting and not self._is_over:
             self._waiting = False
             self._timeout.reschedule(self._deadline)
 
-    def answered(self) -> None:
+    def on_answered(self) -> None:
         """Note that the whole answer has come: from now on there is no time limit."""
         if not self._is_over:
             self._timeout.reschedule(None)

@@ -11,7 +11,7 @@ import structlog
 from engine.core.types import Lane
 from gateway.core.tenants import Principal
 from gateway.core.trace_context import Ingress, new_id
-from gateway.requests.record import RequestRecord, note
+from gateway.requests.record import RequestRecord, record_error
 
 log = structlog.get_logger("gateway")
 
@@ -70,13 +70,13 @@ def arriving(
         yield arrival
     except BaseException as error:
         record = arrival.record()
-        note(record, error)
+        record_error(record, error)
         record.ended = clock()
-        tell(observers, record)
+        notify_observers(observers, record)
         raise
 
 
-def tell(observers: Sequence[Observer], record: RequestRecord) -> None:
+def notify_observers(observers: Sequence[Observer], record: RequestRecord) -> None:
     """Report a finished request to all observers. A failing observer is logged, and affects neither the other observers
     nor the answer."""
     for observer in observers:

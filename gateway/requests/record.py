@@ -166,7 +166,7 @@ def _span(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else end - start
 
 
-def note(record: RequestRecord, error: BaseException) -> None:
+def record_error(record: RequestRecord, error: BaseException) -> None:
     """Record how a request failed. An OSError means that the caller's connection is gone: it counts as cancellation."""
     if isinstance(error, ApiError):
         record.end("error", error.http_status, error.code or error.fault.name.lower())

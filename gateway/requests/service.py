@@ -25,12 +25,12 @@ from gateway.core.lanes import lane_name
 from gateway.core.tenants import Principal, Tenant
 from gateway.core.trace_context import Ingress, new_id
 from gateway.limiter.base import Grant, Limiter, ReserveRequest
-from gateway.requests.admission import Intake, Job, ServiceSettings
+from gateway.requests.admission import GenerationJob, RequestIntake, ServiceSettings
 from gateway.requests.deadlines import Deadlines, Timer
 from gateway.requests.heartbeat import Heartbeat
 from gateway.requests.loop_turns import LoopTurns
-from gateway.requests.observers import ArrivingRequest, Observer, arriving, tell
-from gateway.requests.record import RequestRecord, engine_failures, note, refuse_failed
+from gateway.requests.observers import ArrivingRequest, Observer, arriving, notify_observers
+from gateway.requests.record import RequestRecord, engine_failures, record_error, refuse_failed
 from gateway.requests.submission import Submission
 from gateway.requests.types import Admitted, AnswerDecoder, GenerateRequest, Generation, GenerationChunk, merge_streams
 from gateway.text.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ class Gateway:
         self.adapters = adapters
         self.limiter = limiter
         self.base_name = base_names[0]
-        self.intake = Intake(engine, tokenizer, adapters, base_names, self._settings, grammars)
+        self.intake = RequestIntake(engine, tokenizer, adapters, base_names, self._settings, grammars)
         self.heartbeat = Heartbeat(engine)
         self._in_lane = {lane: Shares() for lane in Lane}
         self._outputs = OutputAverages()
@@ -110,7 +110,7 @@ class Gateway:
             async with self._deadlines.start(
                 lane, request.deadline, ignore_server_timeout=request.ignore_server_timeout
             ) as timer:
-                job = await self._understand(principal, request, lane, record)
+                job = await self._build_job(principal, request, lane, record)
                 wanted = self._wanted(job, record)
                 with self.adapters.using(job.version):
                     async with (
@@ -164,13 +164,13 @@ class Gateway:
             if not record.finish:
                 record.end("cancelled", 499)
         except BaseException as error:
-            note(record, error)
+            record_error(record, error)
             raise
         finally:
             record.ended = self._clock()
             del self._live[record.id]
             shares.remove(tenant.name, answers)
-            tell(self._observers, record)
+            notify_observers(self._observers, record)
 
     def _refusal(self, lane: Lane, tenant: Tenant, answers: int) -> str:
         """Return why the lane has no room for a request. Empty means that the lane has room."""
@@ -180,15 +180,15 @@ class Gateway:
         held = shares.held(tenant.name)
         return f"{shares.total} answers are on their way, {held} of them of this tenant, and it has room for {capacity}"
 
-    async def _understand(
+    async def _build_job(
         self, principal: Principal, request: GenerateRequest, lane: Lane, record: RequestRecord
-    ) -> Job:
-        job = await self.intake.understand(principal.tenant, request, lane)
+    ) -> GenerationJob:
+        job = await self.intake.build_job(principal.tenant, request, lane)
         if job.adapter is not None:
             record.adapter, record.adapter_version = job.adapter.name, job.adapter.version
         record.prompt_tokens = job.prompt_tokens
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
-        return replace(job, usual=math.ceil(self._outputs.of(record.tenant, record.adapter)))
+        return replace(job, average_output=math.ceil(self._outputs.of(record.tenant, record.adapter)))
 
     @asynccontextmanager
     async def _reserved(
@@ -216,9 +216,9 @@ class Gateway:
         finally:
             await asyncio.shield(self._spawn(self._settle(grant, record)))
 
-    def _wanted(self, job: Job, record: RequestRecord) -> ReserveRequest:
+    def _wanted(self, job: GenerationJob, record: RequestRecord) -> ReserveRequest:
         adapter, tokens = record.adapter or self.base_name, job.reserve_tokens()
-        least = None if job.says_output else job.prompt_tokens + job.num_answers
+        least = None if job.limits_output else job.prompt_tokens + job.num_answers
         lane, owner = lane_name(job.lane), (record.tenant, record.key_id)
         return ReserveRequest(record.request_id, *owner, tokens, adapter, lane, record.counts, least)
 
@@ -237,7 +237,7 @@ class Gateway:
         task.add_done_callback(self._background.discard)
         return task
 
-    def _admitted(self, job: Job, grant: Grant, record: RequestRecord) -> Admitted:
+    def _admitted(self, job: GenerationJob, grant: Grant, record: RequestRecord) -> Admitted:
         return Admitted(
             id=record.id,
             request_id=record.request_id,
@@ -250,7 +250,7 @@ class Gateway:
         )
 
     async def _run(
-        self, job: Job, record: RequestRecord, submission: Submission, timer: Timer
+        self, job: GenerationJob, record: RequestRecord, submission: Submission, timer: Timer
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Yield the chunks of all answers as they come. The very last chunk carries the usage."""
         streams = submission.begin()
@@ -260,28 +260,28 @@ class Gateway:
             async for chunk in chunks:
                 unfinished -= chunk.finish_reason is not None
                 if chunk.finish_reason is not None and not unfinished:
-                    timer.answered()
+                    timer.on_answered()
                     record.end(chunk.finish_reason, 200)
                     self._note_output(job, record)
                     yield chunk._replace(usage=record.usage)
                 else:
                     if chunk.token_ids:
-                        timer.first_token_came()
+                        timer.on_first_token()
                     yield chunk
 
-    def _note_output(self, job: Job, record: RequestRecord) -> None:
+    def _note_output(self, job: GenerationJob, record: RequestRecord) -> None:
         if job.ends_by_itself:
             self._outputs.note(record.tenant, record.adapter, record.completion_tokens / job.num_answers)
 
     async def _answer(
-        self, job: Job, index: int, record: RequestRecord, stream: EventStream
+        self, job: GenerationJob, index: int, record: RequestRecord, stream: EventStream
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Convert one engine stream to chunks of text, until the engine or a stop string ends the answer.
 
         Closing the generator early aborts the answer.
         """
         prompt_index = index // job.request.n
-        detokenizer = self.tokenizer.detokenizer(job.continues(prompt_index))
+        detokenizer = self.tokenizer.detokenizer(job.continued_prompt(prompt_index))
         answer = AnswerDecoder(index, detokenizer, job.request)
         last_token: float | None = None
         with engine_failures(record):

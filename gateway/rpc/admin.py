@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import grpc
 
 from gateway.adapters.registry import AdapterRegistry
-from gateway.adapters.watch import Difference, watch
+from gateway.adapters.watch import AdapterChanges, watch
 from gateway.core.tenants import Authenticator
 from gateway.pb import adapters_pb2 as pb
 from gateway.pb import adapters_pb2_grpc as pb_grpc
@@ -126,5 +126,5 @@ class AdapterAdminService(pb_grpc.AdapterAdminServicer):
         return await asyncio.shield(task)
 
 
-def _difference_to_pb(difference: Difference) -> pb.WatchAdaptersResponse:
+def _difference_to_pb(difference: AdapterChanges) -> pb.WatchAdaptersResponse:
     return pb.WatchAdaptersResponse(adapters=map(adapter_to_pb, difference.adapters), removed=difference.removed)

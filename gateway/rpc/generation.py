@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gateway.core.errors import Fault, unavailable
 from gateway.core.tenants import Authenticator, Principal
-from gateway.openai.tools import as_text, call_reader
+from gateway.openai.tools import text_content, tool_call_reader
 from gateway.pb import generation_pb2 as pb
 from gateway.pb import generation_pb2_grpc as pb_grpc
 from gateway.requests.service import Gateway
@@ -100,7 +100,7 @@ class GenerationService(pb_grpc.GenerationServicer):
             await self._gateway.turns.take(principal.tenant.name)
             wanted = generate_request(request, call.request_id, call.time_remaining)
             wanted = replace(wanted, ingress=arrival.ingress, coalesce=method == GENERATE)
-            calls = call_reader(wanted, self._gateway.intake.dialect)
+            calls = tool_call_reader(wanted, self._gateway.intake.dialect)
         async with self._gateway.generate(principal, wanted) as generation:
             await call.open(generation.admitted.headers())
-            yield generation, calls.read if calls else as_text
+            yield generation, calls.read if calls else text_content

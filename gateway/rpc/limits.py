@@ -14,7 +14,7 @@ import grpc
 from gateway.core.limits import LIMIT_NAMES, Limits, Scope
 from gateway.core.tenants import Authenticator
 from gateway.limiter.admin import LimitAdmin, scope_of
-from gateway.limiter.base import LimitEntry
+from gateway.limiter.base import StoredLimits
 from gateway.limiter.usage import ScopeUsage
 from gateway.pb import limits_pb2 as pb
 from gateway.pb import limits_pb2_grpc as pb_grpc
@@ -95,7 +95,7 @@ def _limits_to_pb(limits: Limits) -> pb.Limits:
     return pb.Limits(**limits.given())
 
 
-def _entry_to_pb(entry: LimitEntry) -> pb.LimitEntry:
+def _entry_to_pb(entry: StoredLimits) -> pb.LimitEntry:
     return pb.LimitEntry(
         scope=pb.LimitScope(**asdict(entry.scope)), limits=_limits_to_pb(entry.limits), source=entry.source
     )

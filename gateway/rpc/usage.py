@@ -12,7 +12,7 @@ from gateway.pb import usage_pb2 as pb
 from gateway.pb import usage_pb2_grpc as pb_grpc
 from gateway.rpc.calls import RpcCall, respond_to_admin
 from gateway.usage.render import line_fields, report_head
-from gateway.usage.report import UsageAdmin, UsageReport, parse_query
+from gateway.usage.report import UsageAdmin, UsageSummary, parse_query
 
 
 class UsageAdminService(pb_grpc.UsageAdminServicer):
@@ -30,7 +30,7 @@ class UsageAdminService(pb_grpc.UsageAdminServicer):
         return await asyncio.to_thread(_message, report)
 
 
-def _message(report: UsageReport) -> pb.UsageReportResponse:
+def _message(report: UsageSummary) -> pb.UsageReportResponse:
     return pb.UsageReportResponse(
         **report_head(report),
         usage=[pb.UsageLine(**line_fields(line)) for line in report.lines],

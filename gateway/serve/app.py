@@ -28,7 +28,7 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
 from gateway.observe.process_metrics import GrammarMetrics, LoopMetrics, UsageMetrics
 from gateway.observe.setup import open_observers
-from gateway.redis.server import connected
+from gateway.redis.server import redis_client
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.heartbeat import beating
 from gateway.requests.service import Gateway
@@ -84,12 +84,14 @@ async def built_gateway(
     config = launch.config
     async with AsyncExitStack() as stack:
         grammars = stack.enter_context(closing(GrammarPool(start_after=UNHURRIED_S)))
-        redis = await stack.enter_async_context(connected(backends.store, cluster=config.redis.cluster))
+        redis = await stack.enter_async_context(redis_client(backends.store, cluster=config.redis.cluster))
         limiter = _limiter(config, redis)
         stack.push_async_callback(limiter.close)
         seeds = [(entry.tenant, entry.keys) for entry in config.tenants.values()]
         registered = account_store(redis, config.redis.key_prefix)
-        accounts = await stack.enter_async_context(open_accounts(registered, config.admins(), limiter.know, seeds))
+        accounts = await stack.enter_async_context(
+            open_accounts(registered, config.admins(), limiter.configure_lazily, seeds)
+        )
         sources = AdapterSources(config.adapters, adapter_cache(config, launch.data_dir))
         stack.callback(sources.close)
         engine, adapters = await _connect(stack, backends.engine, redis, config, sources)
@@ -97,7 +99,7 @@ async def built_gateway(
         await _wait_for_engine(engine, supervisor)
         await _preload(adapters, config, bar)
         metrics = Metrics({lane: config.lanes.of(lane).goals() for lane in Lane}, backends.metrics, model_name(config))
-        operations = Operations(engine, LatencyWindow(metrics.collect), metrics.promises, model_name(config))
+        operations = Operations(engine, LatencyWindow(metrics.collect), metrics.static, model_name(config))
         observers = await stack.enter_async_context(open_observers(config.observability))
         gateway = Gateway(
             engine,

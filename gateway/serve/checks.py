@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gateway.config.file import ConfigError
 from gateway.config.whole import Config
-from gateway.redis.server import StoreStartError, exclusive, prepared
+from gateway.redis.server import StoreStartError, created_folder, locked_folder
 from gateway.serve.addresses import bind_socket, endpoints
 from gateway.serve.launch import StartError
 
@@ -63,7 +63,7 @@ def _temporary_problems() -> Iterator[str]:
 def _store_problems(data_dir: Path) -> Iterator[str]:
     """Yield a problem if the embedded store cannot use the data directory, or another gateway's already does."""
     try:
-        with exclusive(prepared(data_dir / "valkey")):
+        with locked_folder(created_folder(data_dir / "valkey")):
             return
     except StoreStartError as error:
         yield str(error)

@@ -55,7 +55,7 @@ class GatewayProcess:
         self.restarts = 0
         self._orders = orders
         self._stopping = stop
-        stop.at_last(self._kill)
+        stop.on_force(self._kill)
         self._has_served = False
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -241,7 +241,7 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
     bar = bar or StartBar.hidden()
     stop, asked = Stop(), reload_requested() if read else asyncio.Event()
     stop.listen(hangup=read is None)
-    stop.at_last(lambda: console.show_cursor(True))
+    stop.on_force(lambda: console.show_cursor(True))
     with stop.starting():
         async with running_fleet(launch, stop, bar) as fleet:
             stop.started()

@@ -49,7 +49,7 @@ async def prepare(model: str, data_dir: Path, stop: Stop, bar: StartBar) -> Path
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    stop.at_last(lambda: os.kill(process.pid, signal.SIGKILL) if process.returncode is None else None)
+    stop.on_force(lambda: os.kill(process.pid, signal.SIGKILL) if process.returncode is None else None)
     try:
         outcome = await _follow(process, bar)
     finally:

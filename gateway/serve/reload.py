@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import structlog
 from rich.console import Console
 
-from gateway.config.changes import changes, leftovers, merged, need_restart
+from gateway.config.changes import changes, leftovers, merge_live_sections, need_restart
 from gateway.config.whole import Config
 
 log = structlog.get_logger("reload")
@@ -50,7 +50,7 @@ async def reload(read: Read, running: Config, apply: ApplyConfig, console: Conso
     """Reload once; returns the configuration that is then in force. A file that cannot be used changes nothing."""
     try:
         found = read()
-        config = merged(running, found)
+        config = merge_live_sections(running, found)
     except ValueError as error:
         _tell(console, f"not reloaded: {error}")
         return running

@@ -44,7 +44,7 @@ class ReloadTarget:
     async def apply_settings(self, config: Config) -> None:
         """Apply the settings that each gateway process keeps itself: limits, adapter sources, timeouts, lane goals."""
         limits, adapters = config.limits, config.adapters
-        self.limiter.rule(limits.when_redis_is_away, limits.replicas, limits.lease_seconds)
+        self.limiter.set_default_policy(limits.when_redis_is_away, limits.replicas, limits.lease_seconds)
         self.sources.allow(adapters, adapter_cache(config, self.data_dir))
         self.adapters.drain_for(adapters.drain_seconds)
         self.engine.load_seconds = adapters.load_timeout_s
@@ -62,7 +62,7 @@ class ReloadTarget:
 
     async def _promise(self, lanes: LanesConfig) -> None:
         self.gateway.lane_capacity = {lane: lanes.of(lane).max_requests for lane in Lane}
-        self.metrics.promises.goals = {lane: lanes.of(lane).goals() for lane in Lane}
+        self.metrics.static.goals = {lane: lanes.of(lane).goals() for lane in Lane}
         with suppress(EngineUnavailable):  # the next engine process starts with these goals
             for lane in Lane:
                 await self.engine.set_goals(lane, lanes.of(lane).goals())

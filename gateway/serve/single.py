@@ -64,7 +64,7 @@ async def serve(launch: Launch, console: Console, read: Read | None = None, bar:
     bar = bar or StartBar.hidden()
     stop, asked = Stop(), reload_requested() if read else asyncio.Event()
     stop.listen(hangup=read is None)
-    stop.at_last(lambda: console.show_cursor(True))
+    stop.on_force(lambda: console.show_cursor(True))
     with stop.starting():
         async with running(launch, stop, bar) as app:
             stop.started()

@@ -23,8 +23,8 @@ from gateway.serve.launch import StartError
 from gateway.serve.orders import ANNOUNCE, FOLLOW, FOLLOWING, LISTEN, LISTENING, READY, SEED, Orders
 from gateway.serve.process import configure_logging, freeze_memory, leave_torch_out, run_loop
 from gateway.serve.start_bar import StartBar
-from gateway.serve.stopping import INTERRUPTED, Stop, StoppedEarly, leave
-from gateway.terminal.output import complain
+from gateway.serve.stopping import INTERRUPTED, Stop, StoppedEarly, exit_process
+from gateway.terminal.output import print_error
 
 
 async def work(channel: socket.socket) -> bool:
@@ -77,9 +77,9 @@ def main() -> None:
     configure_logging()
     try:
         if run_loop(work(socket.socket(fileno=int(sys.argv[1])))):
-            leave(0)
+            exit_process(0)
     except (ConfigError, StartError) as error:
-        complain(str(error))
+        print_error(str(error))
         raise SystemExit(1) from error
     except StoppedEarly:
         raise SystemExit(INTERRUPTED) from None

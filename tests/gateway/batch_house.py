@@ -22,7 +22,7 @@ from gateway.batches.lease import Lease
 from gateway.batches.record import Batch, NewBatch, new_batch_id
 from gateway.batches.shard import BatchContext
 from gateway.batches.store import BatchStore
-from gateway.core.tenants import Lapse, Principal
+from gateway.core.tenants import KeyLapse, Principal
 from gateway.files.places import Folder
 from gateway.files.registry import FileRegistry
 from gateway.files.service import FileLimits, Files
@@ -63,10 +63,10 @@ class BrokenFolder(Folder):
 class Holders:
     """`KeyHolders` of tenants that a test may suspend."""
 
-    lapses: dict[str, Lapse] = field(default_factory=dict)
+    lapses: dict[str, KeyLapse] = field(default_factory=dict)
     tenants: dict[str, Any] = field(default_factory=lambda: {"acme": ACME, "globex": GLOBEX})
 
-    def holder(self, tenant: str, key_id: str) -> Principal | Lapse:
+    def holder(self, tenant: str, key_id: str) -> Principal | KeyLapse:
         return self.lapses.get(tenant) or Principal(self.tenants[tenant], key_id)
 
 

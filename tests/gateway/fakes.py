@@ -40,7 +40,7 @@ from gateway.limiter.local import LocalLimiter
 from gateway.observe.latency import LatencyWindow
 from gateway.observe.metrics import Metrics
 from gateway.observe.operations import Operations
-from gateway.registry.record import Change, Snapshot
+from gateway.registry.record import RecordChange, RegistrySnapshot
 from gateway.requests.observers import Observer
 from gateway.requests.record import RequestRecord
 from gateway.requests.service import Gateway, ServiceSettings
@@ -312,18 +312,18 @@ class MemoryStore:
     """A `RecordStore` of adapters in one process, for tests of what is around a registry; the real one has its own."""
 
     def __init__(self) -> None:
-        self.content = Snapshot()
+        self.content = RegistrySnapshot()
         self.seeds: dict[str, str] = {}
-        self.log: list[Change] = []
+        self.log: list[RecordChange] = []
         self._news = asyncio.Event()
 
-    async def read(self) -> Snapshot:
+    async def read(self) -> RegistrySnapshot:
         return self.content
 
     async def seed(self, name: str) -> str | None:
         return self.seeds.get(name)
 
-    async def changes(self, after: int) -> list[Change] | None:
+    async def changes(self, after: int) -> list[RecordChange] | None:
         while not (later := [change for change in self.log if change.generation > after]):
             self._news.clear()
             await self._news.wait()
@@ -346,8 +346,8 @@ class MemoryStore:
     def _write(self, name: str, record: AdapterRecord | None, drain_seconds: float | None = None) -> int:
         generation = self.content.generation + 1
         records = {**self.content.records, name: record}
-        self.content = Snapshot(generation, {key: value for key, value in records.items() if value})
-        self.log.append(Change(generation, name, record, drain_seconds))
+        self.content = RegistrySnapshot(generation, {key: value for key, value in records.items() if value})
+        self.log.append(RecordChange(generation, name, record, drain_seconds))
         self._news.set()
         return generation
 
@@ -496,7 +496,7 @@ async def build_house(
     for name in ("pirate", "poet"):
         await adapters.load(name, str(write_adapter(root, name)))
     await adapters.alias("pirate", "captain")
-    operations = Operations(engine, LatencyWindow(metrics.collect), metrics.promises, BASE)
+    operations = Operations(engine, LatencyWindow(metrics.collect), metrics.static, BASE)
     gateway = Gateway(
         engine,
         tiny_tokenizer(),

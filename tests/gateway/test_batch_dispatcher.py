@@ -21,7 +21,7 @@ from gateway.batches.store import BatchStore
 from gateway.core.errors import Fault, internal, unavailable
 from gateway.core.feed import LEAST
 from gateway.core.limits import Scope
-from gateway.core.tenants import Lapse
+from gateway.core.tenants import KeyLapse
 from gateway.requests.admission import ServiceSettings
 
 
@@ -143,7 +143,7 @@ async def test_what_is_answered_before_a_batch_ends_early_is_kept(town, how):
 async def test_lines_of_a_suspended_tenant_end_in_the_error_file(town):
     office = await town.office(lane_capacity=2 * LEAST)
     batch, stuck = await first_then_stuck(town, office, 20)
-    town.holders.lapses["acme"] = Lapse.TENANT_SUSPENDED
+    town.holders.lapses["acme"] = KeyLapse.TENANT_SUSPENDED
     stuck.set()
     ended = await town.ended(batch)
     await office.dispatcher.__aexit__(None, None, None)

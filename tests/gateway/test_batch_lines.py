@@ -16,7 +16,7 @@ from gateway.batches.lines import UNHEARD_SECONDS, LineRunner
 from gateway.batches.record import Batch, Tally
 from gateway.batches.retry import FINAL, LONGEST_PAUSE_S, QUOTA_PAUSE_S, is_tenant_limit, next_utc_day, retry_delay
 from gateway.core.errors import ApiError, Fault, internal, model_not_found, unavailable
-from gateway.core.tenants import Lapse
+from gateway.core.tenants import KeyLapse
 from gateway.requests.admission import ServiceSettings
 from gateway.requests.types import TokenUsage
 
@@ -110,10 +110,10 @@ async def test_what_the_gateway_refuses_is_raised_to_be_judged(house):
 @pytest.mark.parametrize(
     ("lapse", "code"),
     [
-        (Lapse.TENANT_GONE, "tenant_gone"),
-        (Lapse.TENANT_SUSPENDED, "tenant_suspended"),
-        (Lapse.KEY_GONE, "key_revoked"),
-        (Lapse.KEY_DISABLED, "key_revoked"),
+        (KeyLapse.TENANT_GONE, "tenant_gone"),
+        (KeyLapse.TENANT_SUSPENDED, "tenant_suspended"),
+        (KeyLapse.KEY_GONE, "key_revoked"),
+        (KeyLapse.KEY_DISABLED, "key_revoked"),
     ],
 )
 async def test_lines_of_who_may_have_no_more_end_with_a_code(house, lapse, code):
@@ -123,7 +123,7 @@ async def test_lines_of_who_may_have_no_more_end_with_a_code(house, lapse, code)
 
 
 async def test_a_key_that_was_not_heard_of_yet_is_waited_for(house):
-    holders = Holders({"acme": Lapse.KEY_GONE})
+    holders = Holders({"acme": KeyLapse.KEY_GONE})
     with pytest.raises(ApiError) as caught:
         await run(house, {"model": BASE, "messages": MESSAGES}, holders=holders, age=UNHEARD_SECONDS / 2)
     assert retry_delay(caught.value, 1, NOON, 60.0) is not None

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gateway.bench.document import Settings, document, read
-from gateway.bench.measure import covered, meets, percentiles, report
+from gateway.bench.measure import busy_seconds, meets_objective, percentiles, report
 from gateway.bench.plan import Item, Plan
 from gateway.bench.spec import LatencyObjective, parse_lane
 from gateway.bench.stream import PromptDetails, ReportedUsage, Stream
@@ -83,12 +83,12 @@ def test_an_answer_without_tokens_is_a_failure():
     ],
 )
 def test_an_objective_holds_for_all_it_names(slo, met):
-    assert meets(stream(ttft=0.1, gaps=(0.0, 0.3)), slo) is met
+    assert meets_objective(stream(ttft=0.1, gaps=(0.0, 0.3)), slo) is met
 
 
 def test_one_stall_in_two_hundred_gaps_is_forgiven():
-    assert meets(stream(gaps=(*[0.01] * 200, 1.0)), LatencyObjective(itl=0.1))
-    assert not meets(stream(gaps=(*[0.01] * 200, *[1.0] * 5)), LatencyObjective(itl=0.1))
+    assert meets_objective(stream(gaps=(*[0.01] * 200, 1.0)), LatencyObjective(itl=0.1))
+    assert not meets_objective(stream(gaps=(*[0.01] * 200, *[1.0] * 5)), LatencyObjective(itl=0.1))
 
 
 def test_goodput_is_over_the_lane_s_span():
@@ -99,7 +99,7 @@ def test_goodput_is_over_the_lane_s_span():
 
 
 def test_covered_time_counts_overlaps_once():
-    assert covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.6)]) == pytest.approx(4.0)
+    assert busy_seconds([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 1.6)]) == pytest.approx(4.0)
 
 
 def test_a_document_survives_writing_and_reading():

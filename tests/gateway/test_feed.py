@@ -50,10 +50,10 @@ def test_an_idle_engine_gets_a_few_and_a_fast_one_many():
 def test_a_look_tells_own_lines_from_others_and_follows_the_rate():
     flow = Flow(waiting=10)
     for _ in range(40):
-        flow = flow.looked(running=7, waiting=25, ended=50, seconds=0.5)
+        flow = flow.after_poll(running=7, waiting=25, ended=50, seconds=0.5)
     assert (flow.running, flow.others) == (7, 15)
     assert flow.rate == pytest.approx(100, rel=0.01)
-    assert flow.looked(7, 3, 0, 0.5).others == 0
+    assert flow.after_poll(7, 3, 0, 0.5).others == 0
 
 
 @given(st.lists(st.sampled_from(["enter", "grant", "leave", "cancel"]), max_size=60), st.data())
@@ -150,10 +150,10 @@ async def test_a_gate_opens_when_the_engine_is_there_and_gives_places_in_order(e
     gate = Gate(engine, lambda: 1000, asyncio.get_running_loop().time)
     engine.ready = False
     inside, tasks = enter(gate, 50)
-    await gate.look()
-    assert not inside and not gate.wants(0)
+    await gate.poll()
+    assert not inside and not gate.wants_more(0)
     engine.ready = True
-    await gate.look()
+    await gate.poll()
     await asyncio.sleep(0)
     assert [number for number, _ in inside] == list(range(LEAST))
     for _, place in tuple(inside):
@@ -168,7 +168,7 @@ async def test_a_gate_opens_when_the_engine_is_there_and_gives_places_in_order(e
 
 async def test_half_of_the_lane_is_left_to_others(engine):
     gate = Gate(engine, lambda: 20, asyncio.get_running_loop().time)
-    await gate.look()
+    await gate.poll()
     inside, tasks = enter(gate, 50)
     await asyncio.sleep(0)
     for _, place in tuple(inside):
@@ -186,11 +186,11 @@ async def test_a_lane_that_takes_nothing_gets_nothing(engine, mode):
     engine.picture = None
     engine.modes[next(lane for lane in engine.modes if lane.name == "BATCH")] = mode
     inside, tasks = enter(gate, 5)
-    await gate.look()
+    await gate.poll()
     await asyncio.sleep(0)
-    assert (len(inside), gate.wants(0)) == (0, False)
+    assert (len(inside), gate.wants_more(0)) == (0, False)
     engine.modes = dict.fromkeys(engine.modes, LaneMode.OPEN)
-    await gate.look()
+    await gate.poll()
     await asyncio.sleep(0)
     assert len(inside) == 5
     for task in tasks:
@@ -201,15 +201,15 @@ async def test_a_lane_that_takes_nothing_gets_nothing(engine, mode):
 async def test_a_gate_that_was_shut_opens_by_itself(engine):
     now = [0.0]
     gate = Gate(engine, lambda: 1000, lambda: now[0])
-    await gate.look()
-    gate.shut(2.0)
+    await gate.poll()
+    gate.close_for(2.0)
     inside, tasks = enter(gate, 5)
     now[0] = 1.9
-    await gate.look()
+    await gate.poll()
     await asyncio.sleep(0)
     assert not inside
     now[0] = 2.0
-    await gate.look()
+    await gate.poll()
     await asyncio.sleep(0)
     assert len(inside) == 5
     for task in tasks:

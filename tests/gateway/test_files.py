@@ -17,7 +17,7 @@ from gateway.files.record import new_file_id
 from gateway.files.registry import Reservation
 from gateway.files.service import Files
 from gateway.files.storage import open_storage
-from gateway.files.sweeper import Sweeper, Watch
+from gateway.files.sweeper import NameAgeTracker, Sweeper
 
 UNKNOWN = "file-" + "a" * 24
 
@@ -394,7 +394,7 @@ async def test_the_sweeper_removes_strays_once_they_are_old(valkey, files, folde
     upload = asyncio.create_task(files.create("acme", "a", "batch", stuck(b"x" * 2 * MIB, reached)))
     await reached.wait()
     under_way = [name for name in objects(folder) if name.startswith("partial/") and not name.endswith("dead")]
-    sweeper = Sweeper(files.storage, files.registry, Watch(10, lambda: now), Watch(20, lambda: now))
+    sweeper = Sweeper(files.storage, files.registry, NameAgeTracker(10, lambda: now), NameAgeTracker(20, lambda: now))
     assert await sweeper.sweep() == []
     now = 9.9
     assert await sweeper.sweep() == []
@@ -410,7 +410,7 @@ async def test_the_sweeper_removes_strays_once_they_are_old(valkey, files, folde
 
 
 async def test_an_upload_between_its_bytes_and_its_record_is_no_stray(files):
-    sweeper = Sweeper(files.storage, files.registry, Watch(0))
+    sweeper = Sweeper(files.storage, files.registry, NameAgeTracker(0))
     async with files.receiving("acme", pieces(b"x")) as upload:
         assert await sweeper.sweep() == []
         record = await upload.keep("a", "batch", None)

@@ -71,8 +71,8 @@ async def test_a_grant_is_foreseen_where_half_of_every_limit_stays_free(limiter)
 
 def test_limits_in_shadow_make_no_difference():
     full = Meter(10, 10.0)
-    assert not Bucket(full, Meter()).is_roomy(1, 0.5)
-    assert Bucket(replace(full, shadow=True), Meter()).is_roomy(1, 0.5)
+    assert not Bucket(full, Meter()).has_headroom(1, 0.5)
+    assert Bucket(replace(full, shadow=True), Meter()).has_headroom(1, 0.5)
 
 
 async def test_one_scope_that_was_never_heard_of_is_enough_to_wait(limiter):
@@ -148,7 +148,7 @@ COUNTS = st.builds(Count, limit=st.none() | st.integers(1, 1000), used=st.intege
 @given(st.builds(Bucket, METERS, METERS, st.just(0), COUNTS, COUNTS), st.integers(0, 1000))
 def test_what_has_room_is_admitted_twice_over(bucket, tokens):
     """By others in the meantime, and then by itself."""
-    assume(bucket.is_roomy(tokens, 0.5))
+    assume(bucket.has_headroom(tokens, 0.5))
     others = reserve([bucket], tokens, 0)
     assert others.admitted
     assert reserve(others.buckets, tokens, 0).admitted

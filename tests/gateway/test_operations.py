@@ -274,13 +274,13 @@ async def test_charts_are_of_the_percentile_that_a_lane_promises(house):
     for seconds in (*[0.01] * 85, *[0.9] * 15):
         house.metrics.inter_token(Lane.INTERACTIVE, seconds)
         house.metrics.inter_token(Lane.BATCH, seconds)
-    promised = {lane: goals.attainment for lane, goals in house.metrics.promises.goals.items()}
+    promised = {lane: goals.attainment for lane, goals in house.metrics.static.goals.items()}
     assert promised == {Lane.INTERACTIVE: 0.99, Lane.BATCH: 0.0}
     found = house.operations.latencies_at_goal()
     assert 0.9 < found["interactive.itl_at_goal"] <= 1.0 and 0.5 < found["batch.itl_at_goal"] < 0.9
     assert found["batch.ttft_at_goal"] is None
-    goals = house.metrics.promises.goals[Lane.INTERACTIVE]
-    house.metrics.promises.goals = {**house.metrics.promises.goals, Lane.INTERACTIVE: replace(goals, attainment=0.8)}
+    goals = house.metrics.static.goals[Lane.INTERACTIVE]
+    house.metrics.static.goals = {**house.metrics.static.goals, Lane.INTERACTIVE: replace(goals, attainment=0.8)}
     assert house.operations.latencies_at_goal()["interactive.itl_at_goal"] < 0.02
 
 

@@ -18,7 +18,7 @@ class Names:
         if change.record:
             self.records[change.name] = change.record
 
-    def take_all(self, snapshot):
+    def apply_snapshot(self, snapshot):
         self.generation, self.records = snapshot.generation, dict(snapshot.records)
 
     def put(self, record):

@@ -79,7 +79,7 @@ class World:
         self.ended: list[Work] = []
         self.lose_reply = False
         for limiter in self.limiters:
-            limiter.know([LIMITED, Tenant("free")])
+            limiter.configure_lazily([LIMITED, Tenant("free")])
             limiter._calls.run = self.losing(limiter._calls.run)
             limiter._pending.deliver_soon = lambda: None  # what is owed is sent when this test says so
 

@@ -73,11 +73,11 @@ def decode_account(text: bytes, generation: int) -> AccountRecord:
     return replace(msgspec.convert(words, AccountRecord), generation=generation)
 
 
-def conflict(message: str) -> ApiError:
+def name_conflict(message: str) -> ApiError:
     return ApiError(Fault.TENANT_CONFLICT, message)
 
 
-ACCOUNTS = RecordKind("tenant or key", encode_account, decode_account, conflict)
+ACCOUNTS = RecordKind("tenant or key", encode_account, decode_account, name_conflict)
 
 
 def account_store(client: Redis, prefix: str = "loralane:") -> RedisRecordStore[AccountRecord]:

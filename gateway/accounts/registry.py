@@ -102,7 +102,7 @@ class AccountRegistry:
         try:
             before = await self._store.seed(f"{TENANT}/{tenant.name}")
             if before != said:
-                await self._take_up(wanted, set(json.loads(before)["keys"] if before else ()) - set(hashes))
+                await self._apply_config(wanted, set(json.loads(before)["keys"] if before else ()) - set(hashes))
         except (StoreAway, ApiError) as error:
             if isinstance(error, ApiError) and error.fault is Fault.TENANT_CONFLICT:
                 log.info("configuration_overruled", tenant=tenant.name, reason=error.message)
@@ -189,7 +189,7 @@ class AccountRegistry:
         before = self.records.get(record.name, record)
         return replace(before, tenant=record.tenant, key=record.key, source=record.source, updated=record.updated)
 
-    async def _take_up(self, wanted: Sequence[AccountRecord], gone: Iterable[str]) -> None:
+    async def _apply_config(self, wanted: Sequence[AccountRecord], gone: Iterable[str]) -> None:
         """Apply a configuration. The tenant is written last, because its seed states that the rest has been applied."""
         for key_hash in gone:
             await self._remove(f"{KEY}/{key_hash}", seed=GONE)

@@ -83,11 +83,11 @@ def check_drain(seconds: float | None) -> None:
         raise invalid_request(f"drain_seconds must be from 0 to {MAX_DRAIN_SECONDS:g}", "drain_seconds")
 
 
-def conflict(message: str) -> ApiError:
+def name_conflict(message: str) -> ApiError:
     return ApiError(Fault.ADAPTER_CONFLICT, message, "lora_name")
 
 
-ADAPTERS = RecordKind("adapter", encode_record, decode_record, conflict)
+ADAPTERS = RecordKind("adapter", encode_record, decode_record, name_conflict)
 
 
 def adapter_store(client: Redis, base: str, prefix: str = "loralane:") -> RedisRecordStore[AdapterRecord]:

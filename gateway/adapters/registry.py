@@ -26,7 +26,7 @@ from gateway.adapters.record import (
     AdapterRecord,
     check_drain,
     check_name,
-    conflict,
+    name_conflict,
     new_record,
     tenant_list,
     with_alias,
@@ -318,7 +318,7 @@ class AdapterRegistry:
     @contextmanager
     def _change(self, name: str) -> Iterator[None]:
         if name in self._changing:
-            raise conflict(f"the adapter {name!r} is being changed by another request")
+            raise name_conflict(f"the adapter {name!r} is being changed by another request")
         self._changing.add(name)
         try:
             yield

@@ -208,7 +208,9 @@ class Dispatcher:
         return {*self._resting, *(shard.lease.batch_id for shard in self._shards if shard.is_slow)}
 
     def _hand_back_slow(self) -> None:
-        slow = sorted((shard for shard in self._shards if shard.is_slow), key=lambda shard: shard.limit_window.rest)
+        slow = sorted(
+            (shard for shard in self._shards if shard.is_slow), key=lambda shard: shard.limit_window.seconds_to_next
+        )
         for shard in slow[MAX_SLOW:]:
             shard.drain(REST_SECONDS)
 

@@ -27,7 +27,7 @@ class LeasedWork(Protocol):
     is_lost: bool
     """True once the work has been told that its lease is lost."""
 
-    def lose(self) -> None:
+    def on_lease_lost(self) -> None:
         """Stop, because the lease is lost and no further commit counts."""
 
     def end(self) -> None:
@@ -54,13 +54,13 @@ class HeldLease:
         if self._timer is not None:
             self._timer.cancel()
 
-    def lose(self) -> None:
+    def on_lease_lost(self) -> None:
         self._given_up(self.lease)
-        self.work.lose()
+        self.work.on_lease_lost()
 
     def _ran_out(self) -> None:
         log.warning("batch_lease_ran_out", batch=self.lease.batch_id, task=self.lease.task_name)
-        self.lose()
+        self.on_lease_lost()
 
 
 class LeaseKeeper:
@@ -126,7 +126,7 @@ class LeaseKeeper:
         if id(held.work) not in self._held:  # done, while the question was on its way
             return
         if standing == "lost":
-            held.lose()
+            held.on_lease_lost()
         elif standing == "ending":
             held.work.end()
         else:

@@ -13,7 +13,7 @@ from gateway.core.errors import ApiError
 
 
 @asynccontextmanager
-async def marked(
+async def under_mark(
     store: BatchStore,
     lease: Lease,
     position: int | None = None,

@@ -48,12 +48,12 @@ class LimitWindow:
         return asyncio.get_running_loop().time() < max(self._refused_at + FORGOTTEN_SECONDS, self._rest_until)
 
     @property
-    def rest(self) -> float:
+    def seconds_to_next(self) -> float:
         """Seconds until the next line asks."""
         return max(0.0, self._rest_until - asyncio.get_running_loop().time())
 
     @asynccontextmanager
-    async def asking(self, order: Order) -> AsyncIterator[LimitAttempt]:
+    async def attempt(self, order: Order) -> AsyncIterator[LimitAttempt]:
         """Wait until the line may ask the limits."""
         await self._queue.enter(order)
         asking = LimitAttempt(self)
@@ -75,4 +75,4 @@ class LimitWindow:
         loop.call_at(self._rest_until + TIMER_SECONDS, self._queue.admit)
 
     def _room(self) -> int:
-        return 0 if self.rest else self._window - self._queue.inside
+        return 0 if self.seconds_to_next else self._window - self._queue.inside

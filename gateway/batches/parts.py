@@ -62,7 +62,7 @@ class AnswerBuffer:
         if self._bytes >= MAX_WAITING_BYTES:
             self._room.clear()
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until another line may begin."""
         await self._room.wait()
 
@@ -91,7 +91,7 @@ class AnswerBuffer:
         if not answers:
             return True
         parts = await self._patiently(lambda: self._write(answers))
-        tally = added([answer.tally for answer in answers.values()])
+        tally = sum_of_tallies([answer.tally for answer in answers.values()])
         held = await self._patiently(lambda: self._store.commit(self._lease, parts, sorted(answers), tally))
         if not held:
             await self._storage.delete(parts)  # the batch may have been swept already
@@ -119,7 +119,7 @@ class AnswerBuffer:
                 await asyncio.sleep(RETRY_SECONDS)
 
 
-def added(tallies: Sequence[Tally]) -> Tally:
+def sum_of_tallies(tallies: Sequence[Tally]) -> Tally:
     return Tally(*(sum(map(attrgetter(name), tallies)) for name in COUNTS))
 
 

@@ -56,7 +56,7 @@ async def open_batches(
         endpoints = config.batches.webhooks if config.batches.workers else {}
         await stack.enter_async_context(open_webhooks(redis, config.redis.key_prefix, endpoints, metrics))
         if config.batches.workers:
-            await stack.enter_async_context(working(store, files, gateway, accounts, metrics, config))
+            await stack.enter_async_context(dispatching(store, files, gateway, accounts, metrics, config))
         yield files, Batches(store, files, config.batches.tenant_jobs)
 
 
@@ -76,7 +76,7 @@ def _store(redis: Redis, config: Config) -> BatchStore:
 
 
 @asynccontextmanager
-async def working(
+async def dispatching(
     store: BatchStore,
     files: Files,
     gateway: Gateway,

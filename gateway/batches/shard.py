@@ -18,7 +18,7 @@ from gateway.batches.input import BatchLine
 from gateway.batches.lease import Lease
 from gateway.batches.line_reader import IndexEntry, LineReader, read_index
 from gateway.batches.lines import LineRunner
-from gateway.batches.marks import marked
+from gateway.batches.marks import under_mark
 from gateway.batches.pace import LimitWindow
 from gateway.batches.parts import AnswerBuffer
 from gateway.batches.quarantine import Quarantine
@@ -84,7 +84,7 @@ class Shard:
         """Run until every line is answered or the shard is told to stop. Answers are committed, and then the shard is
         released.
 
-        If it is cancelled, as by `lose`, only what was already committed remains.
+        If it is cancelled, as by `on_lease_lost`, only what was already committed remains.
 
         Raises:
             ApiError: the lines could not be read, or the shard could not be released.
@@ -121,7 +121,7 @@ class Shard:
         """Number of lines that could enter the engine now."""
         return 0 if self._is_draining or self.is_slow else self._left - len(self._inside)
 
-    def lose(self) -> None:
+    def on_lease_lost(self) -> None:
         self.is_lost = self._is_draining = True
         self._parts.close()
         if self._running is not None:
@@ -145,7 +145,7 @@ class Shard:
 
     async def _commit(self) -> None:
         if not await self._parts.commit():
-            self.lose()
+            self.on_lease_lost()
 
     async def _line(self, reader: LineReader, entry: IndexEntry) -> None:
         answer, tries = None, Counter[Fault]()
@@ -159,7 +159,7 @@ class Shard:
     async def _attempt(self, reader: LineReader, entry: IndexEntry, tries: Counter[Fault]) -> LineAnswer | None:
         """Try to answer a line once. None means that it may be tried again. `tries` counts failed attempts by fault."""
         name = LineName(self.lease.batch_id, entry.line, "")
-        await self._parts.room()
+        await self._parts.wait_for_room()
         try:
             async with self._turn(entry.position) as begun:
                 if begun is None:
@@ -192,7 +192,7 @@ class Shard:
                 yield begun
             return
         async with self._suspects:
-            await asyncio.sleep(self.limit_window.rest)
+            await asyncio.sleep(self.limit_window.seconds_to_next)
             if self._is_suspect(position):
                 async with self._trial(position) as begun:
                     yield begun
@@ -205,7 +205,7 @@ class Shard:
         if a suspect wants to be alone."""
         quarantine, order = self._context.quarantine, self._order(position)
         await quarantine.until_free()
-        async with self.limit_window.asking(order) as asking, self._context.gate.place(order) as place:
+        async with self.limit_window.attempt(order) as asking, self._context.gate.place(order) as place:
             if not quarantine.enter():
                 yield None
                 return
@@ -228,10 +228,10 @@ class Shard:
             quarantine.suspect_turn(),
             self._context.gate.place(self._order(position)) as place,
             quarantine.exclusively(),
-            marked(self._context.store, self.lease, position) as suspicion,
+            under_mark(self._context.store, self.lease, position) as suspicion,
         ):
             if suspicion is None:
-                self.lose()
+                self.on_lease_lost()
                 yield None
                 return
             self._losses, self._marks[position] = suspicion.losses, suspicion.marks

@@ -80,12 +80,12 @@ class BatchStore:
             told: tenants that have an outbox for webhook events.
         """
         self._told = frozenset(told)
-        self._calls = RedisCalls.patient(client, prefix, timeout)
+        self._calls = RedisCalls.without_breaker(client, prefix, timeout)
         self._lease_ms = int(lease_seconds * 1000)
         self._retention_ms = int(retention_seconds * 1000)
         self._index = self._calls.key("batchindex", "batches")
         self._newest = self._calls.key("batchnewest", "batches")
-        self._turns = TenantClaimOrder()
+        self._claim_order = TenantClaimOrder()
         self._scripts = {name: Script.load("job.lua", f"{name}.lua", package=PACKAGE) for name in SCRIPTS}
 
     async def create(self, batch: NewBatch, max_open: int) -> Batch:
@@ -167,12 +167,12 @@ class BatchStore:
             now, found = await self._run("look", [self._index], [first, first + PAGE - 1])
             candidates = parse_candidates(found)
             wanted = [one for one in candidates if one.id not in skip]
-            for tenant, group in groupby(self._turns.order(wanted, int(now) / 1e6), lambda one: one.tenant):
+            for tenant, group in groupby(self._claim_order.by_urgency(wanted, int(now) / 1e6), lambda one: one.tenant):
                 batches = list(group)
                 for start in range(0, len(batches), TOGETHER):
                     lease = await self._claim(owner, want, tenant, batches[start : start + TOGETHER], int(now) / 1e6)
                     if lease is not None:
-                        self._turns.took(tenant)
+                        self._claim_order.claimed(tenant)
                         return lease
             first, more = first + PAGE, len(candidates) == PAGE
         return None

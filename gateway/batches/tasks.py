@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from gateway.batches.lease import Lease
-from gateway.batches.marks import marked
+from gateway.batches.marks import under_mark
 from gateway.batches.quarantine import Quarantine
 from gateway.batches.record import BatchError
 from gateway.batches.store import BatchStore
@@ -56,7 +56,7 @@ class ControlTask:
         elif not self.is_lost:
             await self._store.release(self.lease)
 
-    def lose(self) -> None:
+    def on_lease_lost(self) -> None:
         self.is_lost = True
         self._task.cancel()
 
@@ -79,9 +79,9 @@ class ControlTask:
 
     async def _try(self) -> None:
         """Perform the task under a mark, which stays if the process dies or `work` raises anything but ApiError."""
-        async with marked(self._store, self.lease, stays=_is_blamed) as suspicion:
+        async with under_mark(self._store, self.lease, stays=_is_blamed) as suspicion:
             if suspicion is None:
-                self.lose()
+                self.on_lease_lost()
             elif suspicion.marks >= MOST_MARKS:
                 await give_up(self._store, self._files, self.lease)
             else:

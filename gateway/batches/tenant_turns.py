@@ -34,10 +34,10 @@ class TenantClaimOrder:
         self._last: dict[str, int] = {}
         """Sequence number of the last claim here of each tenant's work."""
 
-    def took(self, tenant: str) -> None:
+    def claimed(self, tenant: str) -> None:
         self._last[tenant] = next(self._numbers)
 
-    def order(self, candidates: Iterable[Candidate], now: float) -> list[Candidate]:
+    def by_urgency(self, candidates: Iterable[Candidate], now: float) -> list[Candidate]:
         """Sort candidates, the most urgent first; equally urgent ones by how long their tenant has waited, longest
         first."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.bench.plan import Item
+from gateway.bench.plan import BenchRequest
 
 
 class Choice(msgspec.Struct):
@@ -45,7 +45,7 @@ class Chunk(msgspec.Struct):
 class Stream:
     """The outcome of one request. Times are in seconds since the beginning of the run."""
 
-    item: Item
+    item: BenchRequest
     sent: float
     """When the client began with the request, before connecting."""
     ended: float = 0.0

@@ -78,7 +78,7 @@ def list_adapters(
     if tier not in (None, *TIERS):
         raise typer.BadParameter(f"{tier!r} is none of {', '.join(TIERS)}", param_hint="--tier")
     with _admin(url, key) as client:
-        adapters = chosen(client.list(), pattern, tier, sort)
+        adapters = matching_adapters(client.list(), pattern, tier, sort)
         if as_json:
             print(json.dumps([adapter_json(adapter) for adapter in adapters], indent=2))
         elif not watch:
@@ -87,7 +87,7 @@ def list_adapters(
             with Live(adapter_table(adapters), console=Console()) as live, until_interrupted():
                 while True:
                     time.sleep(1.0)
-                    live.update(adapter_table(chosen(client.list(), pattern, tier, sort)))
+                    live.update(adapter_table(matching_adapters(client.list(), pattern, tier, sort)))
 
 
 @app.command()
@@ -221,7 +221,9 @@ class AdaptersClient(AdminClient):
         return self._stub.Allow(pb.AllowTenantsRequest(name=name, tenants=tenants), metadata=self._metadata)
 
 
-def chosen(adapters: Iterable[pb.Adapter], pattern: str, tier: str | None, sort: SortKey) -> list[pb.Adapter]:
+def matching_adapters(
+    adapters: Iterable[pb.Adapter], pattern: str, tier: str | None, sort: SortKey
+) -> list[pb.Adapter]:
     """Return the adapters whose name or an alias matches the shell pattern, sorted; a `tier` of None means any tier."""
     found = [
         adapter

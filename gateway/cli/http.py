@@ -11,15 +11,15 @@ import grpc
 import httpx
 
 from gateway.terminal.output import exit_with_error, no_gateway_message
-from gateway.terminal.tls import chosen_trust
+from gateway.terminal.tls import chosen_tls_files
 
 
 class AdminClient:
     """A context manager that closes its gRPC channel at the end. Calls raise grpc.RpcError."""
 
     def __init__(self, target: str, key: str) -> None:
-        """Open a channel to `target`. Raises TrustError."""
-        self._channel = chosen_trust().channel(target, [("grpc.max_receive_message_length", -1)])
+        """Open a channel to `target`. Raises TlsFileError."""
+        self._channel = chosen_tls_files().channel(target, [("grpc.max_receive_message_length", -1)])
         self._metadata = (("authorization", f"Bearer {key}"),)
 
     def __enter__(self) -> Self:
@@ -57,8 +57,8 @@ TIMEOUT = httpx.Timeout(10.0, read=600.0)
 
 
 def open_http(url: str, key: str) -> httpx.Client:
-    """Return an HTTP client for the gateway at `url` that sends `key`. Raises TrustError."""
-    headers, tls = {"authorization": f"Bearer {key}"}, chosen_trust().context()
+    """Return an HTTP client for the gateway at `url` that sends `key`. Raises TlsFileError."""
+    headers, tls = {"authorization": f"Bearer {key}"}, chosen_tls_files().context()
     return httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, verify=tls)
 
 

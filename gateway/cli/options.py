@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gateway.terminal.output import LOCAL_URL as LOCAL_URL
 from gateway.terminal.output import exit_with_error, message_json, no_gateway_message, print_wide
-from gateway.terminal.tls import TLS_TARGET, chosen_trust
+from gateway.terminal.tls import TLS_TARGET, chosen_tls_files
 
 ASK_SECONDS = 10.0
 
@@ -34,7 +34,7 @@ AdminUrl = Annotated[
 
 
 def grpc_target(url: str) -> str:
-    """Return the gRPC address of the gateway at `url`, as `Trust.channel` takes it. The gateway itself names the port.
+    """Return the gRPC address of the gateway at `url`, in the form for `TlsFiles.channel`. The gateway names the port.
 
     An address without a scheme already is a gRPC address. Ends the command if no gateway answers.
     """
@@ -43,7 +43,7 @@ def grpc_target(url: str) -> str:
     import httpx
 
     try:
-        with httpx.Client(timeout=ASK_SECONDS, verify=chosen_trust().context()) as http:
+        with httpx.Client(timeout=ASK_SECONDS, verify=chosen_tls_files().context()) as http:
             answer = http.get(url.rstrip("/") + "/", headers={"accept": "application/json"})
         grpc = answer.json()["grpc"]
         host, port = urlsplit(url).hostname or "", int(grpc["port"])

@@ -217,7 +217,7 @@ def convert(value: Any, kind: Any, where: str, base: Path) -> Any:
     if missing := _unresolved(value):
         raise ConfigError("\n".join(missing))
     if kind is Lane:
-        return lane(value, where)
+        return parse_lane(value, where)
     if isinstance(value, str) and kind in (int, int | None):
         with suppress(ValueError):  # msgspec reports the problem below
             value = parse_count(value)
@@ -246,7 +246,7 @@ def _choices(kind: Any) -> list[str]:
     return ["true", "false", *literal] if literal and bool in kinds else literal
 
 
-def lane(value: Any, where: str) -> Lane:
+def parse_lane(value: Any, where: str) -> Lane:
     names = [member.name.lower() for member in Lane]
     if value not in names:
         raise ConfigError(f"{where}: must be one of {', '.join(names)}, not {value!r}")

@@ -117,7 +117,7 @@ class Bucket(Struct, frozen=True):
 
     @classmethod
     def empty(cls, limits: Limits) -> Bucket:
-        return cls(Meter(None), Meter(None)).limited(limits)
+        return cls(Meter(None), Meter(None)).with_limits(limits)
 
     @property
     def limits(self) -> Limits:
@@ -128,7 +128,7 @@ class Bucket(Struct, frozen=True):
     def meters(self) -> tuple[tuple[LimitName, Meter | Count], ...]:
         return tuple(zip(LIMIT_NAMES, (self.requests, self.tokens, self.running, self.today), strict=True))
 
-    def limited(self, limits: Limits) -> Bucket:
+    def with_limits(self, limits: Limits) -> Bucket:
         """Return a bucket with the same use and other limits."""
         pairs = zip(("requests", "tokens", "running", "today"), LIMIT_NAMES, strict=True)
         return replace(self, **{field: _limited(getattr(self, field), limits, name) for field, name in pairs})

@@ -76,7 +76,7 @@ class Limits:
         enforced = [name for name in LIMIT_NAMES if self.of(name) is not None and name not in self.shadow]
         return frozenset(self.when_redis_is_away.get(name, default) for name in enforced)
 
-    def alone(self, replicas: int, default: Policy) -> Limits:
+    def replica_share(self, replicas: int, default: Policy) -> Limits:
         """Return the limits that each of `replicas` gateways enforces while Redis is unavailable: its share of every
         limit whose policy is not `open`, and no limit where it is."""
         shares: dict[str, int | None] = {
@@ -89,7 +89,7 @@ class Limits:
         """Return all fields by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def given(self) -> dict[str, Any]:
+    def set_values(self) -> dict[str, Any]:
         """Return the fields that are set, by name."""
         return {name: value for name, value in self.values().items() if value not in (None, (), {})}
 

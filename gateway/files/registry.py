@@ -68,7 +68,7 @@ class FileRegistry:
     """Records of files in Redis. Every method raises ApiError (REGISTRY_UNAVAILABLE) while Redis is away."""
 
     def __init__(self, client: Redis, *, prefix: str = "loralane:", lease_seconds: float = LEASE_SECONDS) -> None:
-        self._calls = RedisCalls.patient(client, prefix, CALL_SECONDS)
+        self._calls = RedisCalls.without_breaker(client, prefix, CALL_SECONDS)
         self._script = Script.load("books.lua", package="gateway.files")
         self._lease_ms = int(lease_seconds * 1000)
         self.lease_seconds = lease_seconds

@@ -133,15 +133,15 @@ class Files:
     async def delete(self, tenant: str, file_id: str) -> None:
         """Delete a file. Raises ApiError: FILE_NOT_FOUND, FILE_IN_USE."""
         record = await self.registry.remove(tenant, checked_id(file_id))
-        await self.storage.discard([record.object])
+        await self.storage.discard([record.object_name])
 
     def content(self, record: FileRecord, start: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
         """Yield `length` bytes of the content in pieces of at most 256 KiB. A length of None means up to the end."""
-        return self.storage.read(record.object, start, length)
+        return self.storage.read(record.object_name, start, length)
 
     def url(self, record: FileRecord) -> str:
         """Return the URL of the content for another process that reads it with fsspec."""
-        return self.storage.url(record.object)
+        return self.storage.url(record.object_name)
 
     async def pin(self, tenant: str, file_id: str, holder: str, *, seconds: float = PIN_SECONDS) -> FileRecord:
         """Protect a file from deletion and expiry until `holder` unpins it, at most for `seconds`.

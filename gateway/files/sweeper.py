@@ -61,7 +61,7 @@ class Sweeper:
         for tenant, tokens in _by_tenant(await self._storage.list(OBJECTS)).items():
             for some in _slices(tokens):
                 gone, known = await self._registry.sweep(tenant, some)
-                expired |= {record.object for record in gone}
+                expired |= {record.object_name for record in gone}
                 strays |= {object_of(tenant, token) for token in some if token not in known}
         partials = self._partials.names_older_than_limit(await self._storage.list(PARTIAL))
         doomed = sorted({*expired, *self._strays.names_older_than_limit(strays - expired), *partials})

@@ -56,7 +56,7 @@ class FilesApi:
         async with self._files.receiving(tenant, form.file(body), expected=self._expected(request)) as upload:
             purpose, expires_after = form.fields.get("purpose", ""), _expires_after(form.fields)
             record = await keep_upload(upload, form.filename or UNNAMED, purpose, expires_after)
-        return json_response(record.shown())
+        return json_response(record.to_openai())
 
     async def list(self, request: Request) -> Response:
         tenant, given = self._tenant(request), request.query_params
@@ -67,10 +67,10 @@ class FilesApi:
             limit=parse_number(given.get("limit", str(MAX_PAGE)), "limit", 1, MAX_PAGE),
             newest_first=_newest_first(given.get("order", "desc")),
         )
-        return json_response(list_page([record.shown() for record in page.data], page.has_more))
+        return json_response(list_page([record.to_openai() for record in page.data], page.has_more))
 
     async def show(self, request: Request) -> Response:
-        return json_response((await self._record(request)).shown())
+        return json_response((await self._record(request)).to_openai())
 
     async def delete(self, request: Request) -> Response:
         file_id = request.path_params["file_id"]

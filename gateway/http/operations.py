@@ -108,8 +108,8 @@ class OperationsApi:
 
     def forget(self) -> None:
         """Drop the cached sections after a change, so that the next request sees the change."""
-        for glance in (self._tenants, self._adapters):
-            glance.forget()
+        for poll in (self._tenants, self._adapters):
+            poll.forget()
         self._operations.forget()
 
     def _change(self, action: str) -> Callable[[Request], Awaitable[Response]]:

@@ -207,7 +207,7 @@ def rate_headers(buckets: Sequence[Bucket]) -> dict[str, str]:
     return headers
 
 
-def refused(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
+def limit_error(request: ReserveRequest, buckets: Sequence[Bucket]) -> ApiError:
     """Return the error (429) for a reservation that did not fit the buckets of its scopes."""
     refusal = explain_refusal(buckets, request.tokens)
     scope = request.scopes[refusal.scope]

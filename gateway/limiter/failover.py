@@ -60,7 +60,7 @@ class FailoverLimiter:
         It is True for at most one reservation at a time, and only if the previous one in its scopes was granted, and so
         was charged. Otherwise a caller that sends requests and disconnects could make the engine work for nothing.
         """
-        return not self._asking and self._shared.available and self._headroom.has(request)
+        return not self._asking and self._shared.available and self._headroom.suffices_for(request)
 
     async def reserve(self, request: ReserveRequest) -> Grant:
         self._asking += 1
@@ -74,7 +74,7 @@ class FailoverLimiter:
             self._asking -= 1
         self._report("")
         self._local.adopt(grant)
-        self._headroom.hear(request.scopes, grant.buckets)
+        self._headroom.remember(request.scopes, grant.buckets)
         return grant
 
     async def settle(self, grant: Grant, actual_tokens: int) -> None:
@@ -226,7 +226,7 @@ class Headroom:
     def __init__(self) -> None:
         self._heard: dict[Scope, Bucket] = {}
 
-    def hear(self, scopes: Sequence[Scope], buckets: Sequence[Bucket]) -> None:
+    def remember(self, scopes: Sequence[Scope], buckets: Sequence[Bucket]) -> None:
         self._heard.update(zip(scopes, buckets, strict=True))
 
     def forget(self, scopes: Sequence[Scope]) -> None:
@@ -236,7 +236,7 @@ class Headroom:
     def drop(self, tenant: str) -> None:
         self.forget([scope for scope in self._heard if scope.tenant == tenant])
 
-    def has(self, request: ReserveRequest) -> bool:
+    def suffices_for(self, request: ReserveRequest) -> bool:
         """Return whether all scopes of a request are known to have plenty of room for it."""
         heard = [self._heard.get(scope) for scope in request.scopes]
         return all(bucket is not None and bucket.has_headroom(request.tokens, SHARE) for bucket in heard)

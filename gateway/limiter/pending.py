@@ -78,7 +78,7 @@ class PendingSettlements:
         if not correction.counts:
             return
         self.lost_tokens += correction.counts.tokens
-        log.error("usage_lost", lease=correction.grant.lease, counts=correction.counts.words())
+        log.error("usage_lost", lease=correction.grant.lease, counts=correction.counts.encoded())
 
     def count(self, grant: Grant) -> None:
         """Queue the usage of a request that another limiter admitted."""
@@ -91,7 +91,7 @@ class PendingSettlements:
 
     def deliver_soon(self) -> None:
         if self.is_due and (self._delivery is None or self._delivery.done()):
-            self._delivery = asyncio.create_task(self._deliver(), name="limiter-owed")
+            self._delivery = asyncio.create_task(self._deliver(), name="limiter-pending")
 
     async def close(self) -> None:
         """Send what is left, if Redis answers. Each correction or usage row that is lost is logged."""

@@ -138,7 +138,7 @@ class PublishedLimits:
 
 
 def encode_limits(limits: Limits, source: str) -> bytes:
-    return msgspec.json.encode({**limits.given(), "source": source})
+    return msgspec.json.encode({**limits.set_values(), "source": source})
 
 
 def decode_limits(text: bytes) -> tuple[Limits, str]:

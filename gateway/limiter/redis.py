@@ -32,7 +32,7 @@ from redis.asyncio.cluster import RedisCluster
 from gateway.core.budget import DAY, Decision
 from gateway.core.limits import LIMIT_NAMES, LimitName, Limits, Scope
 from gateway.core.tenants import Tenant
-from gateway.limiter.base import Grant, ReserveRequest, StoredLimits, new_lease, refused
+from gateway.limiter.base import Grant, ReserveRequest, StoredLimits, limit_error, new_lease
 from gateway.limiter.pending import Correction, PendingSettlements
 from gateway.limiter.published import LOST, PublishedLimits, decode_buckets
 from gateway.limiter.usage import ScopeUsage
@@ -107,14 +107,14 @@ class RedisLimiter:
         self._calls.check_allowed()
         grant = Grant(new_lease(request), request, "redis")
         try:
-            decision = await self.ask(grant)
+            decision = await self.send_reservation(grant)
         except (StoreError, asyncio.CancelledError):
             self._pending.add(Correction(grant, 0, 0, uncertain=True))
             if self.available:
                 self._pending.deliver_soon()
             raise
         if not decision.admitted:
-            raise refused(replace(request, tokens=decision.tokens), decision.buckets)
+            raise limit_error(replace(request, tokens=decision.tokens), decision.buckets)
         day = decision.buckets[0].at // DAY
         grant = Grant(grant.lease, request, "redis", decision.buckets, decision.misses, day, reserved=decision.tokens)
         self._hold(grant)
@@ -200,7 +200,7 @@ class RedisLimiter:
             self._renewal.cancel()
         await self._pending.close()
 
-    async def ask(self, grant: Grant) -> Decision:
+    async def send_reservation(self, grant: Grant) -> Decision:
         """Send one reservation and return the decision, without keeping its lease renewed. Raises StoreError."""
         request = grant.request
         await self._published.ensure(request.tenant)

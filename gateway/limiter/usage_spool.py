@@ -48,7 +48,7 @@ class UsageTerms:
 
     def args(self, request: ReserveRequest, day: int, counts: Counts) -> list[Argument]:
         row = request.row
-        return [str(row), str(row.others), self.max_rows, self.expires_at(day), counts.words()]
+        return [str(row), str(row.others), self.max_rows, self.expires_at(day), counts.encoded()]
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class UsageSpool:
     def report_lost(self) -> None:
         """Log every row that was not delivered, because the rows are lost when this process ends."""
         for tenant, (day, name), counts in self.rows():
-            log.error("usage_lost", tenant=tenant, day=day_of(day).isoformat(), row=str(name), counts=counts.words())
+            log.error("usage_lost", tenant=tenant, day=day_of(day).isoformat(), row=str(name), counts=counts.encoded())
 
     async def _deliver(self, tenant: str) -> None:
         batch = self._sent[tenant]
@@ -132,5 +132,5 @@ class UsageSpool:
             scopes = ("tenant", f"key:{name.key}", f"adapter:{name.adapter}")
             keys += [terms.key(tenant, day)]
             keys += [key(kind, tenant, scope) for scope in scopes for kind in ("bucket", "running")]
-            args += [str(name), str(name.others), terms.expires_at(day), counts.words(), day, name.key, name.adapter]
+            args += [str(name), str(name.others), terms.expires_at(day), counts.encoded(), day, name.key, name.adapter]
         await terms.calls.run(self._script, keys, args)

@@ -177,8 +177,8 @@ class Operations:
 
     def forget(self) -> None:
         """Drop cached answers of the engine, so that the next query shows the current state."""
-        for glance in (self._stats, self._lanes, self._requests):
-            glance.forget()
+        for poll in (self._stats, self._lanes, self._requests):
+            poll.forget()
 
     async def reserved(self) -> Mapping[str, int]:
         """Return the tokens that live requests have reserved and may still use, by tenant."""

@@ -61,7 +61,7 @@ class ArrivingRequest:
 
 
 @contextmanager
-def arriving(
+def observe_arrival(
     request_id: str, ingress: Ingress, observers: Sequence[Observer], clock: Callable[[], float]
 ) -> Iterator[ArrivingRequest]:
     """Report a request to the observers if the body refuses it. `generate` reports a request that gets through."""

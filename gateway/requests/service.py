@@ -29,7 +29,7 @@ from gateway.requests.admission import GenerationJob, RequestIntake, ServiceSett
 from gateway.requests.deadlines import Deadlines, Timer
 from gateway.requests.heartbeat import Heartbeat
 from gateway.requests.loop_turns import LoopTurns
-from gateway.requests.observers import ArrivingRequest, Observer, arriving, notify_observers
+from gateway.requests.observers import ArrivingRequest, Observer, notify_observers, observe_arrival
 from gateway.requests.record import RequestRecord, engine_failures, record_error, refuse_failed
 from gateway.requests.submission import Submission
 from gateway.requests.types import Admitted, AnswerDecoder, GenerateRequest, Generation, GenerationChunk, merge_streams
@@ -91,7 +91,7 @@ class Gateway:
     def arriving(self, request_id: str, ingress: Ingress) -> AbstractContextManager[ArrivingRequest]:
         """Return a context manager for everything before `generate`, which reports a request that fails there to the
         observers."""
-        return arriving(request_id, ingress, self._observers, self._clock)
+        return observe_arrival(request_id, ingress, self._observers, self._clock)
 
     @asynccontextmanager
     async def generate(self, principal: Principal, request: GenerateRequest) -> AsyncIterator[Generation]:
@@ -289,7 +289,7 @@ class Gateway:
                 async for events in arrivals:
                     for left, event in _with_remaining(events, job.request.coalesce):
                         refuse_failed(event, record, job.request)
-                        chunk = answer.absorb(event, more=left > 0)
+                        chunk = answer.decode(event, more=left > 0)
                         record.note_cached(prompt_index, event.num_cached)
                         record.note_admission(event, self._clock())
                         record.note_device(index, event.device_seconds)

@@ -168,7 +168,7 @@ class AnswerDecoder:
         self._min_tokens = request.sampling.min_tokens
         self._num_tokens = 0
 
-    def absorb(self, event: TokenEvent, more: bool = False) -> GenerationChunk:
+    def decode(self, event: TokenEvent, more: bool = False) -> GenerationChunk:
         """Convert an event to a chunk, whose finish_reason is set if a stop string or the event ends the answer.
 
         `more` says that later events of this answer are here already.

@@ -231,7 +231,7 @@ def _range(request: pb.ReadFileRequest, size: int) -> tuple[int, int]:
 
 
 def _file(record: FileRecord) -> pb.File:
-    shown = record.shown()
+    shown = record.to_openai()
     return pb.File(**{name: value for name, value in shown.items() if name != "object"})
 
 

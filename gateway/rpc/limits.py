@@ -92,7 +92,7 @@ def _changes(request: pb.SetLimitsRequest) -> dict[str, Any]:
 
 
 def _limits_to_pb(limits: Limits) -> pb.Limits:
-    return pb.Limits(**limits.given())
+    return pb.Limits(**limits.set_values())
 
 
 def _entry_to_pb(entry: StoredLimits) -> pb.LimitEntry:

@@ -30,7 +30,7 @@ from gateway.observe.process_metrics import GrammarMetrics, LoopMetrics, UsageMe
 from gateway.observe.setup import open_observers
 from gateway.redis.server import redis_client
 from gateway.requests.admission import ServiceSettings
-from gateway.requests.heartbeat import beating
+from gateway.requests.heartbeat import heartbeat_running
 from gateway.requests.service import Gateway
 from gateway.serve.addresses import Ports
 from gateway.serve.backends import Backends
@@ -38,7 +38,7 @@ from gateway.serve.banner import Banner
 from gateway.serve.endpoints import EndpointServers, Services, endpoint_servers
 from gateway.serve.launch import Launch, StartError, model_name
 from gateway.serve.reload_target import ReloadTarget, adapter_cache, seed_adapters
-from gateway.serve.sampling import sampled
+from gateway.serve.sampling import sampling
 from gateway.serve.start_bar import StartBar, StartStage
 from gateway.serve.supervisor import EngineSupervisor
 from gateway.text.tokenizer import Tokenizer
@@ -112,12 +112,12 @@ async def built_gateway(
             observers=(metrics, operations.recent, *observers),
         )
         stack.push_async_callback(gateway.close)
-        await stack.enter_async_context(beating(gateway.heartbeat, engine))
+        await stack.enter_async_context(heartbeat_running(gateway.heartbeat, engine))
         usage = UsageAdmin(RedisUsageBooks(redis, prefix=config.redis.key_prefix), config.billing)
         metrics.register(UsageMetrics(limiter))
         metrics.register(LoopMetrics(asyncio.get_running_loop()))
         metrics.register(GrammarMetrics(grammars))
-        await stack.enter_async_context(sampled(operations))
+        await stack.enter_async_context(sampling(operations))
         opening = open_batches(redis, launch.data_dir, config, gateway, accounts, metrics)
         files, batches = await stack.enter_async_context(opening)
         services = Services(gateway, accounts, metrics, operations, usage, files, batches)

@@ -48,7 +48,7 @@ class HistorySampler:
 
 
 @asynccontextmanager
-async def sampled(operations: Operations) -> AsyncIterator[None]:
+async def sampling(operations: Operations) -> AsyncIterator[None]:
     """Sample the engine every `FINE_SECONDS` until the block ends. No points are added while the engine is away."""
     task = asyncio.create_task(_sample_forever(HistorySampler(operations)))
     try:

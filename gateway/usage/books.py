@@ -47,7 +47,7 @@ class RedisUsageBooks:
 
     def __init__(self, client: Redis | RedisCluster, *, timeout: float = 5.0, prefix: str = "loralane:") -> None:
         """`timeout` is the time limit of one round trip, in seconds."""
-        self._calls = RedisCalls.patient(client, prefix, timeout)
+        self._calls = RedisCalls.without_breaker(client, prefix, timeout)
         self._prefix = prefix
 
     async def rows(self, tenant: str, since: date, until: date) -> AsyncGenerator[Sequence[UsageRow], None]:

@@ -104,11 +104,11 @@ class UsageTally:
         for one in self._sums.values():
             total.add(one.counts, one.amount)
         lines = tuple(
-            self._line(dict(zip(names, group, strict=True)), one) for group, one in sorted(self._sums.items())
+            self._group(dict(zip(names, group, strict=True)), one) for group, one in sorted(self._sums.items())
         )
-        return UsageSummary(self._query, self._billing.currency, lines, self._line({}, total))
+        return UsageSummary(self._query, self._billing.currency, lines, self._group({}, total))
 
-    def _line(self, group: Mapping[str, str], one: UsageSum) -> UsageGroup:
+    def _group(self, group: Mapping[str, str], one: UsageSum) -> UsageGroup:
         billing, counts = self._billing, one.counts
         amount = one.amount if billing.prices else None
         return UsageGroup(group, counts, amount, billing.cost(counts.device_us), billing.cost_per_million(counts))

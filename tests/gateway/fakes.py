@@ -27,7 +27,7 @@ from engine.rpc.client import AdapterRejected, LaneRejected
 from engine.rpc.stream import EngineUnavailable
 from engine.rpc.wire import LANE_MODES, LANES, origin_to_pb
 from gateway.accounts.mirror import AccountMirror
-from gateway.adapters.record import AdapterRecord, conflict
+from gateway.adapters.record import AdapterRecord, name_conflict
 from gateway.adapters.registry import AdapterRegistry
 from gateway.adapters.sources import LocalSources
 from gateway.core.billing import BillingConfig, Price
@@ -334,7 +334,7 @@ class MemoryStore:
             self.seeds[record.name] = seed
         taken = {alias: name for name, other in self.content.records.items() for alias in other.aliases}
         if any(taken.get(name, record.name) != record.name for name in (record.name, *record.aliases)):
-            raise conflict("the alias is taken")
+            raise name_conflict("the alias is taken")
         return self._write(record.name, replace(record, generation=self.content.generation + 1))
 
     async def remove(self, record: AdapterRecord, drain_seconds: float | None, *, seed: str = "") -> int:

@@ -12,7 +12,7 @@ from fakes import build_house, tiny_tokenizer
 from file_fakes import build_files
 
 from gateway.files.service import FileLimits
-from gateway.http.guard import guarded
+from gateway.http.guard import guarded_config
 from gateway.redis.server import connect_server
 
 tiny_tokenizer()  # before anybody forks: a worker then starts in no time
@@ -32,4 +32,4 @@ async def serve(redis: str, folder: Path, port: Connection, lease_seconds: float
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
         port.send(listener.getsockname()[1])
-        await uvicorn.Server(guarded(house.app, lifespan="off")).serve(sockets=[listener])
+        await uvicorn.Server(guarded_config(house.app, lifespan="off")).serve(sockets=[listener])

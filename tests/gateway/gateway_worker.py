@@ -13,7 +13,7 @@ from fakes import build_house, tiny_tokenizer
 
 from gateway.core.limits import Limits
 from gateway.core.tenants import Tenant
-from gateway.http.guard import guarded
+from gateway.http.guard import guarded_config
 from gateway.limiter.failover import FailoverLimiter
 from gateway.limiter.local import LocalLimiter
 from gateway.limiter.redis import RedisLimiter
@@ -40,4 +40,4 @@ async def serve(options: dict[str, Any], port: Connection) -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
         port.send(listener.getsockname()[1])
-        await uvicorn.Server(guarded(house.app, lifespan="off")).serve(sockets=[listener])
+        await uvicorn.Server(guarded_config(house.app, lifespan="off")).serve(sockets=[listener])

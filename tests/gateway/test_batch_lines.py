@@ -147,7 +147,7 @@ def test_an_answer_has_one_id_for_ever_and_no_other_has_it():
     names = {LineName(batch, number, "x").answer_id for batch in ("batch_1", "batch_11") for number in range(1000)}
     assert len(names) == 2000
     assert LineName("batch_1", 7, "x").answer_id == NAME.answer_id
-    assert LineAnswer(b"").ending != LineAnswer(b"", TokenUsage(1, 1, 0)).ending
+    assert LineAnswer(b"").suffix != LineAnswer(b"", TokenUsage(1, 1, 0)).suffix
 
 
 OURS = [fault for fault in Fault if fault.row.http_status >= 500 and fault not in {Fault.INTERNAL, *FINAL}]

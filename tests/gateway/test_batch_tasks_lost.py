@@ -9,7 +9,7 @@ from batch_house import Town, chat_line, until
 from fakes import ACME, BASE
 
 from gateway.batches import dispatcher, validation
-from gateway.batches.marks import marked
+from gateway.batches.marks import under_mark
 from gateway.batches.trial import LOST_CODE, MOST_MARKS
 from gateway.batches.validation import Validator
 from gateway.core.routing import Catalog
@@ -167,7 +167,7 @@ async def test_a_task_that_is_cancelled_while_it_is_marked_leaves_no_mark(tmp_pa
     town.store.begin_trial = slow
 
     async def work():
-        async with marked(town.store, lease, stays=lambda _: True):
+        async with under_mark(town.store, lease, stays=lambda _: True):
             raise AssertionError("the task was cancelled before it began")
 
     task = asyncio.create_task(work())

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.bench.document import Settings, document, read
 from gateway.bench.measure import busy_seconds, meets_objective, percentiles, report
-from gateway.bench.plan import Item, Plan
+from gateway.bench.plan import BenchRequest, Plan
 from gateway.bench.spec import LatencyObjective, parse_lane
 from gateway.bench.stream import PromptDetails, ReportedUsage, Stream
 from gateway.bench.tables import remarks
@@ -16,7 +16,7 @@ def stream(ttft=0.1, gaps=(0.01, 0.01), sent=0.0, lane="interactive", error=None
     for gap in gaps:
         times.append(times[-1] + gap)
     tokens = per_chunk * len(times)
-    item = Item("m", (1, 2, 3, 4), asked or tokens, lane, sent)
+    item = BenchRequest("m", (1, 2, 3, 4), asked or tokens, lane, sent)
     usage = ReportedUsage(4, tokens, PromptDetails(1))
     return Stream(item, sent, times[-1], times, [per_chunk] * len(times), usage, error)
 
@@ -63,7 +63,7 @@ def test_failures_count_as_such_and_as_nothing_else():
 
 
 def test_an_answer_without_tokens_is_a_failure():
-    empty = Stream(Item("m", (1,), 4), 0.0, 1.0)
+    empty = Stream(BenchRequest("m", (1,), 4), 0.0, 1.0)
     found = report("default", [empty])
     assert found.errors == {"no tokens": 1}
     assert found.ttft is None

@@ -84,7 +84,7 @@ class Ledger:
     async def reserve(self, key: str, adapter: str, tokens: int, least: int | None = None) -> None:
         request = ReserveRequest("r", "t", key, tokens, adapter, least=least)
         grant = Grant(f"lease-{next(numbers)}", request, "redis")
-        decision = await self.limiter.ask(grant)
+        decision = await self.limiter.send_reservation(grant)
         now = decision.buckets[0].at
         before = [self.at(scope, now) for scope in request.scopes]
         expected = budget.reserve(before, tokens, now, least)
@@ -93,7 +93,7 @@ class Ledger:
             self.buckets.update(zip(request.scopes, expected.buckets, strict=True))
             charges = dict(zip(request.scopes, expected.charges, strict=True))
             self.held.append(Held(grant, charges, now // 1000 + self.lease_ms))
-            assert (await self.limiter.ask(grant)).admitted, "a repeated reservation stands"
+            assert (await self.limiter.send_reservation(grant)).admitted, "a repeated reservation stands"
 
     def at(self, scope: Scope, now: int) -> Bucket:
         bucket = self.buckets[scope]
@@ -143,7 +143,7 @@ class Ledger:
 
     async def change(self, scope: Scope, limits: Limits) -> None:
         assert await self.limiter.set_limits(scope, limits.values()) == limits
-        self.buckets[scope] = self.buckets[scope].limited(limits)
+        self.buckets[scope] = self.buckets[scope].with_limits(limits)
 
     async def check(self) -> None:
         """To the last bit."""

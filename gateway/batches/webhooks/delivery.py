@@ -146,7 +146,7 @@ async def delivering(
         tls: context with the trusted certificate authorities. None means the default authorities, or those of
             SSL_CERT_FILE.
     """
-    calls = RedisCalls.patient(client, prefix, CALL_SECONDS)
+    calls = RedisCalls.without_breaker(client, prefix, CALL_SECONDS)
     trusted, timing = tls or httpx.create_ssl_context(), timing or DeliveryTiming()
     couriers = [
         Courier(tenant, endpoint, Outbox(calls, tenant), count, trusted, timing)

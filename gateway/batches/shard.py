@@ -53,7 +53,7 @@ class BatchContext:
 
 
 class Shard:
-    """`Work` on a shard. Each line is an asyncio task that waits for the tenant's limits, then for a place in the
+    """`LeasedWork` on a shard. Each line is an asyncio task that waits for the tenant's limits, then for a place in the
     engine."""
 
     def __init__(self, context: BatchContext, lease: Lease, claimed: float) -> None:

@@ -20,7 +20,7 @@ log = structlog.get_logger("batches")
 
 
 class ControlTask:
-    """A `Work` that is completed as a whole or released unchanged.
+    """A `LeasedWork` that is completed as a whole or released unchanged.
 
     A task whose last holder never released it is suspect, because its process may have died of it. It is tried while
     this process does no other work on batches, with a mark in Redis, and it is given up when it has `MOST_MARKS` marks.

@@ -88,7 +88,7 @@ class Meter(Struct, frozen=True):
         return Allowance(self.limit, remaining, self.used / self.limit * 60)
 
 
-class Count(Struct, frozen=True):
+class CountMeter(Struct, frozen=True):
     """State of one plain count: concurrent requests, or tokens used today."""
 
     limit: int | None = None
@@ -96,14 +96,14 @@ class Count(Struct, frozen=True):
     shadow: bool = False
     away: Policy | None = None
 
-    def charged(self, amount: int) -> Count:
+    def charged(self, amount: int) -> CountMeter:
         return replace(self, used=max(0, self.used + amount))
 
     def fits(self, amount: int) -> bool:
         return self.limit is None or self.used + amount <= self.limit
 
 
-MeterOrCount = TypeVar("MeterOrCount", Meter, Count)
+MeterOrCount = TypeVar("MeterOrCount", Meter, CountMeter)
 
 
 class Bucket(Struct, frozen=True):
@@ -112,8 +112,8 @@ class Bucket(Struct, frozen=True):
     requests: Meter
     tokens: Meter
     at: int = 0
-    running: Count = Count(None)
-    today: Count = Count(None)
+    running: CountMeter = CountMeter(None)
+    today: CountMeter = CountMeter(None)
 
     @classmethod
     def empty(cls, limits: Limits) -> Bucket:
@@ -125,7 +125,7 @@ class Bucket(Struct, frozen=True):
         away = {name: meter.away for name, meter in self.meters() if meter.away}
         return Limits(**{name: meter.limit for name, meter in self.meters()}, shadow=shadow, when_redis_is_away=away)
 
-    def meters(self) -> tuple[tuple[LimitName, Meter | Count], ...]:
+    def meters(self) -> tuple[tuple[LimitName, Meter | CountMeter], ...]:
         return tuple(zip(LIMIT_NAMES, (self.requests, self.tokens, self.running, self.today), strict=True))
 
     def with_limits(self, limits: Limits) -> Bucket:
@@ -175,7 +175,7 @@ class Bucket(Struct, frozen=True):
 def _limited(meter: MeterOrCount, limits: Limits, name: LimitName) -> MeterOrCount:
     shadow = name in limits.shadow
     away = None if shadow else limits.when_redis_is_away.get(name)
-    return replace(meter, limit=limits.of(name), shadow=shadow, away=away)
+    return replace(meter, limit=limits.value(name), shadow=shadow, away=away)
 
 
 def _amount(name: LimitName, tokens: int) -> int:
@@ -279,7 +279,7 @@ def explain_refusal(buckets: Sequence[Bucket], tokens: int) -> LimitRefusal:
     return max(refusals, key=lambda refusal: math.inf if refusal.wait is None else refusal.wait)
 
 
-def _wait(meter: Meter | Count, name: LimitName, tokens: int) -> float | None:
+def _wait(meter: Meter | CountMeter, name: LimitName, tokens: int) -> float | None:
     """Return the seconds to wait for a limit. None means that waiting does not help; it is also returned for a spent
     daily limit, so that clients do not retry for hours."""
     if isinstance(meter, Meter):

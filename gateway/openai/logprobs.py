@@ -26,7 +26,7 @@ class ChatLogprobsRenderer:
         self._tokenizer = tokenizer
         self._silent = silent
 
-    def of(self, chunk: GenerationChunk) -> Json | None:
+    def render(self, chunk: GenerationChunk) -> Json | None:
         """Render a chunk. None means that no log probabilities were requested or that the chunk has no tokens."""
         count = len(chunk.logprobs) - (chunk.silent and not self._silent)
         if count <= 0:
@@ -51,7 +51,7 @@ class CompletionLogprobsRenderer:
         self._places: dict[int, _Place] = {}
         """Text positions by answer number."""
 
-    def of(self, chunk: GenerationChunk) -> Json | None:
+    def render(self, chunk: GenerationChunk) -> Json | None:
         """Render a chunk. None means that no log probabilities were requested or that the chunk has no tokens."""
         if not chunk.logprobs:
             return None

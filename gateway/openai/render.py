@@ -80,7 +80,7 @@ class ChatStyle:
         return self._tools.read(chunk) if self._tools else text_content(chunk)
 
     def _choice(self, chunk: GenerationChunk, name: str, content: Json, told: ChunkContent) -> Json:
-        logprobs = self._logprobs.of(chunk)
+        logprobs = self._logprobs.render(chunk)
         choice = {"index": chunk.answer, name: content, "logprobs": logprobs, "finish_reason": told.finish_reason}
         return choice | ({"token_ids": chunk.token_ids} if self._token_ids else {})
 
@@ -110,7 +110,7 @@ class CompletionStyle:
         return {"index": index, "text": self._echo[index], "logprobs": None, "finish_reason": None}
 
     def delta(self, chunk: GenerationChunk) -> Json:
-        logprobs = self._logprobs.of(chunk)
+        logprobs = self._logprobs.render(chunk)
         choice = {"index": chunk.answer, "text": chunk.text, "logprobs": logprobs, "finish_reason": chunk.finish_reason}
         return choice | ({"token_ids": chunk.token_ids} if self._token_ids else {})
 

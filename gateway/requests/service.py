@@ -188,7 +188,7 @@ class Gateway:
             record.adapter, record.adapter_version = job.adapter.name, job.adapter.version
         record.prompt_tokens = job.prompt_tokens
         record.n, record.max_tokens = request.n, job.params[0].max_tokens
-        return replace(job, average_output=math.ceil(self._outputs.of(record.tenant, record.adapter)))
+        return replace(job, average_output=math.ceil(self._outputs.average(record.tenant, record.adapter)))
 
     @asynccontextmanager
     async def _reserved(
@@ -271,7 +271,7 @@ class Gateway:
 
     def _note_output(self, job: GenerationJob, record: RequestRecord) -> None:
         if job.ends_by_itself:
-            self._outputs.note(record.tenant, record.adapter, record.completion_tokens / job.num_answers)
+            self._outputs.add(record.tenant, record.adapter, record.completion_tokens / job.num_answers)
 
     async def _answer(
         self, job: GenerationJob, index: int, record: RequestRecord, stream: EventStream

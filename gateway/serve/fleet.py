@@ -296,10 +296,10 @@ async def _members_running(members: Sequence[GatewayProcess], supervisor: Engine
         for group in (members[:1], members[1:]):
             for member in group:
                 member.may_begin.set()
-            await _all([member.ready for member in group], tasks)
+            await _wait_all([member.ready for member in group], tasks)
         for member in members:
             member.may_listen.set()
-        await _all([member.serving for member in members], tasks)
+        await _wait_all([member.serving for member in members], tasks)
         yield
     finally:
         for task in tasks:
@@ -312,9 +312,9 @@ async def _fail_with_engine(supervisor: EngineSupervisor) -> None:
     raise StartError("the engine did not start; its last words are above")
 
 
-async def _all(events: Iterable[asyncio.Event], tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _wait_all(events: Iterable[asyncio.Event], tasks: Sequence[asyncio.Task[None]]) -> None:
     """Wait until all events are set. If a task fails before that, raise its exception."""
-    waiting = asyncio.create_task(_each(events))
+    waiting = asyncio.create_task(_wait_each(events))
     try:
         done, _ = await asyncio.wait((waiting, *tasks), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -323,7 +323,7 @@ async def _all(events: Iterable[asyncio.Event], tasks: Sequence[asyncio.Task[Non
         waiting.cancel()
 
 
-async def _each(events: Iterable[asyncio.Event]) -> None:
+async def _wait_each(events: Iterable[asyncio.Event]) -> None:
     for event in events:
         await event.wait()
 

@@ -13,8 +13,7 @@ from batch_house import COMPLETION, Town, chat_line, completion_line, pieces, un
 from fakes import BASE
 
 from engine.core.types import Lane
-from gateway.batches import dispatcher, shard
-from gateway.batches import retry as verdict
+from gateway.batches import dispatcher, retry, shard
 from gateway.batches.line_reader import pack_index
 from gateway.batches.lines import LineRunner
 from gateway.batches.store import BatchStore
@@ -210,7 +209,7 @@ async def test_an_engine_that_was_long_away_does_not_use_up_the_tries_of_what_co
         return await run(lines, *args)
 
     monkeypatch.setattr(LineRunner, "run", failing)
-    monkeypatch.setattr(verdict, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.001)
     batch = await town.submit([chat_line("the one")])
     async with working(office):
         ended = await town.ended(batch)

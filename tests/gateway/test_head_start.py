@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from engine.core.types import Lane
 from engine.rpc.stream import EngineUnavailable
-from gateway.core.budget import Bucket, Count, Meter, reserve
+from gateway.core.budget import Bucket, CountMeter, Meter, reserve
 from gateway.core.errors import ApiError, Fault
 from gateway.core.limits import Limits
 from gateway.core.routing import ModelQuery
@@ -142,7 +142,7 @@ async def test_nothing_is_foreseen_while_redis_is_away(limiter, shared):
 
 
 METERS = st.builds(Meter, limit=st.none() | st.integers(1, 1000), used=st.floats(0, 2000), shadow=st.booleans())
-COUNTS = st.builds(Count, limit=st.none() | st.integers(1, 1000), used=st.integers(0, 2000), shadow=st.booleans())
+COUNTS = st.builds(CountMeter, limit=st.none() | st.integers(1, 1000), used=st.integers(0, 2000), shadow=st.booleans())
 
 
 @given(st.builds(Bucket, METERS, METERS, st.just(0), COUNTS, COUNTS), st.integers(0, 1000))

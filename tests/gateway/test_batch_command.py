@@ -165,8 +165,8 @@ def test_submitting_and_waiting_in_one(batch, double, tmp_path):
         (a_batch(status="expired"), 4),
     ],
 )
-def test_scripts_are_told_how_it_ended(batch, double, check_input, code):
-    double.looks = [check_input]
+def test_scripts_are_told_how_it_ended(batch, double, look, code):
+    double.looks = [look]
     result = batch("watch", "batch_1", "--timeout", "0", code=code)
     assert ("loralane batch watch batch_1" in result.stderr) == (code == 3)
     assert str(code) in CODES_TEXT

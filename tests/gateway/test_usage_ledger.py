@@ -174,12 +174,12 @@ class World:
         """Admitted without Redis."""
         request = ReserveRequest("r", tenant, key, 10, adapter, lane, lambda: used)
         day = 30_000
-        self.limiters[gateway]._pending.spool.add(request, day, used)
+        self.limiters[gateway]._pending.usage_spool.add(request, day, used)
         self.waiting[gateway].append(((tenant, day_of(day), request.row), used))
 
     async def deliver(self, gateway: int, lose_reply: bool) -> None:
         self.lose_reply = lose_reply and bool(self.waiting[gateway])
-        spool = self.limiters[gateway]._pending.spool
+        spool = self.limiters[gateway]._pending.usage_spool
         try:
             await spool.deliver()
         except StoreError:
@@ -189,7 +189,7 @@ class World:
 
     def arrived(self, gateway: int) -> None:
         """Everything that was used without Redis."""
-        assert self.limiters[gateway]._pending.spool.is_empty
+        assert self.limiters[gateway]._pending.usage_spool.is_empty
         for place, counts in self.waiting[gateway]:
             self.expected[place] += counts
         self.waiting[gateway].clear()
@@ -276,8 +276,8 @@ async def test_a_day_is_kept_for_as_long_as_configured(valkey):
 async def test_keys_of_usage_lie_in_the_slot_of_their_tenant(valkey):
     limiter = RedisLimiter(valkey, timeout=10.0)
     grant = await Meter(limiter, Counts(1, 10)).reserve("a")
-    limiter._pending.spool.add(grant.request, grant.day, Counts(1, 1))
-    await limiter._pending.spool.deliver()
+    limiter._pending.usage_spool.add(grant.request, grant.day, Counts(1, 1))
+    await limiter._pending.usage_spool.deliver()
     await limiter.renew(grant)
     keys = {key.decode() for key in await valkey.keys("*")}
     assert {key.split(":")[1] for key in keys} >= {"usage", "spooled", "lease"}

@@ -373,7 +373,7 @@ def test_who_waits_for_an_answer_is_not_late(hasty, stream):
 
 
 @pytest.fixture(scope="module")
-def without_breaker(tmp_path_factory) -> Iterator[Served]:
+def patient(tmp_path_factory) -> Iterator[Served]:
     """Waits for its readers, and lets little pile up in the kernel."""
     with served(tmp_path_factory.mktemp("adapters"), protocol=Unread, send_buffer=4096) as running:
         running.house.engine.info.max_model_len = 100_000

@@ -22,7 +22,7 @@ from gateway.redis import server as store
 ORPHAN_MAKER = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from gateway import store
+from gateway.redis import server as store
 from gateway.redis.server import open_store
 
 if "unguarded" in sys.argv:

@@ -153,7 +153,7 @@ class Deckhand:
         self.serving = asyncio.Event()
         self.serving.set()
 
-    async def follow(self, config):
+    async def apply_settings(self, config):
         self.preload = config.adapters.preload
 
     async def seed(self):

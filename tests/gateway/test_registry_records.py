@@ -13,7 +13,7 @@ class Names:
     def __init__(self):
         self.generation, self.records = 0, {}
 
-    def take(self, change):
+    def apply_change(self, change):
         self.generation = change.generation
         if change.record:
             self.records[change.name] = change.record
